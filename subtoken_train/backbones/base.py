@@ -1,0 +1,140 @@
+"""What every backbone family provides; one file per family implements it.
+
+Legend: B batch, N positions, D model width, V vocabulary, H query heads, d head width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.masking_utils import create_causal_mask
+
+from subtoken_train.functional.ledger import KVShape
+from subtoken_train.types import Batch
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange: what the user says (``<image>`` marks each image) and the answer (None: to be generated)."""
+
+    prompt: str
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A conversation as the model's text.
+
+    Attributes:
+        text: the whole prompt; ``image_marker`` stands once per image.
+        answer_spans: (start, end) character spans of the answers, end-of-turn token included.
+        image_marker: the text of one image placeholder.
+    """
+
+    text: str
+    answer_spans: list[tuple[int, int]]
+    image_marker: str
+
+
+class Family(ABC):
+    """A loaded Hugging Face model behind the interface that reducers, routers and training use.
+
+    Subclasses hold the model in ``model`` and say where its parts are. The loop over decoder layers lives here, so that
+    training, scouting and inference run the same code.
+    """
+
+    name: str
+    lora_pattern: str
+
+    def __init__(self, model: nn.Module, processor: Any) -> None:
+        self.model = model
+        self.processor = processor
+
+    @property
+    @abstractmethod
+    def decoder(self) -> Any:
+        """The language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
+
+    @abstractmethod
+    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
+        """Write a conversation in the model's chat format, with the spans of its answers."""
+
+    @abstractmethod
+    def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
+        """Visual tokens of one image of (height, width) pixels; a fixed-resolution family ignores the size."""
+
+    @abstractmethod
+    def process_images(self, images: list[Any]) -> Tensor:
+        """PIL images to pixel values, aspect ratio padded to what the tower wants."""
+
+    @abstractmethod
+    def embed(self, batch: Batch) -> Tensor:
+        """Input embeddings [B, N, D] with visual features in place; the frozen tower runs without gradient."""
+
+    @abstractmethod
+    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Apply the family's rotary embedding to [B, H, N, d] queries and keys."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's tokenizer (the processor itself for text-only families)."""
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def shape(self) -> KVShape:
+        """Cache geometry in the model's dtype."""
+        config = self.decoder.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        element = torch.empty((), dtype=self.model.dtype).element_size()
+        return KVShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, element)
+
+    def positions(self, attention_mask_BN: Tensor) -> Tensor:
+        """Position ids [B, N] that count real tokens only, whatever the padding side."""
+        return (attention_mask_BN.long().cumsum(-1) - 1).clamp(min=0)
+
+    def run_layers(
+        self,
+        hidden_BND: Tensor,
+        attention_mask_BN: Tensor,
+        position_ids_BN: Tensor,
+        cache: Cache | None = None,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        """Decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
+
+        The padding mask is always passed: without one, transformers reads jumps in the position ids (shortened inputs
+        keep their original positions) as packed sequences and silently cuts the attention between the pieces.
+        """
+        decoder = self.decoder
+        position_embeddings = decoder.rotary_emb(hidden_BND, position_ids_BN)
+        mask = create_causal_mask(
+            config=decoder.config,
+            inputs_embeds=hidden_BND,
+            attention_mask=attention_mask_BN,
+            past_key_values=cache,
+            position_ids=position_ids_BN,
+            layer_idx=start,
+        )
+        for layer in decoder.layers[start:stop]:
+            hidden_BND = layer(
+                hidden_BND,
+                attention_mask=mask,
+                position_ids=position_ids_BN,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                position_embeddings=position_embeddings,
+            )
+        return hidden_BND
+
+    def logits(self, hidden_BND: Tensor) -> Tensor:
+        """Final norm and language-model head, [B, N, V]."""
+        head = self.model.get_output_embeddings()
+        logits: Tensor = head(self.decoder.norm(hidden_BND))
+        return logits

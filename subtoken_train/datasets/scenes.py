@@ -1,0 +1,170 @@
+"""Digit scenes: the embedded visual question answering world.
+
+A scene is a 96 x 96 image: a 4 x 4 grid of 24-pixel cells, 4 to 9 of which hold a *different* handwritten digit
+(UCI "Optical Recognition of Handwritten Digits", 8 x 8 originals) in one of six colours, over clutter strokes and
+noise. Digits of the train, dev and test splits come from disjoint originals. Everything is a pure function of the
+random generator that is passed in.
+
+Question kinds follow the styles of the benchmarks of the paper: existence (POPE), reading at a place (TextVQA),
+colour, place and count (GQA, MME), multiple choice (MMBench), description (captioning).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from subtoken_train.resources import resource
+
+GRID, CELL, DIGIT = 4, 24, 20
+IMAGE_SIZE = GRID * CELL
+COLORS: dict[str, tuple[float, float, float]] = {
+    "red": (1.0, 0.15, 0.15),
+    "green": (0.1, 0.85, 0.2),
+    "blue": (0.2, 0.35, 1.0),
+    "yellow": (1.0, 0.9, 0.1),
+    "purple": (0.75, 0.2, 0.9),
+    "white": (1.0, 1.0, 1.0),
+}
+COLOR_NAMES = tuple(COLORS)
+PLACES = tuple(f"{row}{column}" for row in "ABCD" for column in range(1, 5))
+OPTION_LETTERS = ("A", "B", "C")
+SPLITS = ("train", "dev", "test")
+SHORT_KINDS = ("exists", "exists_color", "color", "read", "where", "count", "choice")
+DESCRIPTION_KINDS = ("describe", "list")
+KINDS = SHORT_KINDS + DESCRIPTION_KINDS
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """One digit of a scene: ``cell`` in raster order (0..15), ``digit`` (0..9), ``color`` (index into COLOR_NAMES)."""
+
+    cell: int
+    digit: int
+    color: int
+
+    @property
+    def place(self) -> str:
+        """The cell's name, ``A1`` (top left) to ``D4`` (bottom right)."""
+        return PLACES[self.cell]
+
+    @property
+    def color_name(self) -> str:
+        """The colour's word."""
+        return COLOR_NAMES[self.color]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A rendered scene: ``pixels`` uint8 [96, 96, 3] and its objects in raster order."""
+
+    pixels: npt.NDArray[np.uint8]
+    objects: tuple[SceneObject, ...]
+
+
+@lru_cache(maxsize=1)
+def _glyphs() -> dict[str, list[npt.NDArray[np.float32]]]:
+    """Per split and digit: the alpha masks [n, 20, 20] in 0..1 of that split's handwritten originals."""
+    with np.load(resource("data/digits/digits.npz")) as archive:
+        images, labels = archive["images"].astype(np.float32) / 16.0, archive["labels"]
+    weights = _bilinear_weights(images.shape[-1], DIGIT)
+    glyphs = weights @ images @ weights.T
+    order = np.random.RandomState(0).permutation(len(labels))
+    bounds = {"train": order[:1200], "dev": order[1200:1500], "test": order[1500:]}
+    return {split: [glyphs[ids[labels[ids] == digit]] for digit in range(10)] for split, ids in bounds.items()}
+
+
+def _bilinear_weights(size_in: int, size_out: int) -> npt.NDArray[np.float32]:
+    """Row-stochastic matrix [size_out, size_in] that resizes one axis bilinearly (half-pixel centres)."""
+    centre = np.clip((np.arange(size_out) + 0.5) * size_in / size_out - 0.5, 0, size_in - 1)
+    low = np.floor(centre).astype(int)
+    high = np.minimum(low + 1, size_in - 1)
+    weights = np.zeros((size_out, size_in), np.float32)
+    weights[np.arange(size_out), low] += 1 - (centre - low)
+    weights[np.arange(size_out), high] += centre - low
+    return weights
+
+
+def draw_scene(rng: np.random.Generator, split: str) -> Scene:
+    """Draw one scene with digits of ``split`` (``train`` | ``dev`` | ``test``)."""
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+    count = int(rng.integers(4, 10))
+    cells, digits = rng.permutation(GRID * GRID)[:count], rng.permutation(10)[:count]
+    colors = rng.integers(0, len(COLORS), count)
+    objects = sorted(zip(cells.tolist(), digits.tolist(), colors.tolist(), strict=True))
+    canvas = np.empty((IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
+    canvas[:] = rng.uniform(0, 0.25, 3)
+    for _ in range(10):  # clutter strokes, two pixels thick
+        x, y = rng.integers(0, IMAGE_SIZE - 6, 2)
+        length = int(rng.integers(2, 10))
+        width, height = (length, 2) if rng.random() < 0.5 else (2, length)
+        canvas[y : y + height, x : x + width] = rng.uniform(0, 0.6, 3)
+    for cell, digit, color in objects:
+        shapes = _glyphs()[split][digit]
+        alpha = shapes[rng.integers(len(shapes))][..., None]
+        jitter_y, jitter_x = rng.integers(0, CELL - DIGIT + 1, 2)
+        top, left = cell // GRID * CELL + jitter_y, cell % GRID * CELL + jitter_x
+        patch = canvas[top : top + DIGIT, left : left + DIGIT]
+        patch[:] = patch * (1 - alpha) + alpha * np.array(COLORS[COLOR_NAMES[color]], np.float32)
+    canvas += rng.standard_normal(canvas.shape, np.float32) * np.float32(0.015)
+    pixels = np.clip(canvas * 255 + 0.5, 0, 255).astype(np.uint8)
+    return Scene(pixels, tuple(SceneObject(*triple) for triple in objects))
+
+
+def describe(objects: tuple[SceneObject, ...]) -> str:
+    """Raster-order description, ``B3 red 7 C1 blue 2``."""
+    return " ".join(f"{item.place} {item.color_name} {item.digit}" for item in objects)
+
+
+def list_digits(objects: tuple[SceneObject, ...]) -> str:
+    """Every digit from 0 to 9 with colour and place, or ``none``: ``0 none 1 red B3 2 none ...``."""
+    found = {item.digit: item for item in objects}
+    return " ".join(
+        f"{digit} {found[digit].color_name} {found[digit].place}" if digit in found else f"{digit} none"
+        for digit in range(10)
+    )
+
+
+def ask(rng: np.random.Generator, objects: tuple[SceneObject, ...], kind: str) -> tuple[str, str]:
+    """Draw one (question, answer) of ``kind`` (one of KINDS) about a scene's objects."""
+    by_cell, by_digit = {o.cell: o for o in objects}, {o.digit: o for o in objects}
+    absent = [digit for digit in range(10) if digit not in by_digit]
+    some = objects[int(rng.integers(len(objects)))]
+    if kind == "describe":
+        return "describe .", describe(objects)
+    if kind == "list":
+        return "list .", list_digits(objects)
+    if kind == "exists":
+        digit = some.digit if rng.random() < 0.5 else int(rng.choice(absent))
+        return f"is there a {digit} ?", "yes" if digit in by_digit else "no"
+    if kind == "exists_color":
+        others = [color for color in range(len(COLORS)) if color != some.color]
+        color = some.color if rng.random() < 0.5 else int(rng.choice(others))
+        return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
+    if kind == "color":
+        return f"what color is the {some.digit} ?", some.color_name
+    if kind == "read":
+        cell = some.cell if rng.random() < 0.85 else int(rng.integers(GRID * GRID))
+        item = by_cell.get(cell)
+        return f"what is at {PLACES[cell]} ?", f"{item.color_name} {item.digit}" if item else "none"
+    if kind == "where":
+        return f"where is the {some.digit} ?", some.place
+    if kind == "count":
+        color = some.color if rng.random() < 0.8 else int(rng.integers(len(COLORS)))
+        return f"how many {COLOR_NAMES[color]} ?", str(sum(o.color == color for o in objects))
+    if kind == "choice":
+        wrong = rng.permutation(absent)[: len(OPTION_LETTERS) - 1].tolist()
+        options = rng.permutation([some.digit, *wrong]).tolist()
+        listed = " ".join(f"{letter} {digit}" for letter, digit in zip(OPTION_LETTERS, options, strict=False))
+        return f"which is there ? {listed}", OPTION_LETTERS[options.index(some.digit)]
+    raise ValueError(f"question kind {kind!r} is not one of {', '.join(KINDS)}")
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Every word that questions, answers and the chat template use, in a fixed order (no special tokens)."""
+    words = "USER: ASSISTANT: ? . what where which is at there a the how many describe list none yes no color"
+    return (*words.split(), *OPTION_LETTERS, *map(str, range(10)), *COLOR_NAMES, *PLACES)

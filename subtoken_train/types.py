@@ -1,0 +1,76 @@
+"""Shared words: the regions of a sequence, and the plan of what a cache keeps.
+
+Legend: B batch, N sequence positions, S value groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Region(IntEnum):
+    """What a position of the sequence holds. Made once, where the prompt is built; nothing re-derives spans.
+
+    PADDING is stored nowhere. Only retained VISUAL tokens (VLM) or CONTEXT tokens (LLM) are ever routed.
+    """
+
+    PADDING = 0
+    SYSTEM = 1
+    VISUAL = 2
+    CONTEXT = 3
+    QUERY = 4
+    ANSWER = 5
+    GENERATED = 6
+
+    @property
+    def label(self) -> str:
+        """Lower-case word used in tables and reports."""
+        return self.name.lower()
+
+
+@dataclass
+class LayerPlan:
+    """What one layer keeps.
+
+    Attributes:
+        entries_BN: positions of the original sequence that stay, int64 [B, N_kept], ascending; -1 pads a row.
+        group_mask_BNS: kept value groups of each entry, bool [B, N_kept, S]; None means every group of every entry.
+    """
+
+    entries_BN: Tensor
+    group_mask_BNS: Tensor | None = None
+
+
+@dataclass
+class Plan:
+    """Which entries per layer and which value groups per entry: the one currency of reducers, routers and caches."""
+
+    layers: list[LayerPlan] = field(default_factory=list)
+
+
+@dataclass
+class Batch:
+    """A padded batch as the collator makes it; right- or left-padded.
+
+    Attributes:
+        input_ids_BN: token ids, int64; one image token per visual token.
+        labels_BN: ids to predict, int64; -100 where there is no loss (everything but answers).
+        regions_BN: ``Region`` codes, int64; PADDING marks what the attention must not see.
+        rank_position_B: the last prompt token of the turn that holds the last image, int64; -1 without an image.
+        pixel_values: all images of the batch in order, [num_images, 3, H, W]; None for a text-only batch.
+        images_per_sample_B: images of each sample, int64.
+        record_ids: the records' own ids, for messages and logs.
+    """
+
+    input_ids_BN: Tensor
+    labels_BN: Tensor
+    regions_BN: Tensor
+    rank_position_B: Tensor
+    pixel_values: Tensor | None
+    images_per_sample_B: Tensor
+    record_ids: list[str]
