@@ -1,0 +1,23 @@
+"""Sub-token routing for KV-cache compression: train value-group routers, run them, compare them at equal bytes.
+
+Public names are imported on first use, so that ``import subtoken_train`` needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from subtoken_train.functional.ledger import KVBudget
+
+__version__ = "0.1.0"
+__all__ = ["KVBudget", "__version__"]
+
+_HOMES = {"KVBudget": "subtoken_train.functional.ledger"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -16,6 +16,7 @@ from transformers import Cache
 from transformers.masking_utils import create_causal_mask
 
 from subtoken_train.functional.ledger import KVShape
+from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch
 
 
@@ -61,6 +62,11 @@ class Family(ABC):
     def decoder(self) -> Any:
         """The language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
 
+    @property
+    @abstractmethod
+    def image_token_id(self) -> int | None:
+        """Id of the placeholder that stands once per visual token; None for a text-only family."""
+
     @abstractmethod
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
         """Write a conversation in the model's chat format, with the spans of its answers."""
@@ -93,6 +99,11 @@ class Family(ABC):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         element = torch.empty((), dtype=self.model.dtype).element_size()
         return KVShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, element)
+
+    @property
+    def hidden_size(self) -> int:
+        """D, the width that routers read."""
+        return int(self.decoder.config.hidden_size)
 
     def positions(self, attention_mask_BN: Tensor) -> Tensor:
         """Position ids [B, N] that count real tokens only, whatever the padding side."""
@@ -132,6 +143,13 @@ class Family(ABC):
                 position_embeddings=position_embeddings,
             )
         return hidden_BND
+
+    def enable_checkpointing(self, bank: RouterBank | None) -> None:
+        """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with."""
+        options: dict[str, Any] = {"use_reentrant": False}
+        if bank is not None:
+            options["context_fn"] = bank.checkpoint_contexts
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
         """Final norm and language-model head, [B, N, V]."""

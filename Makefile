@@ -1,0 +1,49 @@
+# The two commands of a newcomer: `make fit` trains and compares, `make test` checks everything.
+# Each makes .venv and installs what it needs. Needed beforehand: Python 3.11 or newer.
+
+# python3 where it is new enough, otherwise a versioned one; override with `make PYTHON=/path/to/python test`.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-all lint format fit clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## make .venv and install the package into it, where pyproject.toml is newer
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[dev]'
+	@touch $@
+
+lint: install ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint ## lint, then the tests that take seconds each, with coverage
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: lint ## test, and the slow tests
+	$(PYTEST) -m "not gpu"
+
+format: install ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+data/scenes: | $(STAMP)
+	$(BIN)/subtoken-train data scenes
+
+fit: install data/scenes ## train the tiny recipe and compare it with its anchor
+	$(BIN)/subtoken-train fit --config recipes/tiny_fastv25_s16k4.yaml --overwrite
+
+clean: ## remove caches and coverage; keeps .venv, data and runs
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist
+	find subtoken_train tests checkpoints -name __pycache__ -type d -prune -exec rm -rf {} +

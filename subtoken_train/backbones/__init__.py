@@ -1,0 +1,1 @@
+"""Backbone families, LoRA, loading, and the attachment of reducers and routers."""

@@ -1,0 +1,91 @@
+"""Load a backbone from a folder or the Hub, or lay out its architecture without weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.llava import LlavaFamily
+from subtoken_train.backbones.offline import offline_config
+from subtoken_train.errors import unknown_name
+from subtoken_train.resources import resource_root
+
+FAMILIES: dict[str, type[Family]] = {"llava": LlavaFamily}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class BackboneConfig:
+    """Which frozen model to build on.
+
+    Attributes:
+        path: a local folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), or a folder that ships with the project
+            (``checkpoints/tiny-llava``).
+        revision: branch, tag or commit on the Hub; None takes the default branch.
+        dtype: ``float32``, ``bfloat16`` or ``float16``, of the frozen weights.
+        attention: transformers' attention implementation (``sdpa``, ``eager``, ``flash_attention_2``).
+    """
+
+    path: str = "checkpoints/tiny-llava"
+    revision: str | None = None
+    dtype: str = "float32"
+    attention: str = "sdpa"
+
+
+def resolve(path: str) -> str:
+    """A local or shipped folder's path where there is one; otherwise the name unchanged, as a Hub id."""
+    for candidate in (Path(path), resource_root() / path):
+        if candidate.is_dir():
+            return str(candidate)
+    return path
+
+
+def load_family(config: BackboneConfig) -> Family:
+    """Load weights and processor.
+
+    Raises:
+        ValueError: unknown path, model type or dtype.
+    """
+    model_config = _read_config(config)
+    family = _family_of(model_config)
+    source = resolve(config.path)
+    model = AutoModelForImageTextToText.from_pretrained(
+        source, revision=config.revision, dtype=_dtype(config), attn_implementation=config.attention
+    )
+    return family(model.eval(), AutoProcessor.from_pretrained(source, revision=config.revision))
+
+
+def layout_family(config: BackboneConfig) -> Family:
+    """The architecture on the meta device: names, shapes and counts, no weights, no network for known Hub ids."""
+    model_config = offline_config(config.path) or _read_config(config)
+    family = _family_of(model_config)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(model_config, dtype=_dtype(config))
+    return family(model, None)
+
+
+def _dtype(config: BackboneConfig) -> torch.dtype:
+    if config.dtype not in DTYPES:
+        raise unknown_name("dtype", config.dtype, DTYPES)
+    return DTYPES[config.dtype]
+
+
+def _read_config(config: BackboneConfig) -> Any:
+    try:
+        return AutoConfig.from_pretrained(resolve(config.path), revision=config.revision)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "
+            f"check the name, the network or HF_HOME ({type(error).__name__})"
+        ) from error
+
+
+def _family_of(model_config: Any) -> type[Family]:
+    if model_config.model_type not in FAMILIES:
+        raise unknown_name("backbone family (model_type)", model_config.model_type, FAMILIES)
+    return FAMILIES[model_config.model_type]

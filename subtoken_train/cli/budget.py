@@ -1,0 +1,86 @@
+"""``subtoken-train budget``: what a keep ratio and value groups cost, and the token-only anchor of equal bytes."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from subtoken_train.functional.geometries import GEOMETRIES, geometry
+from subtoken_train.functional.ledger import KVBudget, KVShape, kept_count, nominal_ledger, solve_anchor
+
+HELP = """What a KV budget keeps, before anything is trained.
+
+  subtoken-train budget --keep-ratio .25 --num-groups 16 --kept-groups 4
+  subtoken-train budget --keep-ratio .25 --num-groups 16 --kept-groups 4 --model llava-1.5-7b --tokens 576"""
+
+REGION = "visual"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the budget, and optionally a model and a token count."""
+    parser.add_argument("--keep-ratio", type=float, required=True, help="r, tokens kept / tokens, in (0, 1]")
+    parser.add_argument("--num-groups", type=int, required=True, help="S, value groups per value vector")
+    parser.add_argument("--kept-groups", type=int, required=True, help="K, groups kept per routed token")
+    parser.add_argument("--model", metavar="NAME", help=f"geometry for bytes (bf16): {', '.join(GEOMETRIES)}")
+    parser.add_argument("--tokens", type=int, metavar="N", help="visual (or context) tokens before the reducer")
+
+
+def check_divides(num_groups: int, shape: KVShape) -> None:
+    """Raise ``ValueError`` unless S divides the value width of the model."""
+    width = shape.value_dim
+    if width % num_groups:
+        divisors = [size for size in range(1, width + 1) if width % size == 0]
+        near = sorted(sorted(divisors, key=lambda size: abs(size - num_groups))[:4])
+        raise ValueError(
+            f"num_groups={num_groups} does not divide the value width {width} of this model; "
+            f"choose a divisor such as {', '.join(map(str, near))}"
+        )
+
+
+def fraction_lines(budget: KVBudget) -> list[str]:
+    """The budget's fractions, which hold for every model."""
+    ratio = f"{float(budget.value_fraction):g}"
+    total = f"{budget.total_kv_fraction:g}"
+    return [
+        f"K/S        {ratio:<10} value groups kept of a routed token ({budget.kept_groups} of {budget.num_groups})",
+        f"rho_KV     {budget.kv_fraction:<10g} KV kept of a routed token",
+        f"rho_total  {total:<10} KV kept of all tokens that the reducer sees",
+        f"anchor     {total:<10} keep ratio of the matched token-only arm",
+    ]
+
+
+def size_line(label: str, tokens: int, num_bytes: int, dense: int, note: str = "") -> str:
+    """One row of the table of bytes: tokens, MiB and share of the dense cache."""
+    return f"{label:<9}{tokens:>8,}{num_bytes / 2**20:>12.3f}{num_bytes / dense:>11.3%}  {note}".rstrip()
+
+
+def byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
+    """The table of bytes: dense, routed and anchor, from the ledger."""
+    if tokens < 1:
+        raise ValueError(f"--tokens must be at least 1, got {tokens}")
+    routed = nominal_ledger(shape, {REGION: tokens}, budget)
+    anchor = solve_anchor(shape, tokens, budget.total_kv_fraction, region=REGION)
+    anchored = nominal_ledger(shape, {REGION: tokens}, KVBudget(), kept_tokens=anchor.kept_tokens)
+    dense, payload = routed.dense_bytes(), routed.bytes_of(with_index=False)
+    index = routed.bytes_of() - payload
+    note = f"+ {index / 2**10:.1f} KiB of group indices ({index / payload:.2%})"
+    return [
+        f"{'':<9}{'tokens':>8}{'MiB':>12}{'of dense':>11}",
+        size_line("dense", tokens, dense, dense),
+        size_line("routed", kept_count(tokens, budget.keep_ratio), payload, dense, note),
+        size_line("anchor", anchor.kept_tokens, anchored.bytes_of(), dense),
+    ]
+
+
+def run(args: Namespace) -> int:
+    """Print the fractions, and the bytes where a model is named."""
+    budget = KVBudget(args.keep_ratio, args.num_groups, args.kept_groups)
+    if args.tokens is not None and args.model is None:
+        raise ValueError(f"--tokens needs --model, for the bytes of a token; known: {', '.join(GEOMETRIES)}")
+    lines = fraction_lines(budget)
+    if args.model is not None:
+        shape = geometry(args.model)
+        check_divides(budget.num_groups, shape)
+        lines += ["", f"{args.model}: {shape.token_bytes / 2**10:g} KiB per token, uncompressed bf16"]
+        lines += byte_lines(budget, shape, args.tokens) if args.tokens is not None else []
+    print("\n".join(lines))
+    return 0

@@ -1,0 +1,63 @@
+"""``subtoken-train env``: versions and hardware for bug reports, read without importing any heavy library."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from argparse import ArgumentParser, Namespace
+from importlib.metadata import PackageNotFoundError, version
+
+from subtoken_train import __version__
+
+HELP = "Versions and hardware, for bug reports."
+
+PACKAGES = (
+    "torch",
+    "lightning",
+    "transformers",
+    "peft",
+    "datasets",
+    "torchmetrics",
+    "bitsandbytes",
+    "deepspeed",
+    "triton",
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare ``--json``."""
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed distribution, from its metadata."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def environment() -> dict[str, str | int | None]:
+    """What a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one."""
+    return {
+        "subtoken_train": __version__,
+        "python": platform.python_version(),
+        **{package: installed_version(package) for package in PACKAGES},
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "nvidia_smi": shutil.which("nvidia-smi"),
+    }
+
+
+def run(args: Namespace) -> int:
+    """Print the environment."""
+    facts = environment()
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    width = max(map(len, facts))
+    for name, fact in facts.items():
+        print(f"{name:<{width}}  {'none found' if fact is None else fact}")
+    return 0

@@ -1,0 +1,40 @@
+"""The one place where exceptions become messages and exit codes: 0 fine, 1 our failure, 2 wrong input, 130 Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+PROGRAM = "subtoken-train"
+
+USER_ERRORS = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error on one line; system errors as ``<reason>: <path>``."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run a command and return its exit code; wrong input gives one line on stderr and no traceback."""
+    try:
+        return action()
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return 130
+    except USER_ERRORS as error:
+        print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
+        return 2
+    except Exception:
+        traceback.print_exc()
+        return 1

@@ -1,0 +1,84 @@
+"""``subtoken-train recipes ls|show|copy``: the recipes that travel with the package."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.resources import resource
+
+HELP = """The recipes that travel with the package: one commented YAML per run.
+
+  subtoken-train recipes ls
+  subtoken-train recipes show tiny_fastv25_s16k4
+  subtoken-train recipes copy tiny_fastv25_s16k4 my_run.yaml"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the three actions."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("ls", help="names and first lines")
+    show = actions.add_parser("show", help="print a recipe")
+    show.add_argument("name", metavar="NAME")
+    copy = actions.add_parser("copy", help="write a recipe to a file of your own")
+    copy.add_argument("name", metavar="NAME")
+    copy.add_argument("destination", metavar="DEST", type=Path, nargs="?", default=Path(), help="file or folder (.)")
+    copy.add_argument("--overwrite", action="store_true", help="replace an existing file")
+
+
+def recipe_files() -> dict[str, Path]:
+    """Every shipped recipe by name, its path below ``recipes/`` without the suffix, sorted."""
+    folder = resource("recipes")
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def recipe_file(name: str) -> Path:
+    """The file of one recipe; ``.yaml`` may be written or left out.
+
+    Raises:
+        ValueError: there is no such recipe.
+    """
+    files = recipe_files()
+    key = name.removesuffix(".yaml")
+    if key not in files:
+        raise unknown_name("recipe", name, files)
+    return files[key]
+
+
+def first_comment(path: Path) -> str:
+    """The first comment line of a file, without its marker; empty if there is none."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")
+
+
+def list_recipes() -> None:
+    """Print the name and the first comment line of each recipe."""
+    files = recipe_files()
+    width = max(map(len, files), default=0)
+    for name, path in files.items():
+        print(f"{name:<{width}}  {first_comment(path)}".rstrip())
+
+
+def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
+    """Copy a recipe to a file, or into a folder, and return where it went.
+
+    Raises:
+        FileExistsError: the file exists and ``overwrite`` is off.
+    """
+    target = destination / source.name if destination.is_dir() else destination
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} exists; give another name or --overwrite")
+    target.write_bytes(source.read_bytes())
+    return target
+
+
+def run(args: Namespace) -> int:
+    """Carry out the chosen action."""
+    if args.action == "ls":
+        list_recipes()
+    elif args.action == "show":
+        print(recipe_file(args.name).read_text(encoding="utf-8"), end="")
+    else:
+        print(f"wrote {copy_recipe(recipe_file(args.name), args.destination, args.overwrite)}")
+    return 0

@@ -1,0 +1,36 @@
+"""The commands of ``subtoken-train``: a new command costs its file and one line here.
+
+A command module exposes ``HELP`` (the text above its options), ``add_arguments(parser)`` and ``run(args) -> int``.
+A raw command parses its own arguments and exposes ``run_raw(argv) -> int`` instead. Modules are imported when their
+command is called, never for the list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """One row of the command list.
+
+    Attributes:
+        summary: one line for ``subtoken-train --help``.
+        module: where the command lives.
+        raw: whether the module takes the argument list unparsed.
+    """
+
+    summary: str
+    module: str
+    raw: bool = False
+
+
+COMMANDS = {
+    "fit": Command("train LoRA and routers from a recipe", "subtoken_train.cli.fit", raw=True),
+    "check": Command("what a recipe trains and costs, before it runs", "subtoken_train.cli.check", raw=True),
+    "evaluate": Command("score an adapter on a data file", "subtoken_train.cli.evaluate"),
+    "data": Command("make or describe a data set", "subtoken_train.cli.data"),
+    "recipes": Command("list, show or copy the shipped recipes", "subtoken_train.cli.recipes"),
+    "budget": Command("what a keep ratio and S/K groups cost, and the matched anchor", "subtoken_train.cli.budget"),
+    "env": Command("versions and hardware, for bug reports", "subtoken_train.cli.env"),
+}

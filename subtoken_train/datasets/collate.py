@@ -1,0 +1,223 @@
+"""Records to padded batches: the one place where token ids, labels and regions are made.
+
+Legend: B batch, N sequence positions.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from PIL import Image
+
+from subtoken_train.backbones.base import Family, RenderedPrompt
+from subtoken_train.datasets.records import Record, open_image
+from subtoken_train.functional.objective import IGNORE_INDEX
+from subtoken_train.types import Batch, Region
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class EncodedSample:
+    """One record as the model sees it, unpadded.
+
+    Attributes:
+        input_ids: token ids; one image token per visual token.
+        labels: the same ids at answer tokens, -100 elsewhere.
+        regions: ``Region`` codes.
+        rank_position: last prompt token of the turn that holds the last image; -1 without an image.
+        num_images: images of the record.
+        record_id: the record's own id.
+    """
+
+    input_ids: list[int]
+    labels: list[int]
+    regions: list[int]
+    rank_position: int
+    num_images: int
+    record_id: str
+
+
+class _Tokens(NamedTuple):
+    """Token ids and the character each token starts at."""
+
+    ids: list[int]
+    starts: list[int]
+
+
+def encode(
+    record: Record, family: Family, max_length: int, images: Sequence[Image.Image], generation: bool = False
+) -> EncodedSample:
+    """Tokenise one conversation and mark what each token is.
+
+    Args:
+        record: the conversation.
+        family: the backbone's chat format, tokenizer and count of visual tokens.
+        max_length: tokens kept (visual ones included); the rest is cut at the right.
+        images: the record's images, in order.
+        generation: leave the last answer out and label nothing that must be there.
+
+    Raises:
+        ValueError: images and image tokens disagree, the cut would reach a prompt that must stay whole, or no token
+            is left to learn from.
+    """
+    turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
+    rendered = _expand_images(family.render(turns), [family.visual_tokens((i.height, i.width)) for i in images], record)
+    encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
+    tokens = _Tokens(encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]])
+    visual = [token == family.image_token_id for token in tokens.ids] if images else [False] * len(tokens.ids)
+    _check_image_tokens(sum(visual), rendered, record)
+    answer = _inside(tokens.starts, rendered.answer_spans)
+    rank_position = _rank_position(answer, visual)
+    _check_length(len(tokens.ids), max_length, rank_position, generation, record)
+
+    ids, visual, answer = tokens.ids[:max_length], visual[:max_length], answer[:max_length]
+    if not generation and not any(answer):
+        raise _all_masked(len(tokens.ids), max_length, record)
+    return EncodedSample(
+        input_ids=ids,
+        labels=[token if is_answer else IGNORE_INDEX for token, is_answer in zip(ids, answer, strict=True)],
+        regions=_regions(ids, visual, answer, family.tokenizer.bos_token_id),
+        rank_position=rank_position,
+        num_images=len(images),
+        record_id=record.id,
+    )
+
+
+def _expand_images(rendered: RenderedPrompt, visual_tokens: list[int], record: Record) -> RenderedPrompt:
+    """Repeat every image marker once per visual token, and shift the answer spans by the text that was added."""
+    marker = rendered.image_marker
+    places = [match.start() for match in re.finditer(re.escape(marker), rendered.text)] if marker else []
+    if len(places) != len(visual_tokens):
+        raise ValueError(
+            f"record {record.id!r}: {len(places)} {marker!r} in its prompt but {len(visual_tokens)} image(s); "
+            "write exactly one placeholder per image"
+        )
+    pieces, end, grown = [], 0, [0]
+    for place, count in zip(places, visual_tokens, strict=True):
+        pieces += [rendered.text[end:place], marker * count]
+        end = place + len(marker)
+        grown.append(grown[-1] + len(marker) * (count - 1))
+    pieces.append(rendered.text[end:])
+
+    def shift(position: int) -> int:
+        return position + grown[bisect_right(places, position)]
+
+    spans = [(shift(start), shift(stop)) for start, stop in rendered.answer_spans]
+    return RenderedPrompt("".join(pieces), spans, marker)
+
+
+def _inside(starts: list[int], spans: list[Span]) -> list[bool]:
+    """Whether each token starts inside one of the character spans."""
+    return [any(begin <= start < end for begin, end in spans) for start in starts]
+
+
+def _rank_position(answer: list[bool], visual: list[bool]) -> int:
+    """Last prompt token of the turn of the last image: the one before the next answer, or the very last one."""
+    if not any(visual):
+        return -1
+    last_image = len(visual) - 1 - visual[::-1].index(True)
+    return next((i - 1 for i in range(last_image, len(answer)) if answer[i]), len(answer) - 1)
+
+
+def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_id: int | None) -> list[int]:
+    """Region of each token; the system region ends at the first image (text-only: after the BOS)."""
+    has_bos = bos_token_id is not None and ids[:1] == [bos_token_id]
+    system_end = visual.index(True) if any(visual) else int(has_bos)
+    regions = [int(Region.SYSTEM)] * system_end + [int(Region.QUERY)] * (len(ids) - system_end)
+    for i in range(len(ids)):
+        if visual[i]:
+            regions[i] = int(Region.VISUAL)
+        elif answer[i]:
+            regions[i] = int(Region.ANSWER)
+    return regions
+
+
+def _check_image_tokens(found: int, rendered: RenderedPrompt, record: Record) -> None:
+    """The tokenizer must keep every image marker as one token of its own."""
+    expected = rendered.text.count(rendered.image_marker) if rendered.image_marker else 0
+    if found != expected:
+        raise ValueError(
+            f"record {record.id!r}: {expected} visual tokens were written but the tokenizer made {found} image tokens "
+            f"of them; make {rendered.image_marker!r} a special token of the tokenizer"
+        )
+
+
+def _check_length(length: int, max_length: int, rank_position: int, generation: bool, record: Record) -> None:
+    """The cut must leave the images and the question about them whole; a generation prompt is never cut."""
+    needed = length if generation else rank_position + 1
+    if length > max_length and needed > max_length:
+        what = "its prompt" if generation else "its images and their question"
+        raise ValueError(
+            f"record {record.id!r}: {length} tokens, and {what} end at token {needed}, past max_length {max_length}; "
+            f"raise max_length to {length} or drop the record"
+        )
+
+
+def _all_masked(length: int, max_length: int, record: Record) -> ValueError:
+    if length > max_length:
+        cause = f"its {length} tokens were cut to max_length {max_length} before the first answer; raise max_length"
+    else:
+        cause = "no token starts inside an answer; the chat format and the tokenizer disagree"
+    return ValueError(f"record {record.id!r}: all labels masked, {cause}")
+
+
+class Collator:
+    """Turns records into a ``Batch``; opens the images, so that DataLoader workers do the decoding.
+
+    Args:
+        family: the backbone's chat format, tokenizer and image processing.
+        max_length: tokens kept per sample, visual ones included.
+        padding_side: ``right`` for training, ``left`` for generation.
+        generation: leave the last answer out of the prompt (it is what the model is asked for).
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        max_length: int,
+        padding_side: Literal["left", "right"] = "right",
+        generation: bool = False,
+    ) -> None:
+        self.family = family
+        self.max_length = max_length
+        self.padding_side = padding_side
+        self.generation = generation
+
+    def __call__(self, records: Sequence[Record]) -> Batch:
+        """Encode and pad; see ``encode`` and ``open_image`` for the errors."""
+        images = [[open_image(path, record.id) for path in record.image_paths] for record in records]
+        samples = [
+            encode(record, self.family, self.max_length, own, self.generation)
+            for record, own in zip(records, images, strict=True)
+        ]
+        flat = [image for own in images for image in own]
+        return self._pad(samples, self.family.process_images(flat) if flat else None)
+
+    def _pad(self, samples: list[EncodedSample], pixel_values: torch.Tensor | None) -> Batch:
+        tokenizer = self.family.tokenizer
+        pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        width = max(len(sample.input_ids) for sample in samples)
+        shifts = [width - len(sample.input_ids) if self.padding_side == "left" else 0 for sample in samples]
+
+        def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
+            out_BN = torch.full((len(rows), width), fill)
+            for i, (row, shift) in enumerate(zip(rows, shifts, strict=True)):
+                out_BN[i, shift : shift + len(row)] = torch.tensor(row)
+            return out_BN
+
+        ranks = [s.rank_position + shift if s.num_images else -1 for s, shift in zip(samples, shifts, strict=True)]
+        return Batch(
+            input_ids_BN=padded([sample.input_ids for sample in samples], pad_id),
+            labels_BN=padded([sample.labels for sample in samples], IGNORE_INDEX),
+            regions_BN=padded([sample.regions for sample in samples], int(Region.PADDING)),
+            rank_position_B=torch.tensor(ranks),
+            pixel_values=pixel_values,
+            images_per_sample_B=torch.tensor([sample.num_images for sample in samples]),
+            record_ids=[sample.record_id for sample in samples],
+        )

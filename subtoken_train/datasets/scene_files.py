@@ -1,0 +1,96 @@
+"""Digit scenes as files: images and questions in LLaVA's instruction format, for training and evaluation alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from subtoken_train.datasets.records import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, ask, draw_scene
+
+_DESCRIPTION_SHARE = 0.3  # of training questions: 15 % describe, 15 % list
+_DESCRIPTION_EVERY = 10  # records, in dev and test
+
+
+def write_scenes(
+    folder: str | Path, *, train: int = 12800, dev: int = 800, test: int = 4800, seed: int = 0, overwrite: bool = False
+) -> None:
+    """Write the three splits; the folder appears only when all of it is there.
+
+    Args:
+        folder: the data set's folder; its parents are made.
+        train: training records.
+        dev: validation records.
+        test: test records.
+        seed: of every record; the files are a pure function of it.
+        overwrite: replace an existing scenes folder.
+
+    Raises:
+        ValueError: the folder exists and ``overwrite`` is off, or it holds files that are not scenes.
+    """
+    folder = Path(folder)
+    _check_target(folder, overwrite)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted run
+    for split, count in zip(SPLITS, (train, dev, test), strict=True):
+        write_scene_split(partial, split, count, seed)
+        print(f"{split}: {count} records")
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
+
+
+def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
+    """Write ``<folder>/<split>.json`` and ``<folder>/<split>/000000.jpg`` and on: one image and question per record.
+
+    Training kinds are drawn (15 % describe, 15 % list, the rest even over the short kinds); in dev and test every tenth
+    record is a description (describe and list in turn) and the rest cycle through the short kinds.
+
+    Args:
+        folder: the data set's folder; made where it is missing.
+        split: ``train`` | ``dev`` | ``test``; its digits come from its own originals.
+        count: records.
+        seed: record ``i`` is a pure function of (seed, split, i).
+    """
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    records = []
+    for index in range(count):
+        rng = np.random.default_rng([seed, SPLITS.index(split), index])
+        kind = _training_kind(rng) if split == "train" else _balanced_kind(index)
+        scene = draw_scene(rng, split)
+        question, answer = ask(rng, scene.objects, kind)
+        name = f"{split}/{index:06d}.jpg"
+        Image.fromarray(scene.pixels).save(folder / name, quality=90, subsampling=0)
+        turns = [("human", f"{IMAGE_PLACEHOLDER}\n{question}"), ("gpt", answer)]
+        conversations = [{"from": role, "value": value} for role, value in turns]
+        records.append({"id": f"{split}-{index:06d}", "image": name, "kind": kind, "conversations": conversations})
+    (folder / f"{split}.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
+
+
+def _training_kind(rng: np.random.Generator) -> str:
+    kinds = DESCRIPTION_KINDS if rng.random() < _DESCRIPTION_SHARE else SHORT_KINDS
+    return kinds[int(rng.integers(len(kinds)))]
+
+
+def _balanced_kind(index: int) -> str:
+    block, place = divmod(index, _DESCRIPTION_EVERY)
+    if place == _DESCRIPTION_EVERY - 1:
+        return DESCRIPTION_KINDS[block % len(DESCRIPTION_KINDS)]
+    return SHORT_KINDS[(block * (_DESCRIPTION_EVERY - 1) + place) % len(SHORT_KINDS)]
+
+
+def _check_target(folder: Path, overwrite: bool) -> None:
+    if not folder.exists():
+        return
+    if not overwrite:
+        raise ValueError(f"{folder} exists; choose another folder or overwrite it")
+    ours = {*SPLITS, *(f"{split}.json" for split in SPLITS)}
+    others = sorted(path.name for path in folder.iterdir() if path.name not in ours)
+    if others:
+        raise ValueError(
+            f"{folder} holds more than scenes ({others[0]}), so it is not overwritten; choose another folder"
+        )

@@ -1,0 +1,45 @@
+"""Selecting rows per sample, and choosing the best of a marked set.
+
+Legend: B batch, N positions before, M positions after.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def keep_best(scores_BN: Tensor, candidates_BN: Tensor, count_B: Tensor) -> Tensor:
+    """The ``count_B`` best-scored candidates of each sample, bool [B, N]; ties go to the lower index."""
+    scores = scores_BN.float().masked_fill(~candidates_BN, -torch.inf)
+    order_BN = scores.sort(dim=-1, descending=True, stable=True).indices
+    rank_BN = torch.empty_like(order_BN).scatter_(
+        -1, order_BN, torch.arange(scores.shape[-1], device=scores.device).expand_as(order_BN)
+    )
+    return candidates_BN & (rank_BN < count_B[:, None])
+
+
+def kept_index(keep_BN: Tensor, pad_left: bool) -> tuple[Tensor, Tensor]:
+    """Turn a keep mask into gather indices.
+
+    Returns:
+        (index_BM, valid_BM): kept positions in ascending order, padded to the longest sample on the left or the right;
+        where ``valid`` is False the index is 0 and stands for padding.
+    """
+    count_B = keep_BN.sum(-1)
+    longest = int(count_B.max())
+    order_BN = keep_BN.int().sort(dim=-1, descending=not pad_left, stable=True).indices
+    slots_M = torch.arange(longest, device=keep_BN.device)
+    if pad_left:
+        index_BM = order_BN[:, order_BN.shape[1] - longest :]
+        valid_BM = slots_M >= (longest - count_B)[:, None]
+    else:
+        index_BM = order_BN[:, :longest]
+        valid_BM = slots_M < count_B[:, None]
+    return index_BM.masked_fill(~valid_BM, 0), valid_BM
+
+
+def take_rows(tensor: Tensor, index_BM: Tensor) -> Tensor:
+    """Rows ``index_BM`` of [B, N, ...] along the second axis, [B, M, ...]."""
+    index = index_BM.reshape(*index_BM.shape, *[1] * (tensor.dim() - 2)).expand(-1, -1, *tensor.shape[2:])
+    return tensor.gather(1, index)

@@ -1,0 +1,34 @@
+"""Stateless pseudo-random numbers from integer keys.
+
+The random controls must draw the same numbers for a sample whatever batch it stands in, and again when a layer is
+recomputed under gradient checkpointing: so they are a hash of (seed, sample, layer, position, group), not a stream.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Odd 64-bit constants of the splitmix64 finaliser, as signed integers; int64 products wrap, which is what is wanted.
+_MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
+_STEP = -7046029254386353131
+
+
+def uniform_hash(*keys: Tensor | int) -> Tensor:
+    """Uniform numbers in [0, 1), float32, from broadcastable int64 keys (at least one a tensor)."""
+    state = torch.zeros((), dtype=torch.int64)
+    for key in keys:
+        state = state.to(key.device) if isinstance(key, Tensor) else state
+        mixed = (state + key) * _STEP
+        for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+            mixed = (mixed ^ (mixed >> shift)) * multiplier
+        state = mixed ^ (mixed >> 31)
+    return (state & 0xFFFFFF).float() / float(1 << 24)
+
+
+def sample_seeds(record_ids: Sequence[str], device: torch.device) -> Tensor:
+    """One int64 key per sample, [B], from the records' own names."""
+    return torch.tensor([zlib.crc32(name.encode()) for name in record_ids], dtype=torch.int64, device=device)

@@ -1,0 +1,24 @@
+"""Image geometry that training and inference share; PIL only."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+
+def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:
+    """Centre an RGB image on the smallest square that holds it, as LLaVA does before resizing.
+
+    Args:
+        image: RGB image of any size, in pixels.
+        fill: colour of the bars, 0..255 per channel (LLaVA: the image processor's mean).
+
+    Returns:
+        The image itself when it is square already, else a new one. An odd bar is one pixel wider on the right/bottom.
+    """
+    width, height = image.size
+    if width == height:
+        return image
+    side = max(width, height)
+    square = Image.new("RGB", (side, side), fill)
+    square.paste(image, ((side - width) // 2, (side - height) // 2))
+    return square

@@ -1,0 +1,99 @@
+"""What a token reducer is. Reducers are gradient-free, and read prompt tokens only.
+
+Legend: B batch, N positions, D model width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.gather import keep_best
+from subtoken_train.functional.ledger import check_keep_ratio, kept_count
+from subtoken_train.types import Region
+
+Stage = Literal["none", "tower", "embeds", "decoder", "context"]
+PositionPolicy = Literal["original", "renumber", "mrope"]
+
+
+@dataclass
+class ReducerConfig:
+    """Settings of the token reducer.
+
+    Attributes:
+        name: ``none``, ``random`` or ``fastv``.
+        keep_ratio: r, tokens kept / tokens before, in (0, 1].
+        round_up: round the kept count up (matched anchors) instead of down (routed arms).
+        stage: where FastV cuts. ``embeds``: a no-grad scout ranks, then the shortened input starts again at layer 0
+            (the paper's lengths count this); ``decoder``: the published FastV, rows leave at layer ``layer``.
+        layer: FastV's L_f; the ranking is the attention of layer L_f - 1, counted from 0.
+        seed: seed of the ``random`` reducer.
+    """
+
+    name: str = "fastv"
+    keep_ratio: float = 1.0
+    round_up: bool = False
+    stage: Literal["embeds", "decoder"] = "embeds"
+    layer: int = 2
+    seed: int = 0
+
+
+@dataclass
+class ReducerView:
+    """What a reducer may look at.
+
+    Attributes:
+        regions_BN: ``Region`` codes.
+        rank_position_B: last prompt token of the turn that holds the last image; -1 without an image.
+        sample_seed_B: a number per sample, int64.
+        attention_row: layer -> head-mean attention of the row ``rank_position_B`` in that layer, [B, N] in fp32.
+    """
+
+    regions_BN: Tensor
+    rank_position_B: Tensor
+    sample_seed_B: Tensor
+    attention_row: Callable[[int], Tensor]
+
+
+class Reducer(ABC):
+    """Decides which visual tokens stay. Class attributes declare where it acts and what positions its rows keep."""
+
+    stage: Stage = "embeds"
+    positions: PositionPolicy = "original"
+    cut_layer: int = 0
+    """First decoder layer that sees the reduced set."""
+    scout_layers: int = 0
+    """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
+
+    def __init__(self, config: ReducerConfig) -> None:
+        check_keep_ratio(config.keep_ratio)
+        self.config = config
+
+    @abstractmethod
+    def scores(self, view: ReducerView) -> Tensor:
+        """A score for every position, [B, N]; among visual tokens the highest stay."""
+
+    def kept_tokens(self, tokens: int) -> int:
+        """Visual tokens kept of ``tokens``."""
+        return kept_count(tokens, self.config.keep_ratio, self.config.round_up)
+
+    @torch.no_grad()
+    def keep_mask(self, view: ReducerView) -> Tensor:
+        """Positions that stay, bool [B, N]: every real token but the visual ones that lost.
+
+        All images of a sample are ranked together.
+        """
+        visual_BN = view.regions_BN == Region.VISUAL
+        counts = [self.kept_tokens(tokens) if tokens else 0 for tokens in visual_BN.sum(-1).tolist()]
+        count_B = torch.tensor(counts, device=visual_BN.device)
+        kept_visual_BN = keep_best(self.scores(view), visual_BN, count_B)
+        return kept_visual_BN | (~visual_BN & (view.regions_BN != Region.PADDING))
+
+    def describe(self) -> dict[str, Any]:
+        """What tables print about the reducer."""
+        return {"name": self.config.name, "keep_ratio": self.config.keep_ratio, "stage": self.stage}

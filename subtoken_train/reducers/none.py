@@ -1,0 +1,22 @@
+"""No reduction: every token stays."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from subtoken_train.reducers.base import Reducer, ReducerConfig, ReducerView
+
+
+class NoReducer(Reducer):
+    """Keeps everything; the pipeline skips the gather. ``keep_ratio`` must be 1."""
+
+    stage = "none"
+
+    def __init__(self, config: ReducerConfig) -> None:
+        super().__init__(config)
+        if config.keep_ratio != 1:
+            raise ValueError(f"reducer 'none' keeps every token, but keep_ratio={config.keep_ratio}; set it to 1")
+
+    def scores(self, view: ReducerView) -> Tensor:
+        """Constant scores, [B, N]."""
+        return view.regions_BN.new_zeros(view.regions_BN.shape).float()

@@ -1,0 +1,19 @@
+"""Control: visual tokens at random, reproducible per sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.hashing import uniform_hash
+from subtoken_train.reducers.base import Reducer, ReducerView
+
+
+class RandomReducer(Reducer):
+    """Uniform scores from a hash of (seed, sample, position)."""
+
+    def scores(self, view: ReducerView) -> Tensor:
+        """Random scores [B, N]; padding must stand on the right for positions to be the sample's own."""
+        positions_N = torch.arange(view.regions_BN.shape[1], device=view.regions_BN.device)
+        first_B1 = (view.regions_BN != 0).long().argmax(-1, keepdim=True)
+        return uniform_hash(view.sample_seed_B[:, None], positions_N - first_B1, self.config.seed)

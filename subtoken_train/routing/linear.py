@@ -1,0 +1,51 @@
+"""Linear router (paper, section 3.3): a_i = W h_i + b, one logit per value group.
+
+Legend: B batch, N positions, D model width, S value groups.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+
+INIT_STD = 0.02
+
+
+def fp32_linear(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    """``layer(inputs)`` in fp32, whatever the parameters' dtype or the autocast around it."""
+    with torch.autocast(inputs.device.type, enabled=False):
+        bias = None if layer.bias is None else layer.bias.float()
+        return F.linear(inputs.float(), layer.weight.float(), bias)
+
+
+def init_router(module: nn.Module) -> None:
+    """Weights N(0, 0.02), so that ties do not favour the first groups; biases 0."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=INIT_STD)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+class LinearRouter(Selector):
+    """Logits of the groups from the token's hidden state, optionally plus a linear map of the query summary."""
+
+    learned = True
+
+    def __init__(self, hidden_size: int, config: RoutingConfig) -> None:
+        super().__init__()
+        self.query_conditioned = config.query_conditioned
+        self.token = nn.Linear(hidden_size, config.num_groups)
+        self.query = nn.Linear(hidden_size, config.num_groups, bias=False) if config.query_conditioned else None
+        init_router(self)
+
+    def forward(self, view: SelectorInput) -> Tensor:
+        """Logits [B, N, S] in fp32."""
+        logits_BNS = fp32_linear(self.token, view.hidden_BND)
+        if self.query is None:
+            return logits_BNS
+        assert view.query_summary_BD is not None
+        return logits_BNS + fp32_linear(self.query, view.query_summary_BD)[:, None]

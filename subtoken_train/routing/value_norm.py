@@ -1,0 +1,21 @@
+"""Router-free control: keep the groups with the largest value norm.
+
+Legend: B batch, N positions, S value groups.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+
+
+class ValueNormSelector(Selector):
+    """Scores ||v_g||_2; no parameter, no gradient. The paper has no such control; it is a strong one."""
+
+    def __init__(self, hidden_size: int, config: RoutingConfig) -> None:
+        super().__init__()
+
+    def forward(self, view: SelectorInput) -> Tensor:
+        """Group norms [B, N, S] in fp32."""
+        return view.value_groups_BNSg.detach().float().norm(dim=-1)

@@ -1,0 +1,75 @@
+"""``subtoken-train budget``: exact figures and worded refusals."""
+
+import pytest
+
+from subtoken_train.cli.main import main
+from subtoken_train.functional.geometries import GEOMETRIES
+
+PAPER = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]
+
+
+def printed(capsys, argv):
+    """Run a budget that must succeed; its lines as lists of words."""
+    assert main(argv) == 0
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_fractions(capsys):
+    rows = {row[0]: row[1] for row in printed(capsys, PAPER)}
+    assert rows == {"K/S": "0.25", "rho_KV": "0.625", "rho_total": "0.15625", "anchor": "0.15625"}
+
+
+def test_bytes_of_llava(capsys):
+    rows = {row[0]: row[1:] for row in printed(capsys, [*PAPER, "--model", "llava-1.5-7b", "--tokens", "576"]) if row}
+    assert rows["llava-1.5-7b:"][:2] == ["512", "KiB"]
+    assert rows["dense"] == ["576", "288.000", "100.000%"]
+    assert rows["routed"][:3] == ["144", "45.000", "15.625%"]
+    assert rows["routed"][3:6] == ["+", "9.0", "KiB"]  # 16 groups = 2 bytes x 144 tokens x 32 layers
+    assert rows["anchor"] == ["90", "45.000", "15.625%"]
+
+
+@pytest.mark.parametrize(
+    ("model", "kib"),
+    [
+        ("llava-1.5-7b", 512),
+        ("llava-1.5-13b", 800),
+        ("llama-2-7b", 512),
+        ("qwen2.5-7b", 56),
+        ("qwen2.5-vl-3b", 36),
+        ("qwen2.5-vl-7b", 56),
+    ],
+)
+def test_geometries(capsys, model, kib):
+    assert GEOMETRIES[model].token_bytes == kib * 1024
+    assert [f"{model}:", str(kib), "KiB"] == printed(capsys, [*PAPER, "--model", model])[-1][:3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"--keep-ratio": "0"}, "keep_ratio=0.0 must lie in (0, 1]"),
+        ({"--keep-ratio": "1.5"}, "keep_ratio=1.5 must lie in (0, 1]"),
+        ({"--keep-ratio": "nan"}, "keep_ratio=nan must lie in (0, 1]"),
+        ({"--kept-groups": "17"}, "kept_groups=17 must lie between 1 and num_groups=16"),
+        ({"--kept-groups": "0"}, "kept_groups=0 must lie between 1"),
+        ({"--num-groups": "48"}, "num_groups=48 does not divide the value width 4096"),
+        ({"--num-groups": "48"}, "such as 8, 16, 32, 64"),
+        ({"--tokens": "0"}, "--tokens must be at least 1, got 0"),
+        ({"--model": "llava-7b"}, "unknown model 'llava-7b'. Did you mean 'llava-1.5-7b'?"),
+        ({"--model": None}, "--tokens needs --model"),
+    ],
+)
+def test_wrong_input(capsys, changed, words):
+    options = {
+        "--keep-ratio": ".25",
+        "--num-groups": "16",
+        "--kept-groups": "4",
+        "--model": "llava-1.5-7b",
+        "--tokens": "576",
+        **changed,
+    }
+    argv = [word for name, value in options.items() if value is not None for word in (name, value)]
+    assert main(["budget", *argv]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1

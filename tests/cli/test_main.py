@@ -1,0 +1,167 @@
+"""The command line as a whole: exit codes, one-line errors, nearest names, nothing heavy in the light paths."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import pytest
+
+import subtoken_train
+from subtoken_train.cli import main as entry
+from subtoken_train.cli.errors import guarded, one_line
+from subtoken_train.cli.main import main
+from subtoken_train.cli.parser import Parser, check_options
+from subtoken_train.cli.registry import COMMANDS, Command
+
+BUDGET = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]
+HEAVY = ("torch", "transformers", "lightning", "peft", "datasets", "numpy")
+
+
+def error_line(capsys, argv):
+    """Run a command line that must fail on its input, and return its one line of stderr."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("subtoken-train: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(capsys, argv):
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"  {name} " in out
+        assert command.summary in out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"subtoken-train {version('subtoken_train')}\n"
+    assert subtoken_train.__version__ == version("subtoken_train")
+
+
+@pytest.mark.parametrize(
+    ("argv", "nearest"),
+    [
+        (["bugdet"], "budget"),
+        (["--versoin"], "--version"),
+        (["budget", "--keep-ration", ".25"], "--keep-ratio"),
+        ([*BUDGET, "--modle=llava-1.5-7b"], "--model"),
+        (["recipes", "shwo", "x"], "show"),
+        (["recipes", "copy", "x", "--overwrit"], "--overwrite"),
+    ],
+)
+def test_misspelt_names_get_the_nearest(capsys, argv, nearest):
+    assert f"Did you mean {nearest!r}?" in error_line(capsys, argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["budget"], ["required", "--keep-ratio", "subtoken-train budget --help"]),
+        ([*BUDGET, "more"], ["unrecognized arguments: more"]),
+        (["budget", "--keep-ratio", "a", "--num-groups", "2", "--kept-groups", "1"], ["--keep-ratio", "'a'"]),
+        (["recipes"], ["required", "ACTION"]),
+    ],
+)
+def test_argparse_errors_are_one_line(capsys, argv, words):
+    line = error_line(capsys, argv)
+    assert all(word in line for word in words)
+
+
+def test_options_after_the_separator_and_values_with_blanks_are_left_alone():
+    parser = Parser(prog="x")
+    parser.add_argument("words", nargs="*")
+    check_options(parser, ["--", "--not-an-option"])
+    check_options(parser, ["--help", "--what is this"])
+
+
+def test_raw_command_gets_its_arguments_unparsed(monkeypatch):
+    seen = []
+
+    def run_raw(argv):
+        seen.extend(argv)
+        return 0
+
+    monkeypatch.setitem(COMMANDS, "fit", Command("train", "subtoken_train.cli.fit", raw=True))
+    monkeypatch.setattr(entry.importlib, "import_module", lambda name: SimpleNamespace(run_raw=run_raw))
+    assert main(["fit", "--config", "a.yaml", "--trainer.max_steps=3"]) == 0
+    assert seen == ["--config", "a.yaml", "--trainer.max_steps=3"]
+
+
+def fail_with(error):
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "stderr"),
+    [
+        (ValueError("two\n lines"), 2, "subtoken-train: error: two lines\n"),
+        (ValueError(), 2, "subtoken-train: error: ValueError\n"),
+        (FileExistsError("out exists; --overwrite"), 2, "subtoken-train: error: out exists; --overwrite\n"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "subtoken-train: error: Permission denied: /x\n"),
+        (KeyboardInterrupt(), 130, "subtoken-train: interrupted\n"),
+    ],
+)
+def test_exit_codes(capsys, error, code, stderr):
+    assert guarded(fail_with(error)) == code
+    assert capsys.readouterr().err == stderr
+
+
+@pytest.mark.parametrize("error", [RuntimeError("ours"), OSError(28, "No space left on device")])
+def test_our_own_failures_keep_their_traceback(capsys, error):
+    assert guarded(fail_with(error)) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert str(error) in err
+
+
+def test_system_errors_name_the_path(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        (tmp_path / "none.yaml").read_text()
+    assert one_line(caught.value) == f"No such file or directory: {tmp_path / 'none.yaml'}"
+
+
+def test_public_names_are_lazy():
+    assert subtoken_train.KVBudget(0.25, 16, 4).total_kv_fraction == 0.15625
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = subtoken_train.Nothing
+
+
+def test_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "subtoken_train", "nothing"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("subtoken-train: error: unknown command 'nothing'")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        ["--version"],
+        BUDGET,
+        [*BUDGET, "--model", "qwen2.5-7b", "--tokens", "64"],
+        ["recipes", "ls"],
+        ["env"],
+    ],
+    ids=" ".join,
+)
+def test_light_paths_import_nothing_heavy(argv):
+    program = (
+        "import json, sys\n"
+        "from subtoken_train.cli.main import main\n"
+        f"code = main({argv!r})\n"
+        f"found = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "print(json.dumps({'code': code, 'found': found}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == {"code": 0, "found": []}

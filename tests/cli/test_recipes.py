@@ -1,0 +1,77 @@
+"""``subtoken-train recipes``: on a folder of two recipes, and on the shipped one."""
+
+import pytest
+
+from subtoken_train import resources
+from subtoken_train.cli.main import main
+
+TINY = "# Tiny run, 15.625 % KV\n\nmodel: tiny\n"
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    folder = tmp_path / "library"
+    (folder / "recipes" / "eval").mkdir(parents=True)
+    (folder / "recipes" / "tiny_a.yaml").write_text(TINY)
+    (folder / "recipes" / "eval" / "b.yaml").write_text("model: x\n")
+    monkeypatch.setattr(resources, "resource_root", lambda: folder)
+    return folder
+
+
+def test_ls_prints_names_and_first_comments(library, capsys):
+    assert main(["recipes", "ls"]) == 0
+    assert capsys.readouterr().out == "eval/b\ntiny_a  Tiny run, 15.625 % KV\n"
+
+
+@pytest.mark.parametrize("name", ["tiny_a", "tiny_a.yaml"])
+def test_show_prints_the_file(library, capsys, name):
+    assert main(["recipes", "show", name]) == 0
+    assert capsys.readouterr().out == TINY
+
+
+def test_copy_to_a_file_and_into_a_folder(library, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "tiny_a", "mine.yaml"]) == 0
+    assert main(["recipes", "copy", "tiny_a"]) == 0
+    assert (tmp_path / "mine.yaml").read_text() == (tmp_path / "tiny_a.yaml").read_text() == TINY
+    assert capsys.readouterr().out == "wrote mine.yaml\nwrote tiny_a.yaml\n"
+
+
+def test_copy_overwrites_only_when_told(library, tmp_path, capsys):
+    target = tmp_path / "mine.yaml"
+    target.write_text("mine\n")
+    assert main(["recipes", "copy", "tiny_a", str(target)]) == 2
+    assert f"{target} exists; give another name or --overwrite" in capsys.readouterr().err
+    assert target.read_text() == "mine\n"
+    assert main(["recipes", "copy", "tiny_a", str(target), "--overwrite"]) == 0
+    assert target.read_text() == TINY
+
+
+def test_copy_onto_itself_keeps_the_recipe(library):
+    source = library / "recipes" / "tiny_a.yaml"
+    assert main(["recipes", "copy", "tiny_a", str(source), "--overwrite"]) == 0
+    assert source.read_text() == TINY
+
+
+def test_copy_into_a_missing_folder_says_so(library, tmp_path, capsys):
+    assert main(["recipes", "copy", "tiny_a", str(tmp_path / "no" / "a.yaml")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["show", "copy"])
+def test_unknown_recipe_gets_the_nearest(library, capsys, action):
+    assert main(["recipes", action, "tiny_b"]) == 2
+    assert "unknown recipe 'tiny_b'. Did you mean 'tiny_a'?" in capsys.readouterr().err
+
+
+def test_missing_recipes_are_an_incomplete_installation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(resources, "resource_root", lambda: tmp_path)
+    assert main(["recipes", "ls"]) == 2
+    assert "missing from this installation" in capsys.readouterr().err
+
+
+def test_every_shipped_recipe_is_listed_with_a_comment(capsys):
+    assert main(["recipes", "ls"]) == 0
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert rows
+    assert all(len(row) == 2 for row in rows), "a recipe opens with a comment that says what it is"

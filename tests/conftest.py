@@ -1,0 +1,34 @@
+"""Shared fixtures: random tiny models of the real classes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "checkpoints"))
+
+
+@pytest.fixture
+def shared() -> Path:
+    """Reference material of the original implementations; not part of the project."""
+    folder = REPOSITORY.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("reference material (../shared) is absent")
+    return folder
+
+
+@pytest.fixture
+def tiny_family():
+    """A LlavaFamily over a randomly initialised tiny LLaVA (64 visual tokens, 4 layers)."""
+    import torch
+    from tiny_llava import build_model, build_processor
+
+    from subtoken_train.backbones.llava import LlavaFamily
+
+    torch.manual_seed(0)
+    return LlavaFamily(build_model().eval(), build_processor())

@@ -1,0 +1,122 @@
+"""Rules of the source tree that a program can check: import direction, file length, docstrings."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "subtoken_train"
+
+ROOMS = [
+    {"functional", "types", "errors", "resources"},
+    {"kernels"},
+    {"routing", "reducers", "evictions", "cache"},
+    {"artifact", "backbones"},
+    {"datasets", "inference"},
+    {"training", "evaluation"},
+    {"cli", "__main__"},
+]
+RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
+STRANGERS = {frozenset({"training", "evaluation"})}
+
+MAX_LINES = {PACKAGE: 250, "checkpoints": 250, "benchmarks": 250, "tests": 300}
+SOURCES = sorted((ROOT / PACKAGE).rglob("*.py"))
+
+
+def label(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def room_of(path: Path) -> str:
+    """The room of a source file: its folder or, for a file at the top, its own name."""
+    return path.relative_to(ROOT / PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_names(tree: ast.AST, package: list[str]) -> Iterator[str]:
+    """Every dotted name that a file imports, wherever the import stands.
+
+    Args:
+        tree: the parsed file.
+        package: parts of the package that holds it, to resolve relative imports.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def imported_rooms(tree: ast.AST, package: list[str]) -> set[str]:
+    """The rooms of our own package that a file imports from."""
+    parts = [name.split(".") for name in imported_names(tree, package)]
+    return {part[1] for part in parts if part[0] == PACKAGE and len(part) > 1 and part[1] in RANK}
+
+
+def direction_errors(room: str, targets: set[str]) -> list[str]:
+    """What a file of ``room`` may not import."""
+    upward = [f"{room} may not import {target}, which is above it" for target in targets if RANK[target] > RANK[room]]
+    strangers = [f"{room} may not import {target}" for target in targets if frozenset({room, target}) in STRANGERS]
+    return sorted(upward + strangers)
+
+
+def undocumented(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
+    """Public modules, classes, functions and methods without a docstring."""
+    if ast.get_docstring(tree) is None:
+        yield prefix
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+            continue
+        if isinstance(node, ast.ClassDef):
+            yield from undocumented(node, f"{prefix}.{node.name}")
+        elif ast.get_docstring(node) is None:
+            yield f"{prefix}.{node.name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_imports_point_down(path):
+    if path == ROOT / PACKAGE / "__init__.py":
+        return  # the public names come from every room
+    room = room_of(path)
+    assert room in RANK, f"{label(path)}: {room!r} is no room of the package; add it to ROOMS at its height"
+    package = list(path.relative_to(ROOT).parent.parts)
+    assert direction_errors(room, imported_rooms(ast.parse(path.read_text()), package)) == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_public_names_have_docstrings(path):
+    assert list(undocumented(ast.parse(path.read_text()), path.stem)) == []
+
+
+@pytest.mark.parametrize("folder", MAX_LINES)
+def test_files_stay_short(folder):
+    lengths = {label(path): len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES[folder]} == {}
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "wrong"),
+    [
+        ("routing", "def f():\n    from subtoken_train.training import module", ["routing may not import training"]),
+        ("routing", "from ..backbones.base import Family", ["routing may not import backbones"]),
+        ("reducers", "import subtoken_train.cli.main", ["reducers may not import cli"]),
+        ("training", "if TYPE_CHECKING:\n    from subtoken_train import evaluation", ["training may not import eval"]),
+        ("datasets", "from subtoken_train.backbones import llava", []),
+        ("artifact", "from subtoken_train import __version__", []),
+        ("cache", "from . import packed\nimport torch", []),
+    ],
+)
+def test_the_import_rule_itself(room, source, wrong):
+    found = direction_errors(room, imported_rooms(ast.parse(source), [PACKAGE, room]))
+    assert len(found) == len(wrong)
+    assert all(message.startswith(start) for message, start in zip(found, wrong, strict=True))
+
+
+def test_the_docstring_rule_itself():
+    tree = ast.parse(
+        '"""Doc."""\nclass A:\n    """Doc."""\n    def b(self): ...\n    def _c(self): ...\ndef d(): ...\n'
+    )
+    assert list(undocumented(tree, "m")) == ["m.A.b", "m.d"]
