@@ -13,14 +13,15 @@ from subtoken_train.backbones.base import Family
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.sampler import ResumableSampler
+from subtoken_train.datasets.window import AccumulationWindows
 
 
 class InstructionDataModule(L.LightningDataModule):
     """Instruction data in LLaVA's format for training and validation.
 
-    Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``.
-    The order of the data depends on the seed, the records and the *global* batch (``batch_size`` x processes) alone.
-    Where training stands in it is Lightning's own count of batches, which is in every checkpoint; loaders start there.
+    Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The order of
+    the data depends on the seed, the records and the *global* batch (``batch_size`` x processes) alone; the place in it
+    is Lightning's own count of batches, which is in every checkpoint and is read whenever a loader starts.
 
     Args:
         train_file: JSON list or JSON lines of training records.
@@ -65,7 +66,7 @@ class InstructionDataModule(L.LightningDataModule):
     def family(self) -> Family:
         """The backbone family of the module that is being trained."""
         assert self.trainer is not None
-        return cast(Family, self.trainer.lightning_module.family)
+        return cast("Family", self.trainer.lightning_module.family)
 
     def setup(self, stage: str) -> None:
         """Read and check the records that ``stage`` (``fit`` | ``validate``) needs.
@@ -79,8 +80,8 @@ class InstructionDataModule(L.LightningDataModule):
         if self.val_file is not None:
             self._val = InstructionRecords(self.val_file, self.image_folder)
 
-    def train_dataloader(self) -> DataLoader[Record]:
-        """Shuffled, full batches only, from where training stands.
+    def train_dataloader(self) -> AccumulationWindows:
+        """Shuffled, full batches only, from where training stands, annotated with their accumulation window.
 
         Raises:
             ValueError: the records do not fill one batch, or a checkpoint counts another order of the data.
@@ -96,7 +97,8 @@ class InstructionDataModule(L.LightningDataModule):
             world_size=self.trainer.world_size,
             consumed=self._batches_consumed,
         )
-        return self._loader(self._train, self.batch_size, sampler, drop_last=True)
+        loader = self._loader(self._train, self.batch_size, sampler, drop_last=True)
+        return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
     def val_dataloader(self) -> DataLoader[Record] | list[Any]:
         """In file order; no loader without a validation file.

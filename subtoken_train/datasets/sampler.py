@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler
 
 
-class ResumableSampler(Sampler[int]):
+class ResumableSampler(DistributedSampler[int]):
     """Shuffled passes over the records as one endless stream of global batches.
 
     Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for pass
     ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data is one
     number, the batches that training has consumed, and nothing that workers have fetched ahead counts. Every ``iter()``
     asks for that number and yields one pass length of batches from there, into the next pass where it has to.
+    It is a ``DistributedSampler`` so that Lightning never wraps it in one of its own; ``set_epoch`` changes nothing.
 
     Args:
         num_records: records to shuffle.
@@ -39,13 +40,13 @@ class ResumableSampler(Sampler[int]):
         world_size: int = 1,
         consumed: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.num_records, self.batch_size, self.seed = num_records, batch_size, seed
-        self.rank, self.world_size, self.consumed = rank, world_size, consumed
+        super().__init__(range(num_records), world_size, rank, seed=seed)
+        self.num_records, self.batch_size, self.consumed = num_records, batch_size, consumed
         self.batches_per_pass = num_records // (batch_size * world_size)
         if self.batches_per_pass == 0:
             raise ValueError(
                 f"{num_records} training records do not fill one batch of batch_size {batch_size} on {world_size} "
-                f"process(es); lower batch_size to at most {num_records // world_size}"
+                f"process(es); lower batch_size or add records"
             )
         if seed < 0:
             raise ValueError(f"seed is {seed}; it must be 0 or more")
@@ -54,17 +55,13 @@ class ResumableSampler(Sampler[int]):
         return self.batches_per_pass * self.batch_size
 
     def __iter__(self) -> Iterator[int]:
-        # The place is read here, not at the first next(): a generator's body would run only then.
         first = self.consumed()
-        return self._indices(range(first, first + self.batches_per_pass))
-
-    def _indices(self, batches: range) -> Iterator[int]:
         current_pass, order = -1, torch.empty(0)
-        for batch in batches:
+        for batch in range(first, first + self.batches_per_pass):
             pass_, index = divmod(batch, self.batches_per_pass)
             if pass_ != current_pass:
                 current_pass, order = pass_, self._permutation(pass_)
-            start = (index * self.world_size + self.rank) * self.batch_size
+            start = (index * self.num_replicas + self.rank) * self.batch_size
             yield from order[start : start + self.batch_size].tolist()
 
     def _permutation(self, pass_: int) -> torch.Tensor:

@@ -1,0 +1,41 @@
+"""Which backbone an adapter belongs to: name, revision, and a hash of its configuration and tensor shapes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.load import BackboneConfig
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A backbone's identity; ``digest`` covers model type and every parameter's name and shape, never its values."""
+
+    path: str
+    revision: str | None
+    model_type: str
+    digest: str
+
+
+def identify(family: Family, config: BackboneConfig) -> Identity:
+    """The identity of a loaded (or laid-out) backbone; the same before and after LoRA is put in."""
+    shapes = {
+        name.replace(".base_layer.", "."): list(parameter.shape)
+        for name, parameter in family.model.named_parameters()
+        if ".lora_" not in name
+    }
+    model_type = str(family.model.config.model_type)
+    digest = hashlib.sha256(json.dumps([model_type, sorted(shapes.items())]).encode()).hexdigest()
+    return Identity(config.path, config.revision, model_type, digest)
+
+
+def check_identity(wanted: Identity, found: Identity) -> None:
+    """Raise a worded ``ValueError`` where an adapter meets a backbone of another architecture."""
+    if wanted.digest != found.digest:
+        raise ValueError(
+            f"the adapter was trained on {wanted.path!r} ({wanted.model_type}, {wanted.digest[:12]}), but the backbone "
+            f"is {found.path!r} ({found.model_type}, {found.digest[:12]}); load the backbone that it names"
+        )

@@ -1,0 +1,30 @@
+"""Put a run's parts together: backbone, LoRA, reducer, routers."""
+
+from __future__ import annotations
+
+from peft import PeftModel
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.load import BackboneConfig, load_family
+from subtoken_train.backbones.lora import LoraSettings, add_lora
+from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RouterBank
+
+
+def build(
+    backbone: BackboneConfig, lora: LoraSettings, reducer: ReducerConfig, routing: RoutingConfig | None
+) -> tuple[CompressedBackbone, PeftModel]:
+    """Load the backbone and attach reducer, LoRA and routers, freshly initialised."""
+    return assemble(load_family(backbone), lora, reducer, routing)
+
+
+def assemble(
+    family: Family, lora: LoraSettings, reducer: ReducerConfig, routing: RoutingConfig | None
+) -> tuple[CompressedBackbone, PeftModel]:
+    """The same on a family that is already loaded (or laid out on the meta device)."""
+    reducer_built = build_reducer(reducer, family.shape.num_layers)
+    peft_model = add_lora(family, lora)
+    bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
+    return CompressedBackbone(family, reducer_built, bank), peft_model

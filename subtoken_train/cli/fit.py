@@ -1,0 +1,84 @@
+"""``subtoken-train fit``: train a recipe, leave an adapter folder."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume]
+
+Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
+  --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
+--overwrite replaces an existing run, --resume goes on from its last checkpoint, --print_config prints the result.
+'subtoken-train recipes ls' lists the shipped recipes."""
+
+
+def run_raw(argv: list[str]) -> int:
+    """Parse the recipe, train, write ``output_dir/adapter``."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.cli.recipe import RecipeCLI, expand_flags
+    from subtoken_train.training.interrupt import TrainingInterrupted
+
+    cli = RecipeCLI(expand_flags(argv))
+    folder = cli.output_dir
+    resume = prepare_folder(folder, overwrite=cli.config.overwrite, resume=cli.config.resume)
+    cli.save_recipe(folder / "recipe.yaml")
+    try:
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume)
+    except TrainingInterrupted as stopped:
+        print(
+            f"\nstopped at step {stopped.step}; checkpoint {stopped.path}\n"
+            f"go on with: subtoken-train fit --config {folder / 'recipe.yaml'} --resume",
+            file=sys.stderr,
+        )
+        return 130
+    adapter = export(cli, folder)
+    print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data data/scenes/test.json")
+    return 0
+
+
+def prepare_folder(folder: Path, overwrite: bool, resume: bool) -> Path | None:
+    """Make the run folder; returns the checkpoint to resume from.
+
+    Raises:
+        ValueError: the folder holds a run and neither flag is given, or there is nothing to resume.
+    """
+    last = folder / "checkpoints" / "last.ckpt"
+    if resume:
+        if not last.is_file():
+            raise ValueError(f"nothing to resume: {last} does not exist; run without --resume")
+        return last
+    if folder.exists() and any(folder.iterdir()):
+        if not overwrite:
+            raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return None
+
+
+def export(cli: Any, folder: Path) -> Path:
+    """Write the adapter folder of a finished run."""
+    from subtoken_train.artifact.folder import AdapterConfig, write_adapter
+    from subtoken_train.artifact.identity import identify
+
+    module = cli.model
+    config = AdapterConfig(
+        backbone=module.backbone_config,
+        lora=module.lora_settings,
+        reducer=module.reducer_config,
+        routing=module.routing_config,
+        identity=identify(module.family, module.backbone_config),
+        training={
+            "name": folder.name,
+            "steps": cli.trainer.global_step,
+            "seed": cli.config.seed_everything,
+        },
+    )
+    return write_adapter(folder / "adapter", config, module.parts, module.peft_model, overwrite=True)

@@ -1,0 +1,32 @@
+"""Silence what libraries say that no user of ours can act on; our own messages and all errors stay."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+_LIGHTNING_NOISE = ("Tip: For seamless", "TPU available", "HPU available")
+
+
+def quiet_libraries() -> None:
+    """Call before transformers and lightning are imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for message in (
+        "LightningCLI's args parameter is intended",  # we parse our own argument list
+        ".*is_gradient_checkpointing. is deprecated",  # peft's call into transformers
+        ".*gradient_checkpointing_enable. is deprecated",
+        ".*treespec, LeafSpec",  # lightning's call into torch
+        "Found .* module.s. in eval mode",  # the frozen backbone is meant to be
+        "The 'train_dataloader' does not have many workers",
+        "The 'val_dataloader' does not have many workers",
+        "Total length of .* across ranks is zero",  # no validation file was given
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_useful)
+
+
+def _is_useful(record: logging.LogRecord) -> bool:
+    return not any(noise in record.getMessage() for noise in _LIGHTNING_NOISE)

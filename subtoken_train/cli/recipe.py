@@ -1,0 +1,134 @@
+"""Recipes as typed settings: the one parser that ``fit`` and ``check`` share.
+
+LightningCLI without its subcommands: a recipe's ``model``, ``data`` and ``trainer`` bands are the arguments of
+SubTokenModule, InstructionDataModule and Trainer; the keys beside them are added here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
+from subtoken_train.training.interrupt import SaveOnInterrupt
+from subtoken_train.training.module import SubTokenModule
+from subtoken_train.training.monitor import RunMonitor
+from subtoken_train.training.rng import RandomState
+
+_UNKNOWN_KEY = re.compile(r"(?:[Oo]ption|[Kk]ey|[Pp]arser does not accept)\W+'?(?P<key>[\w.\-]+)'?")
+_CHECKPOINT_DEFAULTS = {
+    "checkpoint.filename": "step-{step}",
+    "checkpoint.auto_insert_metric_name": False,
+    "checkpoint.every_n_train_steps": 500,
+    "checkpoint.save_last": True,
+    "checkpoint.save_top_k": 1,
+    "checkpoint.enable_version_counter": False,
+}
+
+
+class RecipeParser(LightningArgumentParser):
+    """Errors are one ``ValueError`` with the nearest key, instead of a usage dump and an exit."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise what is meaningful in ``message``."""
+        raise ValueError(_worded(message, [action.dest for action in self._actions]))
+
+
+def _worded(message: str, known: list[str]) -> str:
+    """jsonargparse's message on one line; for an unknown key, with the nearest known one."""
+    words = " ".join(line.strip(" -^") for line in message.splitlines() if line.strip(" -^"))
+    found = _UNKNOWN_KEY.search(words)
+    if "accept" not in words or not found:
+        return words
+    key = found["key"]
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown key {key!r}.{hint} 'subtoken-train recipes show NAME' prints a complete recipe"
+
+
+class RecipeCLI(LightningCLI):
+    """Parses a recipe and builds model and data (neither loads anything yet), and the trainer unless told not to.
+
+    Args:
+        argv: ``--config RECIPE`` and overrides.
+        with_trainer: False leaves ``trainer`` None.
+    """
+
+    def __init__(self, argv: list[str], with_trainer: bool = True) -> None:
+        self._with_trainer = with_trainer
+        super().__init__(
+            SubTokenModule,
+            InstructionDataModule,
+            args=argv,
+            run=False,
+            save_config_callback=None,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs={"default_env": False, "prog": "subtoken-train"},
+        )
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """The parser with short errors."""
+        parser = RecipeParser(**kwargs)
+        parser.add_argument("-c", "--config", action="config", help="recipe (YAML); later files and flags override")
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The keys that are neither model, data nor trainer."""
+        parser.add_argument("--output_dir", type=str, default="runs/unnamed", help="folder of this run")
+        parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing run")
+        parser.add_argument("--resume", type=bool, default=False, help="go on from the run's last checkpoint")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.set_defaults(_CHECKPOINT_DEFAULTS)
+
+    def before_instantiate_classes(self) -> None:
+        """Settings that follow from others."""
+        self.config.checkpoint.dirpath = str(self.output_dir / "checkpoints")
+        self.config.trainer.default_root_dir = str(self.output_dir)
+        self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
+
+    @property
+    def output_dir(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.output_dir)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """The recipe's trainer with both loggers, Rich progress, atomic checkpoints and our callbacks."""
+        if not self._with_trainer:
+            return None
+        settings = self.config_init.trainer
+        last = self.output_dir / "checkpoints" / "last.ckpt"
+        ours = [RandomState(), RunMonitor(), SaveOnInterrupt(last)]
+        if settings.enable_progress_bar is not False:
+            ours.append(RichProgressBar())
+        settings.callbacks = [*(settings.callbacks or []), *ours]
+        if settings.logger is None:
+            folder = str(self.output_dir)
+            settings.logger = [CSVLogger(folder, "logs", "csv"), TensorBoardLogger(folder, "logs", "tb")]
+        if settings.plugins is None:
+            settings.plugins = [AtomicCheckpointIO()]
+        return super().instantiate_trainer(**kwargs)
+
+    def save_recipe(self, path: Path) -> None:
+        """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
+        self.parser.save(self.config, str(path), overwrite=True, skip_check=True, multifile=False)
+
+
+def expand_flags(argv: list[str]) -> list[str]:
+    """Bare ``--overwrite`` and ``--resume`` as the booleans that they are in a recipe.
+
+    Raises:
+        ValueError: a flag before ``--config``, which the recipe would silently override.
+    """
+    configs = [place for place, word in enumerate(argv) if word.split("=")[0] in ("--config", "-c")]
+    early = [word for word in argv[: configs[0]] if word.startswith("--")] if configs else []
+    if early:
+        raise ValueError(f"{early[0]} stands before --config and would be overridden by it; put --config first")
+    return [f"{word}=true" if word in ("--overwrite", "--resume") else word for word in argv]

@@ -1,0 +1,40 @@
+"""Look ahead over an accumulation window, so that every answer token weighs the same in an optimiser step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from torch.utils.data import DataLoader
+
+from subtoken_train.datasets.records import Record
+from subtoken_train.types import Batch
+
+
+class AccumulationWindows:
+    """Yields each micro-batch with the labelled tokens and the number of micro-batches of its window.
+
+    Averaging micro-batch means would weigh a short answer's tokens more than a long one's. The sum over the window is
+    known only by looking ahead: ``size`` batches are held at a time.
+
+    Args:
+        loader: yields ``Batch``.
+        size: micro-batches per optimiser step (``trainer.accumulate_grad_batches``).
+    """
+
+    def __init__(self, loader: DataLoader[Record], size: int) -> None:
+        self.loader = loader
+        self.size = size
+
+    def __len__(self) -> int:
+        """Micro-batches."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[tuple[Batch, int, int]]:
+        """(micro-batch, labelled tokens of its window, micro-batches of its window)."""
+        batches: Iterator[Batch] = iter(self.loader)
+        while window := list(islice(batches, self.size)):
+            # the first label of a sequence is never a target
+            tokens = sum(int((batch.labels_BN[:, 1:] != -100).sum()) for batch in window)
+            for batch in window:
+                yield batch, tokens, len(window)

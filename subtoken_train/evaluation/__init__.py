@@ -1,0 +1,1 @@
+"""Answering questions under compression, scoring, intervals, and comparison tables."""

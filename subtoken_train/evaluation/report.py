@@ -1,0 +1,91 @@
+"""What a run of questions leaves: a JSON record, and a row of a table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.evaluation.answer import Answers
+from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.functional.ledger import KVBudget, nominal_ledger
+
+DENSE_NOTE = "realised KV counts the entries and groups kept; this version still stores dropped groups as zeros"
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """What a table says of an arm besides its scores.
+
+    Attributes:
+        name: the arm's name.
+        visual_tokens: visual tokens kept of one image, and before reduction.
+        groups: ``S16K4 linear``, or ``-`` for token-only arms.
+        nominal: rho_total of the visual region, over all layers, from the ledger.
+        realised: the same from the entries and groups that were kept.
+    """
+
+    name: str
+    visual_tokens: str
+    groups: str
+    nominal: float
+    realised: float
+
+
+def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers) -> ArmFacts:
+    """Read an arm's budget from its parts and its answers' ledger."""
+    family, reducer = backbone.family, backbone.reducer
+    before = family.visual_tokens()
+    kept = reducer.kept_tokens(before)
+    routing = None if backbone.bank is None else backbone.bank.config
+    budget = KVBudget(1.0) if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
+    ledger = nominal_ledger(family.shape, {"visual": before}, budget, reducer.cut_layer, kept_tokens=kept)
+    groups = "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
+    return ArmFacts(name, f"{kept}/{before}", groups, ledger.fraction("visual"), answers.ledger.fraction("visual"))
+
+
+def run_record(facts: ArmFacts, answers: Answers, data_file: Path, extra: dict[str, Any]) -> dict[str, Any]:
+    """The JSON record of one run: facts, scores and predictions of every question, and what they were asked of."""
+    return {
+        **extra,
+        "arm": facts.name,
+        "visual_tokens": facts.visual_tokens,
+        "groups": facts.groups,
+        "nominal_kv": facts.nominal,
+        "realised_kv": facts.realised,
+        "data_sha256": hashlib.sha256(data_file.read_bytes()).hexdigest(),
+        "seconds": round(answers.seconds, 1),
+        "kinds": [row.kind for row in answers.rows],
+        "scores": [round(row.score, 4) for row in answers.rows],
+        "predictions": [row.prediction for row in answers.rows],
+    }
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write a run's record as one JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=None, separators=(",", ":")) + "\n")
+
+
+def score_table(arms: list[tuple[ArmFacts, Answers]]) -> Table:
+    """A terminal table: one row per arm, accuracy per question kind in percent with 95 % intervals."""
+    table = Table(title="held-out questions, greedy answers, score in % [95 % interval]", caption=DENSE_NOTE)
+    kinds = list(arms[0][1].by_kind())
+    for column in ("arm", "visual tokens", "groups", "KV nominal", "KV realised", "all", *kinds, "seconds"):
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    for facts, answers in arms:
+        groups = answers.by_kind()
+        cells = [_cell([row.score for row in answers.rows]), *[_cell(groups[kind]) for kind in kinds]]
+        fractions = (f"{facts.nominal:.2%}", f"{facts.realised:.2%}")
+        table.add_row(facts.name, facts.visual_tokens, facts.groups, *fractions, *cells, f"{answers.seconds:.0f}")
+    return table
+
+
+def _cell(scores: list[float]) -> str:
+    low, high = bootstrap_interval(scores)
+    return f"{100 * sum(scores) / len(scores):.1f}\n[{100 * low:.1f}, {100 * high:.1f}]"

@@ -1,0 +1,1 @@
+"""Generation with reducer and routers active."""

@@ -1,0 +1,1 @@
+"""The LightningModule, its optimiser, callbacks and checkpoints."""

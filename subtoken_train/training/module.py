@@ -1,0 +1,157 @@
+"""The LightningModule: trains q/v LoRA and value-group routers of a frozen backbone under its token reducer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from peft import PeftModel
+from torch import Tensor, nn
+
+from subtoken_train.backbones.attach import CompressedBackbone, PromptPass
+from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.build import build
+from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.functional.objective import answer_loss
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
+from subtoken_train.types import Batch, Region
+
+
+class SubTokenModule(L.LightningModule):
+    """Adapters of a frozen backbone, trained with token-normalised cross-entropy + lambda * balance loss.
+
+    The backbone is loaded at the first use of ``family`` (a data module may come first), never at construction.
+    Checkpoints hold only what is trained.
+
+    Args:
+        backbone: the frozen model.
+        lora: q/v LoRA of the language model.
+        reducer: token reducer, the same at training and inference.
+        routing: value-group routing; None trains a token-only arm (LoRA-only where the reducer is ``none``).
+        optimizer: AdamW and schedule.
+        gradient_checkpointing: recompute decoder layers in the backward pass (non-reentrant).
+    """
+
+    def __init__(
+        self,
+        backbone: BackboneConfig,
+        lora: LoraSettings,
+        reducer: ReducerConfig,
+        routing: RoutingConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.backbone_config, self.lora_settings = backbone, lora
+        self.reducer_config, self.routing_config = reducer, routing
+        self.optimizer_config = optimizer or OptimizerConfig()
+        self.gradient_checkpointing = gradient_checkpointing
+        self.strict_loading = False  # the frozen weights are not in the checkpoint; on_load_checkpoint is strict
+        self.compressed: CompressedBackbone | None = None
+        self.peft_model: PeftModel | None = None
+
+    @property
+    def family(self) -> Family:
+        """The backbone's family; loads the model on first use."""
+        return self.parts.family
+
+    @property
+    def parts(self) -> CompressedBackbone:
+        """Backbone, reducer and routers; built on first use."""
+        if self.compressed is None:
+            self.configure_model()
+        assert self.compressed is not None
+        return self.compressed
+
+    def configure_model(self) -> None:
+        """Load and attach everything, once."""
+        if self.compressed is not None:
+            return
+        compressed, peft_model = build(self.backbone_config, self.lora_settings, self.reducer_config, self.routing_config)
+        if self.gradient_checkpointing:
+            compressed.family.enable_checkpointing(compressed.bank)
+        self.compressed = compressed
+        object.__setattr__(self, "peft_model", peft_model)  # not a submodule: its modules are compressed's own
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters by name."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def training_step(self, batch: tuple[Batch, int, int], batch_idx: int) -> Tensor:
+        """One micro-batch's share of the window's token-normalised loss, plus the weighted balance loss."""
+        micro, window_tokens, window_size = batch
+        result = self.parts.run(micro)
+        total, _ = answer_loss(self.parts.logits(result), result.labels(micro.labels_BN))
+        # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
+        accumulation = self.trainer.accumulate_grad_batches
+        answer = total * accumulation / self._global_tokens(window_tokens)
+        balance = self._balance(result)
+        weight = 0.0 if self.routing_config is None else self.routing_config.balance_weight
+        self._log_step(micro, result, answer.detach() * window_size / accumulation, balance.detach())
+        return answer + weight * balance * accumulation / window_size
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
+        result = self.parts.run(batch)
+        logits, labels = self.parts.logits(result), result.labels(batch.labels_BN)
+        total, count = answer_loss(logits, labels)
+        right = (logits[:, :-1].argmax(-1) == labels[:, 1:]) & (labels[:, 1:] != -100)
+        tokens = int(count)
+        self.log("val/loss", total / count, batch_size=tokens, sync_dist=True, prog_bar=True)
+        self.log("val/token_accuracy", right.sum() / count, batch_size=tokens, sync_dist=True, prog_bar=True)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW over LoRA and routers; the schedule steps with the optimiser."""
+        trained = self.trained()
+        routers = [parameter for name, parameter in trained.items() if ".bank." in name]
+        lora = [parameter for name, parameter in trained.items() if ".bank." not in name]
+        steps = int(self.trainer.estimated_stepping_batches)
+        optimizer, schedule = build_optimizer(lora, routers, self.optimizer_config, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Only what is trained."""
+        trained = set(self.trained())
+        return {name: tensor for name, tensor in super().state_dict(*args, **kwargs).items() if name in trained}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another set of trained tensors."""
+        self.configure_model()
+        wanted = {name: parameter.shape for name, parameter in self.trained().items()}
+        found = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
+        if wanted != found:
+            differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+            raise ValueError(
+                f"the checkpoint does not fit this recipe: {len(differing)} trained tensors differ, first "
+                f"{differing[0]}; resume with the recipe that wrote it"
+            )
+
+    def _global_tokens(self, window_tokens: int) -> float:
+        """Labelled tokens of the accumulation window, averaged over processes (their gradients are averaged too)."""
+        if self.trainer.world_size == 1:
+            return float(window_tokens)
+        counts = torch.tensor(float(window_tokens), device=self.device)
+        return float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
+
+    def _balance(self, result: PromptPass) -> Tensor:
+        """Mean balance loss of the pass, 0 without learned routing."""
+        if result.state is None:
+            return torch.zeros((), device=self.device)
+        return result.state.mean_balance()
+
+    def _log_step(self, micro: Batch, result: PromptPass, answer: Tensor, balance: Tensor) -> None:
+        """Loss, balance, and how much of the prompt was kept."""
+        visual_before = int((micro.regions_BN == Region.VISUAL).sum())
+        visual_kept = int((result.rows.regions_BM == Region.VISUAL).sum())
+        self.log("train/loss", answer, prog_bar=True)
+        self.log("train/balance", balance)
+        if visual_before:
+            self.log("train/kept_visual_fraction", visual_kept / visual_before)
+        before, after = int((micro.regions_BN != Region.PADDING).sum()), int(result.rows.visible_BM.sum())
+        self.last_pass = result.state
+        self.last_tokens = (before, after)

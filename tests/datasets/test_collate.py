@@ -1,0 +1,242 @@
+"""Token ids, labels and regions against sequences written by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from subtoken_train.backbones.base import Turn
+from subtoken_train.datasets.collate import Collator, encode
+from subtoken_train.datasets.records import Record
+from subtoken_train.types import Region
+
+VISUAL = 64  # of the tiny LLaVA
+IMAGE = Image.new("RGB", (120, 60), (200, 10, 10))
+S, V, Q, A = Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.ANSWER
+
+
+def record(*turns: Turn, images: int = 0, name: str = "r") -> Record:
+    return Record(name, [f"{name}-{i}.jpg" for i in range(images)], list(turns))
+
+
+ONE_IMAGE = record(Turn("<image>\nwhere is the 7 ?", "B3"), images=1, name="one")
+TEXT_ONLY = record(Turn("what is there ?", "none"), name="text")
+TWO_TURNS = record(
+    Turn("<image>\nhow many red ?", "2"), Turn("what is <image> ?", "a 7"), Turn("list .", "no"), images=2, name="two"
+)
+
+
+@pytest.fixture
+def bpe_family(tiny_family):
+    """The tiny family with a byte-level BPE tokenizer, whose tokens carry their leading spaces."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        show_progress=False,
+        special_tokens=["<pad>", "<s>", "</s>", "<image>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(["USER: where is the 7? ASSISTANT: a red square"] * 50, trainer)
+    tiny_family.processor.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=["<image>"],
+    )
+    tiny_family.model.config.image_token_id = 3
+    return tiny_family
+
+
+def expect(family, *parts):
+    """(text or image count, region) pairs to (ids, labels, regions)."""
+    ids, labels, regions = [], [], []
+    for content, region in parts:
+        new = [family.image_token_id] * VISUAL * content if region == V else family.tokenizer(content)["input_ids"]
+        ids += new
+        labels += new if region == A else [-100] * len(new)
+        regions += [region] * len(new)
+    return ids, labels, regions
+
+
+def parts_of(sample):
+    return sample.input_ids, sample.labels, sample.regions
+
+
+def test_one_image(tiny_family):
+    sample = encode(ONE_IMAGE, tiny_family, 512, [IMAGE])
+    words = "where is the 7 ? ASSISTANT:"
+    assert parts_of(sample) == expect(tiny_family, ("<s> USER:", S), (1, V), (words, Q), ("B3 </s>", A))
+    assert sample.rank_position == 2 + VISUAL + 5
+    assert tiny_family.tokenizer.convert_ids_to_tokens(sample.input_ids[sample.rank_position]) == "ASSISTANT:"
+
+
+def test_text_only_has_the_bos_as_system_region(tiny_family):
+    sample = encode(TEXT_ONLY, tiny_family, 512, [])
+    prompt = ("USER: what is there ? ASSISTANT:", Q)
+    assert parts_of(sample) == expect(tiny_family, ("<s>", S), prompt, ("none </s>", A))
+    assert sample.rank_position == -1
+
+
+def test_several_images_in_several_turns(tiny_family):
+    sample = encode(TWO_TURNS, tiny_family, 512, [IMAGE, IMAGE])
+    assert parts_of(sample) == expect(
+        tiny_family,
+        ("<s> USER:", S),
+        (1, V),
+        ("how many red ? ASSISTANT:", Q),
+        ("2 </s>", A),
+        ("USER:", Q),
+        (1, V),
+        ("what is ? ASSISTANT:", Q),
+        ("a 7 </s>", A),
+        ("USER: list . ASSISTANT:", Q),
+        ("no </s>", A),
+    )
+    assert sample.input_ids[sample.rank_position + 1 :][:2] == tiny_family.tokenizer("a 7")["input_ids"]
+
+
+def test_text_before_the_first_image_is_system_but_its_answer_stays_labelled(tiny_family):
+    late = record(Turn("a ?", "no"), Turn("<image> where ?", "A1"), images=1)
+    sample = encode(late, tiny_family, 512, [IMAGE])
+    assert parts_of(sample) == expect(
+        tiny_family,
+        ("<s> USER: a ? ASSISTANT:", S),
+        ("no </s>", A),
+        ("USER:", S),
+        (1, V),
+        ("where ? ASSISTANT:", Q),
+        ("A1 </s>", A),
+    )
+
+
+def test_byte_level_tokens_with_leading_spaces(bpe_family):
+    turns = Turn("<image>\nwhere is the 7?", "a red square, größer"), Turn("is the 7 red?", "a 7")
+    sample = encode(record(*turns, images=1), bpe_family, 512, [IMAGE])
+    assert parts_of(sample) == expect(
+        bpe_family,
+        ("<s>USER: ", S),
+        (1, V),
+        ("\nwhere is the 7? ASSISTANT:", Q),
+        (" a red square, größer</s>", A),
+        ("USER: is the 7 red? ASSISTANT:", Q),
+        (" a 7</s>", A),
+    )
+    labelled = [token for token in sample.labels if token != -100]
+    assert bpe_family.tokenizer.decode(labelled) == " a red square, größer</s> a 7</s>"
+
+
+def test_generation_leaves_the_last_answer_out(tiny_family):
+    sample = encode(TWO_TURNS, tiny_family, 512, [IMAGE, IMAGE], generation=True)
+    full = encode(TWO_TURNS, tiny_family, 512, [IMAGE, IMAGE])
+    assert sample.input_ids == full.input_ids[:-2]
+    assert sample.rank_position == full.rank_position
+    last = encode(ONE_IMAGE, tiny_family, 512, [IMAGE], generation=True)
+    assert last.rank_position == len(last.input_ids) - 1
+    assert set(last.labels) == {-100}
+    assert A not in last.regions
+    assert ONE_IMAGE.turns[0].answer == "B3"
+
+
+def test_the_right_end_is_cut(tiny_family):
+    full = encode(TWO_TURNS, tiny_family, 512, [IMAGE, IMAGE])
+    cut = encode(TWO_TURNS, tiny_family, len(full.input_ids) - 5, [IMAGE, IMAGE])
+    assert parts_of(cut) == tuple(part[:-5] for part in parts_of(full))
+    assert cut.rank_position == full.rank_position
+
+
+def test_a_cut_into_images_or_their_question_is_refused(tiny_family):
+    length = len(encode(ONE_IMAGE, tiny_family, 512, [IMAGE]).input_ids)
+    for max_length in (20, VISUAL + 2, length - 3):
+        message = (
+            f"record 'one': {length} tokens, and its images and their question end at token {length - 2}, "
+            f"past max_length {max_length}; raise max_length to {length}"
+        )
+        with pytest.raises(ValueError, match=message):
+            encode(ONE_IMAGE, tiny_family, max_length, [IMAGE])
+
+
+def test_a_sample_without_labels_is_refused(tiny_family, monkeypatch):
+    with pytest.raises(ValueError, match="record 'one': all labels masked, its 74 tokens were cut to max_length 72"):
+        encode(ONE_IMAGE, tiny_family, 72, [IMAGE])
+    with pytest.raises(ValueError, match="record 'text': all labels masked, .* cut to max_length 5"):
+        encode(TEXT_ONLY, tiny_family, 5, [])
+    rendered = tiny_family.render(TEXT_ONLY.turns)
+    monkeypatch.setattr(tiny_family, "render", lambda turns: replace(rendered, answer_spans=[]))
+    with pytest.raises(ValueError, match="all labels masked, .* the chat format and the tokenizer disagree"):
+        encode(TEXT_ONLY, tiny_family, 512, [])
+
+
+def test_a_generation_prompt_is_never_cut(tiny_family):
+    with pytest.raises(ValueError, match="record 'text': 7 tokens, and its prompt end at token 7, past max_length 6"):
+        encode(TEXT_ONLY, tiny_family, 6, [], generation=True)
+    assert len(encode(TEXT_ONLY, tiny_family, 7, [], generation=True).input_ids) == 7
+
+
+def test_images_and_image_tokens_must_agree(tiny_family, bpe_family):
+    with pytest.raises(ValueError, match="record 'one': 1 '<image>' in its prompt but 2 image"):
+        encode(ONE_IMAGE, tiny_family, 512, [IMAGE, IMAGE])
+    with pytest.raises(ValueError, match="record 'one': 1 '<image>' in its prompt but 0 image"):
+        encode(ONE_IMAGE, tiny_family, 512, [])
+    bpe_family.model.config.image_token_id = 2
+    with pytest.raises(ValueError, match="64 visual tokens were written but the tokenizer made 1 image tokens"):
+        encode(ONE_IMAGE, bpe_family, 512, [IMAGE])
+
+
+@pytest.fixture
+def on_disk(tmp_path):
+    """The three records with their images on disk, each image of its own colour."""
+    rows = []
+    for row, base in ((ONE_IMAGE, 10), (TEXT_ONLY, 0), (TWO_TURNS, 100)):
+        paths = [tmp_path / name for name in row.image_paths]
+        for i, path in enumerate(paths):
+            Image.new("RGB", (96, 96), (base + 50 * i, 0, 0)).save(path.with_suffix(".png"))
+        rows.append(replace(row, image_paths=[path.with_suffix(".png") for path in paths]))
+    return rows
+
+
+@pytest.mark.parametrize("generation", [False, True])
+def test_padding_sides_hold_the_same_samples(tiny_family, on_disk, generation):
+    right = Collator(tiny_family, 512, generation=generation)(on_disk)
+    left = Collator(tiny_family, 512, padding_side="left", generation=generation)(on_disk)
+    real, real_left = right.regions_BN != Region.PADDING, left.regions_BN != Region.PADDING
+    assert torch.equal(real, real_left.flip(1))
+    for name in ("input_ids_BN", "labels_BN", "regions_BN"):
+        assert torch.equal(getattr(right, name)[real], getattr(left, name)[real_left])
+    for batch, mask in ((right, real), (left, real_left)):
+        assert set(batch.input_ids_BN[~mask].tolist()) == {tiny_family.tokenizer.pad_token_id}
+        assert set(batch.labels_BN[~mask].tolist()) == {-100}
+    assert right.rank_position_B[1] == left.rank_position_B[1] == -1
+    assert torch.equal((left.rank_position_B - right.rank_position_B)[[0, 2]], (~real).sum(1)[[0, 2]])
+    colon = tiny_family.tokenizer.convert_tokens_to_ids("ASSISTANT:")
+    for batch in (left, right):
+        assert set(batch.input_ids_BN[[0, 2], batch.rank_position_B[[0, 2]]].tolist()) == {colon}
+
+
+def test_a_mixed_batch(tiny_family, on_disk):
+    batch = Collator(tiny_family, 512)(on_disk)
+    assert batch.images_per_sample_B.tolist() == [1, 0, 2]
+    assert batch.record_ids == ["one", "text", "two"]
+    red = ((batch.pixel_values[:, 0] * 0.5 + 0.5) * 255).mean((1, 2)).round()
+    assert red.tolist() == [10, 100, 150]
+    assert tiny_family.embed(batch).shape == (*batch.input_ids_BN.shape, 128)
+    counts = (batch.regions_BN == Region.VISUAL).sum(1)
+    assert counts.tolist() == (batch.images_per_sample_B * VISUAL).tolist()
+
+
+def test_a_text_only_batch_has_no_pixels(tiny_family, on_disk):
+    batch = Collator(tiny_family, 512)(on_disk[1:2])
+    assert batch.pixel_values is None
+    assert batch.images_per_sample_B.tolist() == [0]
+
+
+def test_eos_pads_where_there_is_no_pad_token(bpe_family):
+    bpe_family.tokenizer.pad_token = None
+    batch = Collator(bpe_family, 512)([TEXT_ONLY, record(Turn("a", "b"))])
+    assert batch.input_ids_BN[1, -1] == bpe_family.tokenizer.eos_token_id
+    assert batch.regions_BN[1, -1] == Region.PADDING

@@ -1,0 +1,116 @@
+"""Reading LLaVA's instruction format, and the message of every way it can be wrong."""
+
+import json
+import re
+
+import pytest
+from PIL import Image
+
+from subtoken_train.backbones.base import Turn
+from subtoken_train.datasets.records import InstructionRecords, open_image
+
+
+def talk(*values: str) -> list[dict[str, str]]:
+    return [{"from": ("human", "gpt")[i % 2], "value": value} for i, value in enumerate(values)]
+
+
+def write(folder, rows, name="train.json"):
+    path = folder / name
+    text = "\n\n".join(map(json.dumps, rows)) if name.endswith("jsonl") else json.dumps(rows)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+ROWS = [
+    {"id": "one", "image": "a.jpg", "conversations": talk("<image>\nwhat ?", "a 7"), "kind": "read"},
+    {"id": 7, "image": ["b/c.jpg", "d.jpg"], "conversations": talk("<image> and <image>", "yes", "sure ?", "no")},
+    {"conversations": talk("line\u2028separator", "fine"), "image": None},
+]
+
+
+@pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
+def test_records_are_read_in_order(tmp_path, name):
+    path = tmp_path / name
+    dump = [json.dumps(row, ensure_ascii=False) for row in ROWS]
+    path.write_text("\n".join(dump) + "\n" if name.endswith("l") else f"[{','.join(dump)}]", encoding="utf-8")
+    one, two, three = list(map(InstructionRecords(path).__getitem__, range(3)))
+    assert (one.id, one.image_paths, one.kind) == ("one", [tmp_path / "a.jpg"], "read")
+    assert one.turns == [Turn("<image>\nwhat ?", "a 7")]
+    assert (two.id, two.image_paths) == ("7", [tmp_path / "b/c.jpg", tmp_path / "d.jpg"])
+    assert two.turns == [Turn("<image> and <image>", "yes"), Turn("sure ?", "no")]
+    assert (three.id, three.image_paths, three.kind) == ("2", [], None)
+
+
+def test_image_folder_overrides_the_files_own(tmp_path):
+    records = InstructionRecords(write(tmp_path, ROWS), tmp_path / "elsewhere")
+    assert len(records) == 3
+    assert records[0].image_paths == [tmp_path / "elsewhere" / "a.jpg"]
+
+
+TEXT = talk("hi", "yes")
+ONE = talk("<image> hi", "yes")
+BROKEN = {
+    "it has no turns": {"id": "x"},
+    "a record is": ["x"],
+    "a path or a list of paths is needed": {"id": "x", "image": [1], "conversations": ONE},
+    "a turn is not": {"id": "x", "conversations": [{"from": "human"}]},
+    "come from gpt, human; they must alternate": {"id": "x", "conversations": TEXT[::-1]},
+    "come from human; they": {"id": "x", "conversations": TEXT[:1]},
+    "come from system, gpt;": {"id": "x", "conversations": [{"from": "system", "value": ""}, TEXT[1]]},
+    "0 <image> for 1 image": {"id": "x", "image": "a.jpg", "conversations": TEXT},
+    "1 <image> for 2 image": {"id": "x", "image": ["a.jpg", "b.jpg"], "conversations": ONE},
+    "2 <image> for 1 image": {"id": "x", "image": "a.jpg", "conversations": talk("<image><image>", "yes")},
+    "a gpt turn holds <image>": {"id": "x", "image": "a.jpg", "conversations": talk("hi", "<image>")},
+    "1 <image> but no image": {"id": "x", "conversations": ONE},
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_a_broken_record_is_named_with_its_file(tmp_path, message):
+    row = BROKEN[message]
+    path = write(tmp_path, [ROWS[0], row])
+    name = "'x'" if isinstance(row, dict) else "'1'"
+    with pytest.raises(ValueError, match=re.escape(f"{path}, record {name}: ") + ".*" + re.escape(message)):
+        InstructionRecords(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "[]", "holds no record"),
+        ("a.jsonl", "\n", "holds no record"),
+        ("a.json", '[\n{"id": }]', "a.json, line 2: invalid JSON"),
+        ("a.jsonl", '{}\n{"id": }', "a.jsonl, line 2: invalid JSON"),
+        ("a.json", "{}", "holds a JSON dict; a list"),
+        ("a.json", b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_a_broken_file_is_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message):
+        InstructionRecords(tmp_path / name)
+
+
+def test_a_missing_file_says_what_makes_it():
+    with pytest.raises(ValueError, match="nowhere.json does not exist; check the path"):
+        InstructionRecords("nowhere.json")
+    with pytest.raises(ValueError, match="does not exist; `subtoken-train data scenes` makes it"):
+        InstructionRecords("data/scenes/none.json")
+
+
+def test_images_open_as_rgb(tmp_path):
+    Image.new("L", (3, 2), 9).save(tmp_path / "grey.png")
+    image = open_image(tmp_path / "grey.png", "x")
+    assert (image.mode, image.size) == ("RGB", (3, 2))
+
+
+def test_a_missing_or_broken_image_is_named_with_its_record(tmp_path):
+    with pytest.raises(ValueError, match="record 'x': image .*none.jpg does not exist; check image_folder"):
+        open_image(tmp_path / "none.jpg", "x")
+    (tmp_path / "text.jpg").write_text("no image")
+    with pytest.raises(ValueError, match="record 'x': image .*text.jpg cannot be read"):
+        open_image(tmp_path / "text.jpg", "x")
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "cut.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:400])
+    with pytest.raises(ValueError, match="record 'x': image .*cut.jpg cannot be read"):
+        open_image(tmp_path / "cut.jpg", "x")

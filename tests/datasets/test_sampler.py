@@ -1,0 +1,53 @@
+"""The resumable order: a function of the seed, the place and the process."""
+
+import pytest
+
+from subtoken_train.datasets.sampler import ResumableSampler
+
+
+def test_a_pass_holds_every_record_of_its_full_batches_once():
+    order = list(ResumableSampler(23, 5, seed=0))
+    assert len(order) == len(set(order)) == len(ResumableSampler(23, 5, seed=0)) == 20
+
+
+def test_order_depends_on_seed_and_pass():
+    passes = [list(ResumableSampler(20, 5, seed, consumed=lambda start=start: start)) for seed, start in _PLACES]
+    assert len({tuple(order) for order in passes}) == len(passes)
+    assert list(ResumableSampler(20, 5, seed=0)) == passes[0]
+
+
+_PLACES = [(0, 0), (1, 0), (0, 4), (1, 4), (0, 8)]
+
+
+def test_any_start_continues_the_same_stream():
+    stream = [i for start in (0, 4, 8) for i in ResumableSampler(20, 5, 0, consumed=lambda start=start: start)]
+    for start in range(9):
+        assert list(ResumableSampler(20, 5, 0, consumed=lambda start=start: start)) == stream[5 * start :][:20]
+
+
+def test_every_iteration_asks_where_training_stands():
+    consumed = [0]
+    sampler = ResumableSampler(20, 5, 0, consumed=lambda: consumed[0])
+    first = list(sampler)
+    consumed[0] = 2
+    assert list(sampler)[:10] == first[10:]
+    sampler.set_epoch(3)  # Lightning calls it; the place says it all
+    assert list(sampler)[:10] == first[10:]
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_processes_share_each_global_batch(start):
+    alone = list(ResumableSampler(26, 6, 0, consumed=lambda: start))
+    ranks = [list(ResumableSampler(26, 3, 0, rank=rank, world_size=2, consumed=lambda: start)) for rank in (0, 1)]
+    assert not set(ranks[0][:6]) & set(ranks[1][:6])
+    for batch in range(4):
+        both = [i for rank in ranks for i in rank[3 * batch : 3 * batch + 3]]
+        assert both == alone[6 * batch : 6 * batch + 6]
+
+
+def test_too_few_records_and_bad_seeds_are_refused():
+    message = "7 training records do not fill one batch of batch_size 4 on 2 process"
+    with pytest.raises(ValueError, match=message):
+        ResumableSampler(7, 4, 0, world_size=2)
+    with pytest.raises(ValueError, match="seed is -1; it must be 0 or more"):
+        ResumableSampler(7, 4, -1)
