@@ -21,15 +21,29 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tiny_llava import PATCH, VISUAL_TOKENS, WIDTH, build_model, build_processor
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from subtoken_train.datasets.scenes import CELL, COLORS, GRID, IMAGE_SIZE, KINDS, SHORT_KINDS, Scene, ask, draw_scene
+from subtoken_train.datasets.scenes import (
+    CELL,
+    COLORS,
+    GRID,
+    IMAGE_SIZE,
+    KINDS,
+    PRETRAINING_KIND,
+    SHORT_KINDS,
+    Scene,
+    ask,
+    draw_scene,
+)
+
+from tiny_llava import PATCH, VISUAL_TOKENS, WIDTH, build_model, build_processor
 
 IGNORE = -100
+SECOND_PHASE = 7000
+LATE_KINDS = {"exists_color": 4, "count": 4, "choice": 3}
 Sample = tuple[Scene, list[int], list[int], list[str | None]]
 
 
@@ -86,14 +100,25 @@ class SceneBatches:
         }
 
 
-def draw_kinds(rng: np.random.Generator) -> list[str]:
-    """A quarter raster descriptions, a quarter lists by digit, half records of six short questions."""
-    draw = rng.random()
-    if draw < 0.25:
+def draw_kinds(rng: np.random.Generator, step: int) -> list[str]:
+    """The turns of one training record.
+
+    First a quarter raster descriptions, a quarter lists by digit, half records of six short questions. The second
+    phase has fewer of those, lists by colour (what teaches to address by colour: without them counting and
+    colour-and-digit questions stay at chance), and records of eight short questions that lean on what arrives last.
+    """
+    draw, second = rng.random(), step >= SECOND_PHASE
+    share = 0.06 if second else 0.25
+    if draw < share:
         return ["describe"]
-    if draw < 0.5:
+    if draw < 2 * share:
         return ["list"]
-    return [str(kind) for kind in rng.choice(SHORT_KINDS, 6)]
+    if not second:
+        return [str(kind) for kind in rng.choice(SHORT_KINDS, 6)]
+    if draw < 0.45:
+        return [PRETRAINING_KIND]
+    weights = np.array([LATE_KINDS.get(kind, 1) for kind in SHORT_KINDS], float)
+    return [str(kind) for kind in rng.choice(SHORT_KINDS, 8, p=weights / weights.sum())]
 
 
 def losses(model: nn.Module, heads: nn.ModuleList, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -138,8 +163,11 @@ def token_accuracy(
 
 
 def learning_rate_scale(step: int, steps: int, warmup: int = 300) -> float:
-    """Linear warm-up, then cosine down to 2 %."""
-    return min(1.0, (step + 1) / warmup) * (0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))) + 0.02)
+    """Share of the peak rate: warm-up and a cosine towards step 9,000; from SECOND_PHASE on, 0.6 and a new cosine."""
+    if step < SECOND_PHASE:
+        return min(1.0, (step + 1) / warmup) * (0.5 * (1 + math.cos(math.pi * step / 9000)) + 0.02)
+    progress = (step - SECOND_PHASE) / max(1, steps - SECOND_PHASE)
+    return 0.6 * min(1.0, (step + 1 - SECOND_PHASE) / 100) * (0.5 * (1 + math.cos(math.pi * progress)) + 0.02)
 
 
 def save_atomically(state: dict[str, object], path: Path) -> None:
@@ -154,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("checkpoints/tiny-llava"))
     parser.add_argument("--work", type=Path, required=True, help="state and log of this run; a second call resumes")
-    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--steps", type=int, default=11500)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -181,10 +209,10 @@ def main() -> None:
     clock = time.perf_counter()
     for step in range(start, args.steps):
         rng = np.random.default_rng([args.seed, step])
-        batch = batches.collate([batches.sample(rng, "train", draw_kinds(rng)) for _ in range(args.batch_size)])
+        batch = batches.collate([batches.sample(rng, "train", draw_kinds(rng, step)) for _ in range(args.batch_size)])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             answer, auxiliary = losses(model, heads, batch)
-        (answer + (1.0 if step < args.steps / 2 else 0.1) * auxiliary).backward()
+        (answer + (1.0 if step < 4500 else 0.1) * auxiliary).backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = args.learning_rate * learning_rate_scale(step, args.steps)

@@ -26,9 +26,10 @@ def shared() -> Path:
 def tiny_family():
     """A LlavaFamily over a randomly initialised tiny LLaVA (64 visual tokens, 4 layers)."""
     import torch
-    from tiny_llava import build_model, build_processor
 
     from subtoken_train.backbones.llava import LlavaFamily
+
+    from tiny_llava import build_model, build_processor
 
     torch.manual_seed(0)
     return LlavaFamily(build_model().eval(), build_processor())

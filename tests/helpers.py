@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.base import Family
+from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, Region
 
 
@@ -32,3 +38,49 @@ def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: i
     labels = torch.where(region == Region.ANSWER, ids, -100)
     names = [f"sample-{i}" for i in range(len(rows))]
     return Batch(ids, labels, region, torch.tensor(ranks), pixels, counts, names)
+
+
+def only_sample(batch: Batch, index: int) -> Batch:
+    """One sample of a batch, without padding."""
+    real = batch.regions_BN[index] != Region.PADDING
+    first_image = int(batch.images_per_sample_B[:index].sum())
+    images = int(batch.images_per_sample_B[index])
+    rank = int(batch.rank_position_B[index])
+    shift = int(real.long().argmax()) if rank >= 0 else 0
+    return Batch(
+        batch.input_ids_BN[index : index + 1, real],
+        batch.labels_BN[index : index + 1, real],
+        batch.regions_BN[index : index + 1, real],
+        torch.tensor([rank - shift]),
+        batch.pixel_values[first_image : first_image + images] if images else None,
+        batch.images_per_sample_B[index : index + 1],
+        batch.record_ids[index : index + 1],
+    )
+
+
+def compress(family: Family, routing: RoutingConfig | None = None, **reducer: object) -> CompressedBackbone:
+    """A compressed backbone; keyword arguments are ``ReducerConfig`` fields (default: no reducer)."""
+    config = ReducerConfig(**{"name": "none", **reducer})
+    bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
+    return CompressedBackbone(family, build_reducer(config, family.shape.num_layers), bank)
+
+
+def sharpen(family: Family, factor: float = 6.0) -> None:
+    """Scale the q and k projections, so that a random model's attention is far from uniform."""
+    with torch.no_grad():
+        for layer in family.decoder.layers:
+            layer.self_attn.q_proj.weight.mul_(factor)
+            layer.self_attn.k_proj.weight.mul_(factor)
+
+
+def random_scores(seed: int, *shape: int, levels: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Scores of ``shape``: normal numbers, or whole numbers below ``levels``, so that there are ties."""
+    generator = torch.Generator().manual_seed(seed)
+    if levels is None:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(levels, shape, generator=generator).to(dtype)
+
+
+def random_mask(seed: int, *shape: int, share: float = 0.6) -> Tensor:
+    """A bool mask with about ``share`` True."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share

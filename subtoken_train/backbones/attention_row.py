@@ -32,7 +32,7 @@ def attention_row(
     cos, sin = family.decoder.rotary_emb(normed_BND, position_ids_BN)
 
     def heads(projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        return projected.reshape(*projected.shape[:2], -1, attention.head_dim).transpose(1, 2)
 
     query = heads(attention.q_proj(take_rows(normed_BND, row_B1)))
     key = heads(attention.k_proj(normed_BND))
@@ -45,5 +45,5 @@ def attention_row(
     allowed_BN = visible_BN & (columns_N <= row_B1)
     # a row that sees nothing (an all-padding sample) would be NaN; it sees itself instead
     allowed_BN = allowed_BN | (columns_N == row_B1)
-    masked = scores_BH1N.float().masked_fill(~allowed_BN[:, None, None], -torch.inf)
+    masked: Tensor = scores_BH1N.float().masked_fill(~allowed_BN[:, None, None], -torch.inf)
     return masked.softmax(-1).mean(1).squeeze(1)

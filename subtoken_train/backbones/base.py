@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache
 from transformers.masking_utils import create_causal_mask
 
@@ -53,7 +53,7 @@ class Family(ABC):
     name: str
     lora_pattern: str
 
-    def __init__(self, model: nn.Module, processor: Any) -> None:
+    def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
         self.processor = processor
 

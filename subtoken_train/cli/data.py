@@ -27,8 +27,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the files."""
     from subtoken_train.datasets.scene_files import write_scenes
 
-    write_scenes(
-        args.out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite
-    )
+    write_scenes(args.out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
     print(f"written to {args.out}")
     return 0

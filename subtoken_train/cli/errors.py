@@ -22,7 +22,10 @@ def one_line(error: Exception) -> str:
     """The message of an error on one line; system errors as ``<reason>: <path>``."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
-    return " ".join(str(error).split()) or type(error).__name__
+    text = str(error)
+    if "Original Traceback" in text:  # raised in a data-loading worker: torch puts the whole traceback in the message
+        text = text.strip().splitlines()[-1].partition(": ")[2]
+    return " ".join(text.split()) or type(error).__name__
 
 
 def guarded(action: Callable[[], int]) -> int:

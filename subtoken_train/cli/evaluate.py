@@ -49,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
     records = InstructionRecords(args.data, args.image_folder)
     arms = [_answer(Path(folder), records, args) for folder in args.adapter]
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(score_table(arms))
+    Console(width=None if sys.stdout.isatty() else 40 + 40 * len(arms)).print(score_table(arms))
+    for folder, (facts, _) in zip(args.adapter, arms, strict=True):
+        print(f"{facts.name}: {folder}")
     if args.out:
         rows = [run_record(facts, answers, Path(args.data), {}) for facts, answers in arms]
         write_record({"runs": rows}, Path(args.out))

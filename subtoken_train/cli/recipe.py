@@ -6,15 +6,15 @@ SubTokenModule, InstructionDataModule and Trainer; the keys beside them are adde
 
 from __future__ import annotations
 
-import difflib
-import re
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from subtoken_train.cli.wording import check_recipe_file, recipe_keys, worded
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.interrupt import SaveOnInterrupt
@@ -22,7 +22,6 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.monitor import RunMonitor
 from subtoken_train.training.rng import RandomState
 
-_UNKNOWN_KEY = re.compile(r"(?:[Oo]ption|[Kk]ey|[Pp]arser does not accept)\W+'?(?P<key>[\w.\-]+)'?")
 _CHECKPOINT_DEFAULTS = {
     "checkpoint.filename": "step-{step}",
     "checkpoint.auto_insert_metric_name": False,
@@ -34,23 +33,11 @@ _CHECKPOINT_DEFAULTS = {
 
 
 class RecipeParser(LightningArgumentParser):
-    """Errors are one ``ValueError`` with the nearest key, instead of a usage dump and an exit."""
+    """Errors are a ``ValueError``, which ``RecipeCLI`` words, instead of a usage dump and an exit."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise what is meaningful in ``message``."""
-        raise ValueError(_worded(message, [action.dest for action in self._actions]))
-
-
-def _worded(message: str, known: list[str]) -> str:
-    """jsonargparse's message on one line; for an unknown key, with the nearest known one."""
-    words = " ".join(line.strip(" -^") for line in message.splitlines() if line.strip(" -^"))
-    found = _UNKNOWN_KEY.search(words)
-    if "accept" not in words or not found:
-        return words
-    key = found["key"]
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown key {key!r}.{hint} 'subtoken-train recipes show NAME' prints a complete recipe"
+        """Raise ``message``."""
+        raise ValueError(message)
 
 
 class RecipeCLI(LightningCLI):
@@ -63,6 +50,8 @@ class RecipeCLI(LightningCLI):
 
     def __init__(self, argv: list[str], with_trainer: bool = True) -> None:
         self._with_trainer = with_trainer
+        for path in recipe_paths(argv):
+            check_recipe_file(path)
         super().__init__(
             SubTokenModule,
             InstructionDataModule,
@@ -71,7 +60,7 @@ class RecipeCLI(LightningCLI):
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs={"default_env": False, "prog": "subtoken-train"},
+            parser_kwargs={"default_env": False, "prog": "subtoken-train", "allow_abbrev": False},
         )
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -87,6 +76,13 @@ class RecipeCLI(LightningCLI):
         parser.add_argument("--resume", type=bool, default=False, help="go on from the run's last checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(_CHECKPOINT_DEFAULTS)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; what is wrong with a recipe is one worded line."""
+        try:
+            super().parse_arguments(parser, args)
+        except ValueError as error:
+            raise ValueError(worded(str(error), recipe_keys(parser))) from None
 
     def before_instantiate_classes(self) -> None:
         """Settings that follow from others."""
@@ -105,7 +101,7 @@ class RecipeCLI(LightningCLI):
             return None
         settings = self.config_init.trainer
         last = self.output_dir / "checkpoints" / "last.ckpt"
-        ours = [RandomState(), RunMonitor(), SaveOnInterrupt(last)]
+        ours = [RandomState(), RunMonitor(settings.log_every_n_steps or 50), SaveOnInterrupt(last)]
         if settings.enable_progress_bar is not False:
             ours.append(RichProgressBar())
         settings.callbacks = [*(settings.callbacks or []), *ours]
@@ -114,11 +110,21 @@ class RecipeCLI(LightningCLI):
             settings.logger = [CSVLogger(folder, "logs", "csv"), TensorBoardLogger(folder, "logs", "tb")]
         if settings.plugins is None:
             settings.plugins = [AtomicCheckpointIO()]
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, TypeError) as error:  # e.g. accelerator: cuda on a machine without one
+            raise ValueError(f"trainer: {error}") from None
 
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
         self.parser.save(self.config, str(path), overwrite=True, skip_check=True, multifile=False)
+
+
+def recipe_paths(argv: list[str]) -> list[str]:
+    """The files that ``--config`` names, in order."""
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    spaced = [following for word, following in pairs if word in ("--config", "-c") and following]
+    return spaced + [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
 
 
 def expand_flags(argv: list[str]) -> list[str]:

@@ -19,9 +19,9 @@ from subtoken_train.datasets.window import AccumulationWindows
 class InstructionDataModule(L.LightningDataModule):
     """Instruction data in LLaVA's format for training and validation.
 
-    Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The order of
-    the data depends on the seed, the records and the *global* batch (``batch_size`` x processes) alone; the place in it
-    is Lightning's own count of batches, which is in every checkpoint and is read whenever a loader starts.
+    Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The order
+    depends on the seed, the records and the *global* batch (``batch_size`` x processes) alone; the place in it is
+    Lightning's own count of batches, which is in every checkpoint and is read whenever a loader starts.
 
     Args:
         train_file: JSON list or JSON lines of training records.
@@ -60,6 +60,7 @@ class InstructionDataModule(L.LightningDataModule):
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         self._train: InstructionRecords | None = None
         self._val: InstructionRecords | None = None
+        self._sampler: ResumableSampler | None = None
         self._resumed_order: dict[str, int] = {}
 
     @property
@@ -88,16 +89,17 @@ class InstructionDataModule(L.LightningDataModule):
         """
         assert self.trainer is not None
         assert self._train is not None
-        self._check_resumed_order()
-        sampler = ResumableSampler(
+        self._sampler = ResumableSampler(
             len(self._train),
             self.batch_size,
             self.seed,
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
+            limit=self.trainer.limit_train_batches,
             consumed=self._batches_consumed,
         )
-        loader = self._loader(self._train, self.batch_size, sampler, drop_last=True)
+        self._check_resumed_order(self._sampler.identity)
+        loader = self._loader(self._train, self.batch_size, self._sampler, drop_last=True)
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
     def val_dataloader(self) -> DataLoader[Record] | list[Any]:
@@ -115,7 +117,7 @@ class InstructionDataModule(L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of the data depends on; the place in it is in the state of Lightning's loops."""
-        return {"order": self._order()} if self._train else {}
+        return {} if self._sampler is None else {"order": self._sampler.identity}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember the order that the checkpoint counts in; ``train_dataloader`` compares it with this run's."""
@@ -130,19 +132,14 @@ class InstructionDataModule(L.LightningDataModule):
         total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
         return int(total.processed)
 
-    def _order(self) -> dict[str, int]:
-        assert self.trainer is not None
-        assert self._train is not None
-        global_batch = self.batch_size * self.trainer.world_size
-        return {"records": len(self._train), "global_batch": global_batch, "seed": self.seed}
-
-    def _check_resumed_order(self) -> None:
+    def _check_resumed_order(self, order: dict[str, int]) -> None:
         """A count of batches means another place in the data when the order differs."""
-        here = self._order()
         for name, saved in self._resumed_order.items():
-            if here[name] != saved:
-                hint = "resume with the same data, seed and batch_size x processes, or start a new run"
-                raise ValueError(f"the checkpoint was trained with {name} {saved}, this run has {here[name]}; {hint}")
+            if order[name] != saved:
+                raise ValueError(
+                    f"the checkpoint counts in another order of the data ({name}: {saved}, here {order[name]}); resume "
+                    "with the same data, seed, limit_train_batches and batch_size x processes, or start a new run"
+                )
 
     def _loader(
         self, records: InstructionRecords, batch_size: int, sampler: Any, drop_last: bool
@@ -152,7 +149,6 @@ class InstructionDataModule(L.LightningDataModule):
             batch_size=batch_size,
             sampler=sampler,
             drop_last=drop_last,
-            num_workers=self.num_workers,
+            num_workers=self.num_workers,  # not persistent: left to the garbage collector, each stalls the end by 5 s
             collate_fn=Collator(self.family, self.max_length),
-            persistent_workers=self.num_workers > 0,
         )

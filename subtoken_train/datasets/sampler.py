@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import numpy as np
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
 
 class ResumableSampler(DistributedSampler[int]):
@@ -15,8 +16,9 @@ class ResumableSampler(DistributedSampler[int]):
     Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for pass
     ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data is one
     number, the batches that training has consumed, and nothing that workers have fetched ahead counts. Every ``iter()``
-    asks for that number and yields one pass length of batches from there, into the next pass where it has to.
-    It is a ``DistributedSampler`` so that Lightning never wraps it in one of its own; ``set_epoch`` changes nothing.
+    asks for that number and yields from there to the end of the trainer's epoch: one pass, or less where
+    ``limit_train_batches`` cuts epochs short (the next epoch then goes on with the pass). It is a
+    ``DistributedSampler`` so that Lightning never wraps it in one of its own; ``set_epoch`` changes nothing.
 
     Args:
         num_records: records to shuffle.
@@ -24,6 +26,7 @@ class ResumableSampler(DistributedSampler[int]):
         seed: of the shuffling, not negative.
         rank: this process.
         world_size: processes that share each global batch.
+        limit: the trainer's ``limit_train_batches``: batches (int) or share of a pass (float) that make an epoch.
         consumed: returns the batches that training has consumed so far.
 
     Raises:
@@ -38,11 +41,15 @@ class ResumableSampler(DistributedSampler[int]):
         *,
         rank: int = 0,
         world_size: int = 1,
+        limit: int | float = 1.0,
         consumed: Callable[[], int] = lambda: 0,
     ) -> None:
-        super().__init__(range(num_records), world_size, rank, seed=seed)
+        # torch reads nothing but the length
+        super().__init__(cast("Dataset[int]", range(num_records)), world_size, rank, seed=seed)
         self.num_records, self.batch_size, self.consumed = num_records, batch_size, consumed
         self.batches_per_pass = num_records // (batch_size * world_size)
+        share = int(self.batches_per_pass * limit)
+        self.batches_per_epoch = min(self.batches_per_pass, limit) if isinstance(limit, int) else share
         if self.batches_per_pass == 0:
             raise ValueError(
                 f"{num_records} training records do not fill one batch of batch_size {batch_size} on {world_size} "
@@ -51,13 +58,23 @@ class ResumableSampler(DistributedSampler[int]):
         if seed < 0:
             raise ValueError(f"seed is {seed}; it must be 0 or more")
 
+    @property
+    def identity(self) -> dict[str, int]:
+        """All that the order and the ends of epochs depend on; a count of batches is a place only under the same."""
+        return {
+            "records": self.num_records,
+            "records per global batch": self.batch_size * self.num_replicas,
+            "seed": self.seed,
+            "batches per epoch": self.batches_per_epoch,
+        }
+
     def __len__(self) -> int:
-        return self.batches_per_pass * self.batch_size
+        return self.batches_per_pass * self.batch_size  # Lightning applies its limit to this
 
     def __iter__(self) -> Iterator[int]:
         first = self.consumed()
         current_pass, order = -1, torch.empty(0)
-        for batch in range(first, first + self.batches_per_pass):
+        for batch in range(first, first + self.batches_per_epoch - first % self.batches_per_epoch):
             pass_, index = divmod(batch, self.batches_per_pass)
             if pass_ != current_pass:
                 current_pass, order = pass_, self._permutation(pass_)

@@ -36,6 +36,8 @@ SPLITS = ("train", "dev", "test")
 SHORT_KINDS = ("exists", "exists_color", "color", "read", "where", "count", "choice")
 DESCRIPTION_KINDS = ("describe", "list")
 KINDS = SHORT_KINDS + DESCRIPTION_KINDS
+PRETRAINING_KIND = "list_color"
+"""Asked only while the embedded model is pre-trained."""
 
 
 @dataclass(frozen=True)
@@ -129,39 +131,80 @@ def list_digits(objects: tuple[SceneObject, ...]) -> str:
     )
 
 
+def list_colors(objects: tuple[SceneObject, ...]) -> str:
+    """Every colour with its count and its places, ``red 2 B3 C1 green 0 ...``; teaches addressing by colour."""
+    places = {name: [item.place for item in objects if item.color_name == name] for name in COLOR_NAMES}
+    return " ".join(" ".join([name, str(len(found)), *found]) for name, found in places.items())
+
+
 def ask(rng: np.random.Generator, objects: tuple[SceneObject, ...], kind: str) -> tuple[str, str]:
-    """Draw one (question, answer) of ``kind`` (one of KINDS) about a scene's objects."""
-    by_cell, by_digit = {o.cell: o for o in objects}, {o.digit: o for o in objects}
-    absent = [digit for digit in range(10) if digit not in by_digit]
+    """Draw one (question, answer) of ``kind`` (one of KINDS, or PRETRAINING_KIND) about a scene's objects."""
     some = objects[int(rng.integers(len(objects)))]
-    if kind == "describe":
-        return "describe .", describe(objects)
-    if kind == "list":
-        return "list .", list_digits(objects)
-    if kind == "exists":
-        digit = some.digit if rng.random() < 0.5 else int(rng.choice(absent))
-        return f"is there a {digit} ?", "yes" if digit in by_digit else "no"
-    if kind == "exists_color":
-        others = [color for color in range(len(COLORS)) if color != some.color]
-        color = some.color if rng.random() < 0.5 else int(rng.choice(others))
-        return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
-    if kind == "color":
-        return f"what color is the {some.digit} ?", some.color_name
-    if kind == "read":
-        cell = some.cell if rng.random() < 0.85 else int(rng.integers(GRID * GRID))
-        item = by_cell.get(cell)
-        return f"what is at {PLACES[cell]} ?", f"{item.color_name} {item.digit}" if item else "none"
-    if kind == "where":
-        return f"where is the {some.digit} ?", some.place
-    if kind == "count":
-        color = some.color if rng.random() < 0.8 else int(rng.integers(len(COLORS)))
-        return f"how many {COLOR_NAMES[color]} ?", str(sum(o.color == color for o in objects))
-    if kind == "choice":
-        wrong = rng.permutation(absent)[: len(OPTION_LETTERS) - 1].tolist()
-        options = rng.permutation([some.digit, *wrong]).tolist()
-        listed = " ".join(f"{letter} {digit}" for letter, digit in zip(OPTION_LETTERS, options, strict=False))
-        return f"which is there ? {listed}", OPTION_LETTERS[options.index(some.digit)]
-    raise ValueError(f"question kind {kind!r} is not one of {', '.join(KINDS)}")
+    if kind in _LISTINGS:
+        question, answer = _LISTINGS[kind]
+        return question, answer(objects)
+    if kind not in _QUESTIONS:
+        raise ValueError(f"question kind {kind!r} is not one of {', '.join(KINDS)}")
+    return _QUESTIONS[kind](rng, objects, some)
+
+
+def _absent(objects: tuple[SceneObject, ...]) -> list[int]:
+    present = {item.digit for item in objects}
+    return [digit for digit in range(10) if digit not in present]
+
+
+def _exists(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
+    absent = _absent(objects)
+    digit = some.digit if rng.random() < 0.5 else int(rng.choice(absent))
+    return f"is there a {digit} ?", "no" if digit in absent else "yes"
+
+
+def _exists_color(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
+    others = [color for color in range(len(COLORS)) if color != some.color]
+    color = some.color if rng.random() < 0.5 else int(rng.choice(others))
+    return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
+
+
+def _color(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
+    return f"what color is the {some.digit} ?", some.color_name
+
+
+def _read(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
+    cell = some.cell if rng.random() < 0.85 else int(rng.integers(GRID * GRID))
+    found = [item for item in objects if item.cell == cell]
+    return f"what is at {PLACES[cell]} ?", f"{found[0].color_name} {found[0].digit}" if found else "none"
+
+
+def _where(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
+    return f"where is the {some.digit} ?", some.place
+
+
+def _count(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
+    color = some.color if rng.random() < 0.8 else int(rng.integers(len(COLORS)))
+    return f"how many {COLOR_NAMES[color]} ?", str(sum(item.color == color for item in objects))
+
+
+def _choice(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
+    wrong = rng.permutation(_absent(objects))[: len(OPTION_LETTERS) - 1].tolist()
+    options = rng.permutation([some.digit, *wrong]).tolist()
+    listed = " ".join(f"{letter} {digit}" for letter, digit in zip(OPTION_LETTERS, options, strict=False))
+    return f"which is there ? {listed}", OPTION_LETTERS[options.index(some.digit)]
+
+
+_LISTINGS = {
+    "describe": ("describe .", describe),
+    "list": ("list .", list_digits),
+    PRETRAINING_KIND: ("list color .", list_colors),
+}
+_QUESTIONS = {
+    "exists": _exists,
+    "exists_color": _exists_color,
+    "color": _color,
+    "read": _read,
+    "where": _where,
+    "count": _count,
+    "choice": _choice,
+}
 
 
 def vocabulary() -> tuple[str, ...]:

@@ -73,19 +73,25 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def score_table(arms: list[tuple[ArmFacts, Answers]]) -> Table:
-    """A terminal table: one row per arm, accuracy per question kind in percent with 95 % intervals."""
-    table = Table(title="held-out questions, greedy answers, score in % [95 % interval]", caption=DENSE_NOTE)
-    kinds = list(arms[0][1].by_kind())
-    for column in ("arm", "visual tokens", "groups", "KV nominal", "KV realised", "all", *kinds, "seconds"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
-    for facts, answers in arms:
-        groups = answers.by_kind()
-        cells = [_cell([row.score for row in answers.rows]), *[_cell(groups[kind]) for kind in kinds]]
-        fractions = (f"{facts.nominal:.2%}", f"{facts.realised:.2%}")
-        table.add_row(facts.name, facts.visual_tokens, facts.groups, *fractions, *cells, f"{answers.seconds:.0f}")
+    """A terminal table, one column per arm: budget, then the score of every question kind with its 95 % interval."""
+    table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=DENSE_NOTE)
+    table.add_column("")
+    for facts, _ in arms:
+        table.add_column(facts.name, justify="right")
+    facts_of = [facts for facts, _ in arms]
+    table.add_row("visual tokens", *[facts.visual_tokens for facts in facts_of])
+    table.add_row("value groups", *[facts.groups for facts in facts_of])
+    table.add_row("KV nominal", *[f"{facts.nominal:.3%}" for facts in facts_of])
+    table.add_row("KV realised", *[f"{facts.realised:.3%}" for facts in facts_of], end_section=True)
+    table.add_row("all", *[_cell([row.score for row in answers.rows]) for _, answers in arms])
+    groups = [answers.by_kind() for _, answers in arms]
+    for kind in groups[0]:
+        table.add_row(kind, *[_cell(group[kind]) for group in groups])
+    table.add_section()
+    table.add_row("seconds", *[f"{answers.seconds:.0f}" for _, answers in arms])
     return table
 
 
 def _cell(scores: list[float]) -> str:
     low, high = bootstrap_interval(scores)
-    return f"{100 * sum(scores) / len(scores):.1f}\n[{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{100 * sum(scores) / len(scores):.1f} [{100 * low:.1f}, {100 * high:.1f}]"

@@ -11,7 +11,8 @@ from torch import Tensor
 
 def keep_best(scores_BN: Tensor, candidates_BN: Tensor, count_B: Tensor) -> Tensor:
     """The ``count_B`` best-scored candidates of each sample, bool [B, N]; ties go to the lower index."""
-    scores = scores_BN.float().masked_fill(~candidates_BN, -torch.inf)
+    lowest = torch.finfo(torch.float32).min  # a candidate that scores -inf still comes before what is none
+    scores = scores_BN.float().clamp(min=lowest).masked_fill(~candidates_BN, -torch.inf)
     order_BN = scores.sort(dim=-1, descending=True, stable=True).indices
     rank_BN = torch.empty_like(order_BN).scatter_(
         -1, order_BN, torch.arange(scores.shape[-1], device=scores.device).expand_as(order_BN)

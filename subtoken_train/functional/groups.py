@@ -41,8 +41,8 @@ def split_groups(value_BND: Tensor, num_groups: int, num_kv_heads: int, layout: 
     """
     *lead, width = value_BND.shape
     if layout == "contiguous":
-        return value_BND.unflatten(-1, (num_groups, width // num_groups))
-    by_head = value_BND.unflatten(-1, (num_kv_heads, num_groups, width // num_kv_heads // num_groups))
+        return value_BND.reshape(*lead, num_groups, width // num_groups)
+    by_head = value_BND.reshape(*lead, num_kv_heads, num_groups, width // num_kv_heads // num_groups)
     return by_head.transpose(-3, -2).flatten(-2)
 
 

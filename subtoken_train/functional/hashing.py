@@ -19,7 +19,7 @@ _STEP = -7046029254386353131
 
 def uniform_hash(*keys: Tensor | int) -> Tensor:
     """Uniform numbers in [0, 1), float32, from broadcastable int64 keys (at least one a tensor)."""
-    state = torch.zeros((), dtype=torch.int64)
+    state = torch.tensor(_STEP)  # not 0, which the mixing below would leave at 0 for keys of 0
     for key in keys:
         state = state.to(key.device) if isinstance(key, Tensor) else state
         mixed = (state + key) * _STEP

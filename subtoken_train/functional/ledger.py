@@ -62,9 +62,14 @@ class KVBudget:
         return float((1 + self.value_fraction) / 2)
 
     @property
+    def exact_total(self) -> Fraction:
+        """rho_total as a rational; what anchors are solved for."""
+        return exact(self.keep_ratio) * (1 + self.value_fraction) / 2
+
+    @property
     def total_kv_fraction(self) -> float:
         """rho_total = r * (1 + K/S)/2: retained KV of all tokens that the reducer saw."""
-        return float(exact(self.keep_ratio) * (1 + self.value_fraction) / 2)
+        return float(self.exact_total)
 
 
 @dataclass(frozen=True)
@@ -193,8 +198,9 @@ def solve_anchor(
     Args:
         shape: cache geometry.
         tokens: tokens of the region before reduction.
-        target: retained fraction of the region's KV over all layers, e.g. ``KVBudget(...).total_kv_fraction``.
+        target: retained fraction of the region's KV over all layers, e.g. ``KVBudget(...).exact_total``.
         cut_layer: as in ``nominal_ledger``; layers below it hold every token.
+        region: the region's name, ``visual`` or ``context``.
 
     Raises:
         ValueError: infeasible, the layers below ``cut_layer`` alone cost more than the target.

@@ -28,7 +28,8 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
     nothing here. Returns bool [B, N, S]; a token may keep 0 to S groups.
     """
     batch, length, num_groups = scores_BNS.shape
-    scores = scores_BNS.float().masked_fill(~routed_BN[..., None], -torch.inf).reshape(batch, -1)
+    lowest = torch.finfo(torch.float32).min  # a routed group that scores -inf still comes before unrouted ones
+    scores = scores_BNS.float().clamp(min=lowest).masked_fill(~routed_BN[..., None], -torch.inf).reshape(batch, -1)
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     budget_B1 = routed_BN.sum(-1, keepdim=True) * kept_groups
     within = torch.arange(length * num_groups, device=scores.device) < budget_B1

@@ -52,12 +52,16 @@ def generate_greedy(backbone: CompressedBackbone, prompts: Batch, max_new_tokens
         if bool(done_B.all()):
             break
         hidden = family.model.get_input_embeddings()(next_B[:, None])
-        for place, (start, stop, visible) in enumerate(spans):
-            visible = torch.cat([visible, visible.new_ones(len(visible), 1)], dim=1)
-            spans[place] = (start, stop, visible)
+        spans = [(start, stop, _grown(visible)) for start, stop, visible in spans]
+        for start, stop, visible in spans:
             hidden = family.run_layers(hidden, visible, position_B[:, None], cache, start, stop)
         next_B, position_B = family.logits(hidden)[:, -1].argmax(-1), position_B + 1
     return Generation(torch.stack(generated, dim=1), result.plan())
+
+
+def _grown(visible_BM: Tensor) -> Tensor:
+    """Room for one more generated token, [B, M + 1]."""
+    return torch.cat([visible_BM, visible_BM.new_ones(len(visible_BM), 1)], dim=1)
 
 
 def _last_visible(visible_BM: Tensor) -> Tensor:

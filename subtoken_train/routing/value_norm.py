@@ -5,6 +5,7 @@ Legend: B batch, N positions, S value groups.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
@@ -18,4 +19,5 @@ class ValueNormSelector(Selector):
 
     def forward(self, view: SelectorInput) -> Tensor:
         """Group norms [B, N, S] in fp32."""
-        return view.value_groups_BNSg.detach().float().norm(dim=-1)
+        norms_BNS: Tensor = torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1)
+        return norms_BNS

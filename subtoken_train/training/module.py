@@ -18,6 +18,7 @@ from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
 from subtoken_train.types import Batch, Region
 
@@ -53,6 +54,8 @@ class SubTokenModule(L.LightningModule):
         self.gradient_checkpointing = gradient_checkpointing
         self.strict_loading = False  # the frozen weights are not in the checkpoint; on_load_checkpoint is strict
         self.compressed: CompressedBackbone | None = None
+        self.last_pass: RoutingState | None = None
+        self.last_tokens = (0, 0)
         self.peft_model: PeftModel | None = None
 
     @property
@@ -72,7 +75,9 @@ class SubTokenModule(L.LightningModule):
         """Load and attach everything, once."""
         if self.compressed is not None:
             return
-        compressed, peft_model = build(self.backbone_config, self.lora_settings, self.reducer_config, self.routing_config)
+        compressed, peft_model = build(
+            self.backbone_config, self.lora_settings, self.reducer_config, self.routing_config
+        )
         if self.gradient_checkpointing:
             compressed.family.enable_checkpointing(compressed.bank)
         self.compressed = compressed
@@ -114,10 +119,12 @@ class SubTokenModule(L.LightningModule):
         optimizer, schedule = build_optimizer(lora, routers, self.optimizer_config, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(  # type: ignore[override]  # torch types it by two overloads
+        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
         """Only what is trained."""
-        trained = set(self.trained())
-        return {name: tensor for name, tensor in super().state_dict(*args, **kwargs).items() if name in trained}
+        whole = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        return {name: whole[prefix + name] for name in self.trained()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another set of trained tensors."""

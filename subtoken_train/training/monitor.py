@@ -32,9 +32,14 @@ def usage_entropy(usage_S: Tensor) -> float:
 
 
 class RunMonitor(Callback):
-    """Logs throughput at every logging step, and per layer the entropy and the largest share of group usage."""
+    """Logs throughput, and per layer the entropy and the largest share of group usage.
 
-    def __init__(self) -> None:
+    Args:
+        every: optimiser steps between two readings.
+    """
+
+    def __init__(self, every: int = 20) -> None:
+        self.every = every
         self._clock = 0.0
         self._tokens = [0, 0]
 
@@ -45,12 +50,12 @@ class RunMonitor(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count tokens; log when Lightning logs."""
+        """Count tokens; log every so often."""
         assert isinstance(pl_module, SubTokenModule)
         before, after = pl_module.last_tokens
         self._tokens[0] += before
         self._tokens[1] += after
-        if trainer.global_step % trainer.log_every_n_steps:
+        if trainer.global_step % self.every:
             return
         seconds = max(time.perf_counter() - self._clock, 1e-9)
         pl_module.log("tokens_per_s/before", self._tokens[0] / seconds, prog_bar=True)

@@ -17,11 +17,9 @@ class RandomState(Callback):
     def __init__(self) -> None:
         self._resumed: dict[str, Any] = {}
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the generators' states into ``checkpoint``."""
-        kind, keys, position, has_gauss, gauss = np.random.get_state()
+        kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # libraries draw from it
         checkpoint["random_state"] = {
             "python": random.getstate(),
             "numpy": (kind, torch.from_numpy(np.array(keys, dtype=np.int64)), position, has_gauss, gauss),
@@ -29,9 +27,7 @@ class RandomState(Callback):
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the states until the first batch: loading data and sanity checks draw numbers too."""
         self._resumed = checkpoint["random_state"]
 
@@ -42,7 +38,8 @@ class RandomState(Callback):
         state, self._resumed = self._resumed, {}
         random.setstate(state["python"])
         kind, keys, position, has_gauss, gauss = state["numpy"]
-        np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+        numpy_state = (kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss)
+        np.random.set_state(numpy_state)  # noqa: NPY002
         torch.set_rng_state(state["torch"])
         if state["cuda"]:
             torch.cuda.set_rng_state_all(state["cuda"])

@@ -6,23 +6,15 @@ import copy
 
 import pytest
 import torch
-from helpers import make_batch
 from transformers import DynamicCache
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.lora import LoraSettings, add_lora
-from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Region
 
+from helpers import compress, make_batch
+
 MIXED = [(1, 9), (2, 7), (0, 12)]
-
-
-def compress(family, routing=None, **reducer):
-    config = ReducerConfig(**{"name": "none", **reducer})
-    bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
-    return CompressedBackbone(family, build_reducer(config, family.shape.num_layers), bank)
 
 
 def hf_logits(family, batch):
@@ -67,7 +59,9 @@ def test_forced_gather_with_everything_kept(tiny_family, pad_left, stage):
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @torch.no_grad()
 def test_batch_of_mixed_samples_equals_each_alone(tiny_family, stage):
-    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25, stage=stage)
+    backbone = compress(
+        tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25, stage=stage
+    )
     alone = []
     for pad_left in (False, True):
         batch = make_batch(MIXED, pad_left)
@@ -94,7 +88,9 @@ def test_batch_of_mixed_samples_equals_each_alone(tiny_family, stage):
 def test_training_pass_equals_generation_pass(tiny_family, stage):
     """Jumps in position ids must never be read as packed sequences: with and without a cache, the same logits."""
     batch = make_batch(MIXED[:1])
-    backbone = compress(tiny_family, RoutingConfig(num_groups=8, kept_groups=2), name="fastv", keep_ratio=0.25, stage=stage)
+    backbone = compress(
+        tiny_family, RoutingConfig(num_groups=8, kept_groups=2), name="fastv", keep_ratio=0.25, stage=stage
+    )
     plain = backbone.logits(backbone.run(batch))
     cached = backbone.logits(backbone.run(batch, cache=DynamicCache(config=tiny_family.decoder.config)))
     assert (plain - cached).abs().max() < 1e-5

@@ -164,11 +164,11 @@ def test_a_cut_into_images_or_their_question_is_refused(tiny_family):
 def test_a_sample_without_labels_is_refused(tiny_family, monkeypatch):
     with pytest.raises(ValueError, match="record 'one': all labels masked, its 74 tokens were cut to max_length 72"):
         encode(ONE_IMAGE, tiny_family, 72, [IMAGE])
-    with pytest.raises(ValueError, match="record 'text': all labels masked, .* cut to max_length 5"):
+    with pytest.raises(ValueError, match=r"record 'text': all labels masked, .* cut to max_length 5"):
         encode(TEXT_ONLY, tiny_family, 5, [])
     rendered = tiny_family.render(TEXT_ONLY.turns)
     monkeypatch.setattr(tiny_family, "render", lambda turns: replace(rendered, answer_spans=[]))
-    with pytest.raises(ValueError, match="all labels masked, .* the chat format and the tokenizer disagree"):
+    with pytest.raises(ValueError, match=r"all labels masked, .* the chat format and the tokenizer disagree"):
         encode(TEXT_ONLY, tiny_family, 512, [])
 
 

@@ -92,7 +92,7 @@ def test_a_broken_file_is_refused(tmp_path, name, text, message):
 
 
 def test_a_missing_file_says_what_makes_it():
-    with pytest.raises(ValueError, match="nowhere.json does not exist; check the path"):
+    with pytest.raises(ValueError, match=r"nowhere.json does not exist; check the path"):
         InstructionRecords("nowhere.json")
     with pytest.raises(ValueError, match="does not exist; `subtoken-train data scenes` makes it"):
         InstructionRecords("data/scenes/none.json")
@@ -105,12 +105,12 @@ def test_images_open_as_rgb(tmp_path):
 
 
 def test_a_missing_or_broken_image_is_named_with_its_record(tmp_path):
-    with pytest.raises(ValueError, match="record 'x': image .*none.jpg does not exist; check image_folder"):
+    with pytest.raises(ValueError, match=r"record 'x': image .*none.jpg does not exist; check image_folder"):
         open_image(tmp_path / "none.jpg", "x")
     (tmp_path / "text.jpg").write_text("no image")
-    with pytest.raises(ValueError, match="record 'x': image .*text.jpg cannot be read"):
+    with pytest.raises(ValueError, match=r"record 'x': image .*text.jpg cannot be read"):
         open_image(tmp_path / "text.jpg", "x")
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "cut.jpg")
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:400])
-    with pytest.raises(ValueError, match="record 'x': image .*cut.jpg cannot be read"):
+    with pytest.raises(ValueError, match=r"record 'x': image .*cut.jpg cannot be read"):
         open_image(tmp_path / "cut.jpg", "x")

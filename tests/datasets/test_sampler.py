@@ -22,7 +22,16 @@ _PLACES = [(0, 0), (1, 0), (0, 4), (1, 4), (0, 8)]
 def test_any_start_continues_the_same_stream():
     stream = [i for start in (0, 4, 8) for i in ResumableSampler(20, 5, 0, consumed=lambda start=start: start)]
     for start in range(9):
-        assert list(ResumableSampler(20, 5, 0, consumed=lambda start=start: start)) == stream[5 * start :][:20]
+        rest = stream[5 * start :][: 20 - 5 * (start % 4)]  # to the end of its pass
+        assert list(ResumableSampler(20, 5, 0, consumed=lambda start=start: start)) == rest
+
+
+@pytest.mark.parametrize(("limit", "epoch"), [(3, 3), (9, 4), (0.75, 3), (1.0, 4)])
+def test_shortened_epochs_go_on_with_the_pass(limit, epoch):
+    stream = [i for start in (0, 4, 8) for i in ResumableSampler(20, 5, 0, consumed=lambda start=start: start)]
+    for start in range(0, 8):
+        batches = list(ResumableSampler(20, 5, 0, limit=limit, consumed=lambda start=start: start))
+        assert batches == stream[5 * start :][: 5 * (epoch - start % epoch)]
 
 
 def test_every_iteration_asks_where_training_stands():
@@ -30,9 +39,9 @@ def test_every_iteration_asks_where_training_stands():
     sampler = ResumableSampler(20, 5, 0, consumed=lambda: consumed[0])
     first = list(sampler)
     consumed[0] = 2
-    assert list(sampler)[:10] == first[10:]
+    assert list(sampler) == first[10:]
     sampler.set_epoch(3)  # Lightning calls it; the place says it all
-    assert list(sampler)[:10] == first[10:]
+    assert list(sampler) == first[10:]
 
 
 @pytest.mark.parametrize("start", [0, 3])
@@ -40,7 +49,7 @@ def test_processes_share_each_global_batch(start):
     alone = list(ResumableSampler(26, 6, 0, consumed=lambda: start))
     ranks = [list(ResumableSampler(26, 3, 0, rank=rank, world_size=2, consumed=lambda: start)) for rank in (0, 1)]
     assert not set(ranks[0][:6]) & set(ranks[1][:6])
-    for batch in range(4):
+    for batch in range(4 - start):
         both = [i for rank in ranks for i in rank[3 * batch : 3 * batch + 3]]
         assert both == alone[6 * batch : 6 * batch + 6]
 

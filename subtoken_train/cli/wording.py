@@ -1,0 +1,142 @@
+"""jsonargparse's complaints in our words: which key, what was got, what is allowed, the nearest name; one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import get_args
+
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser
+
+from subtoken_train.cli.recipes import recipe_files
+from subtoken_train.errors import unknown_name
+
+_OUTER_KEY = r'(?:Parser key "(?P<outer>[\w.]+)".*?)?'
+_UNKNOWN_KEY = re.compile(
+    _OUTER_KEY + r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<key>[\w.\-]+)'"
+)
+_UNKNOWN_ARGUMENT = re.compile(r"unrecognized arguments: (?P<argument>[^\s=]+)")
+_KEY = re.compile(r'Parser key "(?P<key>[\w.]+)"')
+_VALUE = re.compile(
+    r"(?:Got value:|Given value:|Unable to load config) (?P<value>.*?)(?= Expected a | Given value type|$)"
+)
+_TYPES = re.compile(r"Subtypes: \[(?P<union>.*?)\] Errors|Expected a (?P<one><class '[\w.]+'>|typing\.\w+\[.*?\])")
+_MISSING = re.compile(r"the following arguments are required: (?P<keys>.+)")
+_TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "NoneType": "null",
+}
+_GROUP = "a group of keys"
+_MAX_LISTED = 12
+
+
+def worded(message: str, keys: Iterable[str]) -> str:
+    """A parser's message as one short line.
+
+    Args:
+        message: what jsonargparse says, over several lines and with the names of Python types.
+        keys: every key of a recipe, see ``recipe_keys``.
+    """
+    text = " ".join(line.strip(" -") for line in message.splitlines() if line.strip(" -"))
+    if found := _UNKNOWN_KEY.search(text):
+        return _unknown("key", ".".join(filter(None, (found["outer"], found["group"], found["key"]))), keys)
+    if found := _UNKNOWN_ARGUMENT.search(text):
+        return _unknown_argument(found["argument"], keys)
+    if found := _MISSING.search(text):
+        return f"{found['keys']} is not set; pass a recipe with --config ('subtoken-train recipes ls' lists them)"
+    if _KEY.search(text) and _VALUE.search(text):
+        return _wrong_value(text)
+    return text
+
+
+def recipe_keys(parser: LightningArgumentParser) -> list[str]:
+    """Every key that a recipe may hold, those of optional groups (``model.routing``) included; no group itself."""
+    keys: set[str] = set()
+    for action in parser._actions:
+        hint = getattr(action, "_typehint", None)
+        optional_groups = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
+        fields = [f"{action.dest}.{field.name}" for part in optional_groups for field in dataclasses.fields(part)]
+        keys.update(fields or [action.dest])
+    keys = {key for key in keys if key.rpartition(".")[2] != "help"}
+    groups_of_keys = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    return sorted(keys - groups_of_keys)
+
+
+def check_recipe_file(path: str) -> None:
+    """Raise a worded ``ValueError`` unless ``path`` is a YAML file that holds keys."""
+    if not Path(path).is_file():
+        near = difflib.get_close_matches(Path(path).stem, recipe_files(), n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0] + '.yaml'!r}?" if near else ""
+        raise ValueError(f"recipe {path} is not a file.{hint} 'subtoken-train recipes ls' lists the shipped ones")
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{path}{place}: invalid YAML ({error.problem})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML in UTF-8: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
+
+
+def _unknown(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> str:
+    """The message for a key that is in no recipe, with the nearest one, or those beside it."""
+    keys = list(keys)
+    head = f"unknown {kind} {prefix + key!r}."
+    if near := _nearest(key, keys):
+        return f"{head} Did you mean {prefix + near!r}?"
+    group = key.rpartition(".")[0]
+    beside = [name.rpartition(".")[2] for name in keys if name.rpartition(".")[0] == group]
+    if group and 0 < len(beside) <= _MAX_LISTED:
+        return f"{head} Allowed in {group}: {', '.join(beside)}"
+    return f"{head} 'subtoken-train recipes show tiny_fastv25_s16k4' prints a complete recipe"
+
+
+def _nearest(key: str, keys: list[str]) -> str | None:
+    """The likeliest meant key: the same group and a similar name, a similar group, or a similar name anywhere."""
+    group, _, leaf = key.rpartition(".")
+    beside = [name for name in keys if name.rpartition(".")[0] == group]
+    names = {name.rpartition(".")[2]: name for name in beside}
+    if near := difflib.get_close_matches(leaf, names, n=1, cutoff=0.6):
+        return names[near[0]]
+    if not beside and (near := difflib.get_close_matches(key, keys, n=1, cutoff=0.8)):
+        return near[0]
+    anywhere = {name.rpartition(".")[2]: name for name in keys}
+    near = difflib.get_close_matches(leaf.replace("-", "_"), anywhere, n=1, cutoff=0.8)
+    return anywhere[near[0]] if near else None
+
+
+def _unknown_argument(argument: str, keys: Iterable[str]) -> str:
+    if argument.startswith("--"):
+        return _unknown("option", argument.removeprefix("--"), keys, prefix="--")
+    hint = (
+        f"a recipe is passed as --config {argument}"
+        if argument.endswith((".yaml", ".yml"))
+        else "options start with --"
+    )
+    return f"unexpected argument {argument!r}; {hint}"
+
+
+def _wrong_value(text: str) -> str:
+    """The message for a value of the wrong type. Nested groups repeat it: the last key is the one that is wrong."""
+    outer, *deeper = [found["key"] for found in _KEY.finditer(text)]
+    inner = deeper[-1] if deeper else outer
+    key = inner if inner.startswith(outer) else f"{outer}.{inner}"
+    complaint = text[text.rindex("Parser key ") :]
+    value, types = _VALUE.search(complaint), _TYPES.search(complaint)
+    got = value["value"].strip("'\"") if value else ""
+    allowed = (types["union"] or types["one"]) if types else ""
+    literals = " ".join(re.findall(r"typing\.Literal\[(.*?)\]", allowed))
+    if choices := re.findall(r"'([^']+)'", literals):
+        return str(unknown_name(key, got, choices))
+    classes = re.findall(r"<class '([\w.]+)'>", allowed)
+    words = dict.fromkeys(_TYPE_WORDS.get(name, _GROUP) for name in classes) or [_GROUP]
+    return f"{key} is {got!r}; it must be {' or '.join(words)}"

@@ -1,0 +1,124 @@
+"""The matched-budget comparison of the embedded arms, from committed run records.
+
+Legend: s seeds, n questions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, KINDS
+from subtoken_train.evaluation.intervals import bootstrap_interval
+
+ARMS = {
+    "tiny_lora_only": "LoRA only",
+    "tiny_fastv25": "FastV 25 %, unrouted",
+    "tiny_fastv25_s16k4_anchor": "anchor (FastV 15.6 %)",
+    "tiny_fastv25_s16k4": "FastV 25 % + S16K4 router",
+    "tiny_fastv25_s16k4_valuenorm": "FastV 25 % + S16K4 value norm",
+    "tiny_fastv12p5": "FastV 12.5 %, unrouted",
+    "tiny_fastv12p5_s16k4_anchor": "anchor (FastV 7.8 %)",
+    "tiny_fastv12p5_s16k4": "FastV 12.5 % + S16K4 router",
+    "tiny_fastv12p5_s16k4_valuenorm": "FastV 12.5 % + S16K4 value norm",
+    "tiny_fastv25_s16k4_lf4_anchor": "anchor (FastV 15.6 %), L_f = 4",
+    "tiny_fastv25_s16k4_lf4": "FastV 25 % + S16K4 router, L_f = 4",
+}
+"""Recipe -> words of the table's row, in the table's order."""
+
+PAIRS = (
+    ("tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"),
+    ("tiny_fastv25_s16k4", "tiny_fastv25_s16k4_valuenorm"),
+    ("tiny_fastv12p5_s16k4", "tiny_fastv12p5_s16k4_anchor"),
+    ("tiny_fastv12p5_s16k4", "tiny_fastv12p5_s16k4_valuenorm"),
+    ("tiny_fastv25_s16k4_lf4", "tiny_fastv25_s16k4_lf4_anchor"),
+    ("tiny_fastv25", "tiny_fastv25_s16k4_anchor"),
+    ("tiny_fastv25", "tiny_fastv12p5_s16k4_anchor"),
+)
+"""(arm, what it is compared with), both answering the same questions."""
+
+Scores = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """All seeds of one arm: ``scores_sn`` in 0..1, the kinds of the n questions, and the budget."""
+
+    name: str
+    scores_sn: Scores
+    kinds: npt.NDArray[np.str_]
+    visual_tokens: str
+    nominal_kv: float
+    realised_kv: float
+
+    def mean_scores(self, group: str) -> Scores:
+        """Per-question means over seeds of ``questions``, ``descriptions`` or one kind, [n of that group]."""
+        described = np.isin(self.kinds, DESCRIPTION_KINDS)
+        chosen = {"questions": ~described, "descriptions": described}.get(group, self.kinds == group)
+        return np.asarray(self.scores_sn[:, chosen].mean(0), dtype=np.float64)
+
+
+def read_records(folder: Path) -> dict[str, Arm]:
+    """Group the run records of ``folder`` by arm.
+
+    Raises:
+        ValueError: no records, or an arm's runs answered different questions.
+    """
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text())
+        runs.setdefault(record["arm"], []).append(record)
+    if not runs:
+        raise ValueError(f"{folder} holds no run records; benchmarks/tiny_comparison.py makes them")
+    if len({record["data_sha256"] for records in runs.values() for record in records}) > 1:
+        raise ValueError(f"the records of {folder} answer different question files; they cannot be compared")
+    return {name: _arm(name, records) for name, records in runs.items()}
+
+
+def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
+    first = records[0]
+    return Arm(
+        name=name,
+        scores_sn=np.array([record["scores"] for record in records]),
+        kinds=np.array(first["kinds"]),
+        visual_tokens=first["visual_tokens"],
+        nominal_kv=first["nominal_kv"],
+        realised_kv=float(np.mean([record["realised_kv"] for record in records])),
+    )
+
+
+def comparison_markdown(arms: dict[str, Arm]) -> str:
+    """The tables of ``recipes/README.md``: scores per arm, then paired differences with intervals."""
+    columns = ("questions", "descriptions", *KINDS)
+    known = [name for name in ARMS if name in arms]
+    lines = [
+        "| arm | recipe | visual tokens | KV nominal | KV realised | seeds | " + " | ".join(columns) + " |",
+        "|---|---|---|---|---|---|" + "---|" * len(columns),
+    ]
+    for name in known:
+        arm = arms[name]
+        cells = [_mean_cell(arm.mean_scores(column)) for column in columns]
+        budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
+        lines.append(f"| {ARMS[name]} | `{name}` | {budget} | " + " | ".join(cells) + " |")
+    lines += ["", "| difference | questions | descriptions |", "|---|---|---|"]
+    for first, second in PAIRS:
+        if first in arms and second in arms:
+            cells = [_difference_cell(arms[first], arms[second], group) for group in ("questions", "descriptions")]
+            lines.append(f"| {ARMS[first]} - {ARMS[second]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean_cell(scores: Scores) -> str:
+    low, high = bootstrap_interval(scores)
+    return f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _difference_cell(first: Arm, second: Arm, group: str) -> str:
+    difference = first.mean_scores(group) - second.mean_scores(group)
+    low, high = bootstrap_interval(difference)
+    return f"{100 * difference.mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"

@@ -1,0 +1,100 @@
+"""The load-balance loss against loops, and its linearity in the batch."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.functional.balance import balance_loss
+from subtoken_train.functional.masks import fixed_mask, global_mask
+
+from helpers import random_mask, random_scores
+
+
+@st.composite
+def batches(draw, max_batch=4):
+    """(logits, hard mask, routed tokens) of one layer, under either budget."""
+    batch, length, num_groups = draw(st.integers(2, max_batch)), draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    seed = draw(st.integers(0, 10_000))
+    logits, routed = 3 * random_scores(seed, batch, length, num_groups), random_mask(seed, batch, length)
+    kept = draw(st.integers(1, num_groups))
+    hard = fixed_mask(logits, kept) if draw(st.booleans()) else global_mask(logits, kept, routed)
+    return logits, hard, routed
+
+
+def slow_balance(logits_NS, hard_NS, routed_N):
+    """One sample's loss, token by token."""
+    num_groups = len(logits_NS[0])
+    tokens = [n for n in range(len(logits_NS)) if routed_N[n]]
+    if not tokens:
+        return 0.0
+    selections = sum(int(hard_NS[n].sum()) for n in tokens)
+    loss = 0.0
+    for group in range(num_groups):
+        share = sum(bool(hard_NS[n, group]) for n in tokens) / selections
+        probability = sum(torch.softmax(logits_NS[n].double(), -1)[group].item() for n in tokens) / len(tokens)
+        loss += num_groups * share * probability
+    return loss
+
+
+@settings(max_examples=50, deadline=None)
+@given(batch=batches())
+def test_equals_the_loops(batch):
+    losses = balance_loss(*batch)
+    expected = [slow_balance(logits, hard, routed) for logits, hard, routed in zip(*batch, strict=True)]
+    assert torch.allclose(losses, torch.tensor(expected), atol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(batch=batches(max_batch=6), data=st.data())
+def test_linear_in_the_batch(batch, data):
+    """Two processes with parts of a batch give the loss of one: means weighted by samples."""
+    size = len(batch[0])
+    cut = data.draw(st.integers(1, size - 1))
+    whole = balance_loss(*batch).mean()
+    first = balance_loss(*(part[:cut] for part in batch)).mean()
+    second = balance_loss(*(part[cut:] for part in batch)).mean()
+    assert torch.allclose(whole, (cut * first + (size - cut) * second) / size, atol=1e-5)
+    if 2 * cut == size:
+        assert torch.allclose(whole, (first + second) / 2, atol=1e-5)
+
+
+def test_padding_does_not_count():
+    logits, routed = random_scores(0, 2, 6, 4), torch.ones(2, 6, dtype=torch.bool)
+    routed[:, 4:] = False
+    hard = fixed_mask(logits, 2)
+    trimmed = balance_loss(logits[:, :4], hard[:, :4], routed[:, :4])
+    louder = logits.clone()
+    louder[:, 4:] *= 100
+    assert torch.allclose(balance_loss(louder, hard, routed), trimmed, atol=1e-6)
+
+
+def test_a_sample_without_routed_tokens_gives_zero_and_a_zero_gradient():
+    logits = random_scores(0, 2, 3, 4).requires_grad_()
+    routed = torch.tensor([[False] * 3, [True] * 3])
+    losses = balance_loss(logits, fixed_mask(logits.detach(), 1), routed)
+    assert losses[0].item() == 0
+    losses[0].backward(retain_graph=True)
+    assert logits.grad is not None
+    assert not logits.grad.any()
+    losses[1].backward()
+    assert not logits.grad[0].any()
+    assert logits.grad[1].any()
+
+
+@pytest.mark.parametrize("num_groups", [2, 4, 16])
+def test_perfect_balance_is_one_and_collapse_is_more(num_groups):
+    hard = torch.eye(num_groups, dtype=torch.bool)[None]
+    routed = torch.ones(1, num_groups, dtype=torch.bool)
+    assert balance_loss(torch.zeros(1, num_groups, num_groups), hard, routed).item() == pytest.approx(1.0)
+    collapsed = torch.zeros(1, num_groups, num_groups)
+    collapsed[..., 0] = 50.0
+    loss = balance_loss(collapsed, fixed_mask(collapsed, 1), routed)
+    assert loss.item() == pytest.approx(num_groups)
+
+
+def test_computed_in_fp32_from_bf16_logits():
+    logits, routed = random_scores(0, 1, 8, 4).bfloat16(), torch.ones(1, 8, dtype=torch.bool)
+    loss = balance_loss(logits, fixed_mask(logits, 2), routed)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, balance_loss(logits.float(), fixed_mask(logits, 2), routed))

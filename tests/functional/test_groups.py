@@ -1,0 +1,95 @@
+"""Value groups: split, expand and product agree with a channel-by-channel reading of both layouts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.functional.groups import apply_group_mask, check_groups, expand_group_mask, split_groups
+
+from helpers import random_mask, random_scores
+
+LAYOUTS = ("contiguous", "per_head")
+
+
+@st.composite
+def geometries(draw):
+    """(heads, head width, S, layout) with S dividing what the layout splits; any relation of S to the heads."""
+    heads, head_dim, layout = draw(st.integers(1, 4)), draw(st.integers(1, 12)), draw(st.sampled_from(LAYOUTS))
+    width = heads * head_dim if layout == "contiguous" else head_dim
+    num_groups = draw(st.sampled_from([size for size in range(1, width + 1) if width % size == 0]))
+    return heads, head_dim, num_groups, layout
+
+
+def group_of_channel(channel, heads, head_dim, num_groups, layout):
+    """The group that rules one channel of the ``v_proj`` output."""
+    if layout == "contiguous":
+        return channel // (heads * head_dim // num_groups)
+    return (channel % head_dim) // (head_dim // num_groups)
+
+
+@settings(max_examples=50, deadline=None)
+@given(geometry=geometries(), seed=st.integers(0, 1000))
+def test_split_expand_and_apply_follow_the_channels(geometry, seed):
+    heads, head_dim, num_groups, layout = geometry
+    value_BND = random_scores(seed, 2, 3, heads * head_dim)
+    mask_BNS = random_mask(seed, 2, 3, num_groups)
+    owner = [group_of_channel(channel, *geometry) for channel in range(heads * head_dim)]
+
+    groups = split_groups(value_BND, num_groups, heads, layout)
+    expanded = expand_group_mask(mask_BNS, heads * head_dim, heads, layout)
+    routed = apply_group_mask(value_BND, mask_BNS, heads, layout)
+    for group in range(num_groups):
+        channels = [channel for channel, own in enumerate(owner) if own == group]
+        assert torch.equal(groups[:, :, group], value_BND[:, :, channels])
+    for channel, own in enumerate(owner):
+        assert torch.equal(expanded[..., channel], mask_BNS[..., own])
+        assert torch.equal(routed[..., channel], torch.where(mask_BNS[..., own], value_BND[..., channel], 0.0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_scaled_mask_scales_its_groups_in_the_values_dtype(layout):
+    value = random_scores(0, 2, 3, 16).bfloat16()
+    scale = torch.rand(2, 3, 4)
+    routed = apply_group_mask(value, scale, 4, layout)
+    assert routed.dtype == torch.bfloat16
+    expected = split_groups(value, 4, 4, layout) * scale.bfloat16()[..., None]
+    assert torch.equal(split_groups(routed, 4, 4, layout), expected)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "num_groups", "heads_per_group"),
+    [(32, 128, 16, 2), (4, 128, 16, 0.25), (2, 128, 16, 0.125)],
+)
+def test_a_group_is_several_heads_or_part_of_one(heads, head_dim, num_groups, heads_per_group):
+    """LLaVA-7B, Qwen2.5-7B and Qwen2.5-VL-3B (contract 1)."""
+    groups = split_groups(torch.zeros(1, 1, heads * head_dim), num_groups, heads)
+    assert groups.shape == (1, 1, num_groups, int(heads_per_group * head_dim))
+
+
+@settings(max_examples=50, deadline=None)
+@given(geometry=geometries(), kept=st.integers(1, 48))
+def test_every_divisor_and_budget_passes(geometry, kept):
+    heads, head_dim, num_groups, layout = geometry
+    check_groups(num_groups, min(kept, num_groups), heads, head_dim, layout)
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "layout", "near"),
+    [(24, "contiguous", "4, 8, 16, 32"), (24, "per_head", "4, 8, 16, 32"), (0, "contiguous", "1, 2, 4, 8")],
+)
+def test_a_wrong_group_count_names_divisors(num_groups, layout, near):
+    width = 128 if layout == "contiguous" else 32
+    with pytest.raises(ValueError, match=f"num_groups={num_groups} does not divide the value width {width}.*{near}$"):
+        check_groups(num_groups, 1, 4, 32, layout)
+
+
+@pytest.mark.parametrize("kept", [0, -1, 9])
+def test_kept_groups_out_of_range(kept):
+    with pytest.raises(ValueError, match=f"kept_groups={kept} must lie between 1 and num_groups=8"):
+        check_groups(8, kept, 4, 32, "contiguous")
+
+
+def test_an_unknown_layout_names_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown layout 'perhead'\. Did you mean 'per_head'\? Allowed: contiguous"):
+        check_groups(8, 2, 4, 32, "perhead")
