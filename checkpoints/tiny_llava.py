@@ -1,6 +1,6 @@
 """The embedded VLM's architecture and processor, from configuration alone.
 
-A genuine ``LlavaForConditionalGeneration`` (CLIP vision tower, two-layer projector, Llama) of about 1.6 M parameters:
+A genuine ``LlavaForConditionalGeneration`` (CLIP vision tower, two-layer projector, Llama) of about 2 M parameters:
 96 x 96 images in patches of 12 pixels give 64 visual tokens, so that 25, 15.625, 12.5 and 7.8125 % of them are whole
 numbers (16, 10, 8 and 5).
 """
@@ -23,7 +23,7 @@ from subtoken_train.datasets.scenes import IMAGE_SIZE, vocabulary
 PATCH = 12
 VISUAL_TOKENS = (IMAGE_SIZE // PATCH) ** 2
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<image>")
-WIDTH, HEADS, LAYERS = 128, 4, 4
+WIDTH, HEADS, VISION_LAYERS, TEXT_LAYERS = 128, 4, 4, 6
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'user' %}USER: "
@@ -73,14 +73,14 @@ def build_processor() -> LlavaProcessor:
     )
 
 
-def build_model() -> LlavaForConditionalGeneration:
+def build_model(text_layers: int = TEXT_LAYERS) -> LlavaForConditionalGeneration:
     """The randomly initialised model; seed torch before calling."""
     tokenizer = build_tokenizer()
     image_token = int(tokenizer.convert_tokens_to_ids("<image>"))
     vision = CLIPVisionConfig(
         hidden_size=WIDTH,
         intermediate_size=3 * WIDTH,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=VISION_LAYERS,
         num_attention_heads=HEADS,
         image_size=IMAGE_SIZE,
         patch_size=PATCH,
@@ -90,7 +90,7 @@ def build_model() -> LlavaForConditionalGeneration:
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
         intermediate_size=3 * WIDTH,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=text_layers,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         max_position_embeddings=512,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
+from transformers import LlavaForConditionalGeneration
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.llava import LlavaFamily
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, Region
+
+from tiny_llava import build_model, build_processor
 
 
 def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: int = 64, seed: int = 0) -> Batch:
@@ -84,3 +90,18 @@ def random_scores(seed: int, *shape: int, levels: int | None = None, dtype: torc
 def random_mask(seed: int, *shape: int, share: float = 0.6) -> Tensor:
     """A bool mask with about ``share`` True."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def save_backbone(family: Family, folder: Path) -> Path:
+    """Write a family's model and processor as a checkpoint folder."""
+    family.model.save_pretrained(folder)
+    family.processor.save_pretrained(folder)
+    return folder
+
+
+def gqa_family(num_kv_heads: int = 2) -> LlavaFamily:
+    """The random tiny LLaVA with fewer key-value heads than its four query heads."""
+    torch.manual_seed(0)
+    config = build_model().config
+    config.text_config.num_key_value_heads = num_kv_heads
+    return LlavaFamily(LlavaForConditionalGeneration(config).eval(), build_processor())

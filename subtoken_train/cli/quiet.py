@@ -6,11 +6,11 @@ import logging
 import os
 import warnings
 
-_LIGHTNING_NOISE = ("Tip: For seamless", "TPU available", "HPU available")
+_LIGHTNING_NOISE = ("Tip: For seamless", "TPU available", "HPU available", "Seed set to")
 
 
 def quiet_libraries() -> None:
-    """Call before transformers and lightning are imported."""
+    """Call before anything of ours that uses transformers or lightning."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -19,13 +19,18 @@ def quiet_libraries() -> None:
         ".*is_gradient_checkpointing. is deprecated",  # peft's call into transformers
         ".*gradient_checkpointing_enable. is deprecated",
         ".*treespec, LeafSpec",  # lightning's call into torch
+        "Precision .* is not supported by the model summary",
         "Found .* module.s. in eval mode",  # the frozen backbone is meant to be
         "The 'train_dataloader' does not have many workers",
         "The 'val_dataloader' does not have many workers",
         "Total length of .* across ranks is zero",  # no validation file was given
     ):
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_useful)
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(name).addFilter(_is_useful)
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
 
 def _is_useful(record: logging.LogRecord) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
+import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from subtoken_train.backbones.base import Family
@@ -150,5 +151,6 @@ class InstructionDataModule(L.LightningDataModule):
             sampler=sampler,
             drop_last=drop_last,
             num_workers=self.num_workers,  # not persistent: left to the garbage collector, each stalls the end by 5 s
+            generator=torch.Generator(),  # its own: starting a loader must not advance the run's random state
             collate_fn=Collator(self.family, self.max_length),
         )

@@ -36,7 +36,7 @@ SPLITS = ("train", "dev", "test")
 SHORT_KINDS = ("exists", "exists_color", "color", "read", "where", "count", "choice")
 DESCRIPTION_KINDS = ("describe", "list")
 KINDS = SHORT_KINDS + DESCRIPTION_KINDS
-PRETRAINING_KIND = "list_color"
+PRETRAINING_KINDS = ("list_color", "exists_color_easy")
 """Asked only while the embedded model is pre-trained."""
 
 
@@ -138,7 +138,7 @@ def list_colors(objects: tuple[SceneObject, ...]) -> str:
 
 
 def ask(rng: np.random.Generator, objects: tuple[SceneObject, ...], kind: str) -> tuple[str, str]:
-    """Draw one (question, answer) of ``kind`` (one of KINDS, or PRETRAINING_KIND) about a scene's objects."""
+    """Draw one (question, answer) of ``kind`` (one of KINDS, or PRETRAINING_KINDS) about a scene's objects."""
     some = objects[int(rng.integers(len(objects)))]
     if kind in _LISTINGS:
         question, answer = _LISTINGS[kind]
@@ -161,6 +161,16 @@ def _exists(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: Sc
 
 def _exists_color(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
     others = [color for color in range(len(COLORS)) if color != some.color]
+    color = some.color if rng.random() < 0.5 else int(rng.choice(others))
+    return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
+
+
+def _exists_color_easy(
+    rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject
+) -> tuple[str, str]:
+    """Like ``exists_color``, but where the answer is no, no digit of the scene has the colour (if one is left)."""
+    used = {item.color for item in objects}
+    others = [color for color in range(len(COLORS)) if color not in used] or list(set(range(len(COLORS))) - {some.color})
     color = some.color if rng.random() < 0.5 else int(rng.choice(others))
     return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
 
@@ -194,11 +204,12 @@ def _choice(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: Sc
 _LISTINGS = {
     "describe": ("describe .", describe),
     "list": ("list .", list_digits),
-    PRETRAINING_KIND: ("list color .", list_colors),
+    "list_color": ("list color .", list_colors),
 }
 _QUESTIONS = {
     "exists": _exists,
     "exists_color": _exists_color,
+    "exists_color_easy": _exists_color_easy,
     "color": _color,
     "read": _read,
     "where": _where,

@@ -34,4 +34,4 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
     budget_B1 = routed_BN.sum(-1, keepdim=True) * kept_groups
     within = torch.arange(length * num_groups, device=scores.device) < budget_B1
     mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, within)
-    return mask.reshape(batch, length, num_groups) & routed_BN[..., None]
+    return mask.reshape(batch, length, num_groups)

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 
 class RandomState(Callback):
-    """Saves Python's, NumPy's and torch's generators with every checkpoint, and restores them when training starts."""
+    """Saves Python's, NumPy's and torch's generators with every checkpoint, and restores them at the next batch."""
 
     def __init__(self) -> None:
         self._resumed: dict[str, Any] = {}
@@ -31,8 +31,10 @@ class RandomState(Callback):
         """Keep the states until the first batch: loading data and sanity checks draw numbers too."""
         self._resumed = checkpoint["random_state"]
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the generators after a resume."""
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Restore the generators before the first batch after a resume."""
         if not self._resumed:
             return
         state, self._resumed = self._resumed, {}

@@ -1,0 +1,46 @@
+"""``subtoken-train check``: what a recipe trains, keeps and needs, before it runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
+
+The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
+matched token-only anchor, an estimate of the memory, the data and the optimiser steps. Loads no weights.
+Any key of the recipe can be overridden after --config, as for fit.
+--offline reads no data and asks no server; without it the data files are parsed and the first record is encoded."""
+
+OFFLINE = "--offline"
+
+
+def run_raw(argv: list[str]) -> int:
+    """Parse the recipe, lay its model out on the meta device, print five numbered steps."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    offline = OFFLINE in argv
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.cli import check_lines
+    from subtoken_train.cli.recipe import RecipeCLI, expand_flags
+    from subtoken_train.training.preflight import lay_out
+
+    recipe = [word for word in argv if word != OFFLINE]
+    cli = RecipeCLI(expand_flags(recipe), with_trainer=False)
+    parts = lay_out(cli.model)
+    steps = (
+        ("recipe", check_lines.settings_lines(cli, parts)),
+        ("what trains", check_lines.training_lines(parts)),
+        ("KV budget of a prompt with one image", check_lines.budget_lines(parts)),
+        ("memory of one device (an estimate)", check_lines.memory_lines(cli, parts)),
+        ("data and steps", check_lines.data_lines(cli, parts, offline)),
+    )
+    for number, (title, lines) in enumerate(steps, start=1):
+        print(f"{number}/{len(steps)} {title}", *(f"  {line}" for line in lines), "", sep="\n")
+    print(f"ready: subtoken-train fit {shlex.join(recipe)}")
+    return 0

@@ -1,0 +1,167 @@
+"""What a recipe trains, keeps and needs, computed before anything is loaded (architecture on the meta device)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import groupby
+
+import torch
+from torch import nn
+from transformers import AutoProcessor
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.build import assemble
+from subtoken_train.backbones.load import BackboneConfig, layout_family, resolve
+from subtoken_train.datasets.collate import EncodedSample, encode
+from subtoken_train.datasets.records import InstructionRecords, open_image
+from subtoken_train.functional.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
+from subtoken_train.training.module import SubTokenModule
+
+PAPER_TEXT = {"system": 5, "query": 14}
+"""Text tokens beside the image in the paper's prompt lengths (595 = 576 + 19); how the 19 split is our reading."""
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Some of a model's tensors: how many, and their elements."""
+
+    name: str
+    tensors: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class LayerBand:
+    """Neighbouring layers whose ledger rows are equal: first and last layer, and the rows of one of them."""
+
+    first: int
+    last: int
+    rows: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How many optimiser steps a run takes, and on how much data.
+
+    Attributes:
+        steps: optimiser steps; None where only the data could tell and it was not read.
+        samples_per_step: records of one optimiser step: batch x accumulation x devices.
+        epochs: passes over the data; None without data.
+    """
+
+    steps: int | None
+    samples_per_step: int
+    epochs: float | None
+
+
+def lay_out(module: SubTokenModule) -> CompressedBackbone:
+    """Everything a module builds, without weights; wrong settings are the usual worded ``ValueError``."""
+    family = layout_family(module.backbone_config)
+    with torch.device("meta"):
+        return assemble(family, module.lora_settings, module.reducer_config, module.routing_config)[0]
+
+
+def trained_groups(parts: CompressedBackbone) -> list[ParameterGroup]:
+    """LoRA on q, LoRA on v, and the routers where there are any."""
+    trained = {name: parameter for name, parameter in parts.model.named_parameters() if parameter.requires_grad}
+    groups = [
+        _count(f"LoRA {side}", (p for name, p in trained.items() if side in name)) for side in ("q_proj", "v_proj")
+    ]
+    if parts.bank is not None and parts.bank.learned:
+        groups.append(_count(f"routers ({parts.bank.config.selector})", parts.bank.parameters()))
+    return groups
+
+
+def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
+    """All that stays as it was."""
+    return _count("frozen", (parameter for parameter in parts.parameters() if not parameter.requires_grad))
+
+
+def prompt_ledger(parts: CompressedBackbone) -> Ledger:
+    """Nominal cache of a prompt with one image and the paper's 19 text tokens."""
+    visual = parts.family.visual_tokens()
+    regions = {"system": PAPER_TEXT["system"], "visual": visual, "query": PAPER_TEXT["query"]}
+    kept = parts.reducer.kept_tokens(visual)
+    return nominal_ledger(parts.family.shape, regions, budget_of(parts), parts.reducer.cut_layer, kept)
+
+
+def budget_of(parts: CompressedBackbone) -> KVBudget:
+    """Keep ratio and groups; without routing, every group."""
+    ratio, bank = parts.reducer.config.keep_ratio, parts.bank
+    return KVBudget(ratio) if bank is None else KVBudget(ratio, bank.config.num_groups, bank.config.kept_groups)
+
+
+def layer_bands(ledger: Ledger) -> list[LayerBand]:
+    """The ledger's rows, equal neighbouring layers taken together."""
+    layers = [tuple(rows) for _, rows in groupby(ledger.entries, key=lambda entry: entry.layer)]
+    bands = groupby(layers, key=lambda rows: [replace(row, layer=0) for row in rows])
+    alike = [list(members) for _, members in bands]
+    return [LayerBand(members[0][0].layer, members[-1][0].layer, members[0]) for members in alike]
+
+
+def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger) -> Anchor:
+    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the image."""
+    held = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
+    return solve_anchor(ledger.shape, parts.family.visual_tokens(), held, parts.reducer.cut_layer)
+
+
+def nominal_anchor(parts: CompressedBackbone) -> Anchor:
+    """The same for the paper's fraction r (1 + K/S) / 2 of *all* layers.
+
+    Raises:
+        ValueError: infeasible; the layers below the cut cost more alone.
+    """
+    target = budget_of(parts).total_kv_fraction
+    return solve_anchor(parts.family.shape, parts.family.visual_tokens(), target, parts.reducer.cut_layer)
+
+
+def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
+    """Processes of a run from the trainer's settings; ``auto`` and -1 count what this machine has."""
+    chosen = devices.split(",") if isinstance(devices, str) and "," in devices else devices
+    if isinstance(chosen, list):
+        return len(chosen) * num_nodes
+    if chosen in ("auto", "-1", -1):
+        return num_nodes * (1 if accelerator == "cpu" else max(1, torch.cuda.device_count()))
+    return int(chosen) * num_nodes
+
+
+def plan_steps(
+    samples_per_step: int, max_steps: int, max_epochs: int | None, batches: int | None, accumulate: int
+) -> StepPlan:
+    """Optimiser steps and epochs.
+
+    Args:
+        samples_per_step: records of one optimiser step.
+        max_steps: the trainer's limit; -1: none.
+        max_epochs: the trainer's limit; None or -1: none.
+        batches: full batches per device in an epoch; None where the data was not read.
+        accumulate: batches of one optimiser step.
+    """
+    if batches is None:
+        return StepPlan(max_steps if max_steps >= 0 else None, samples_per_step, None)
+    per_epoch = math.ceil(batches / accumulate)
+    limits = [limit for limit in (max_steps, (max_epochs or -1) * per_epoch) if limit >= 0]
+    steps = min(limits, default=None)
+    return StepPlan(steps, samples_per_step, None if steps is None or not per_epoch else steps / per_epoch)
+
+
+def first_sample(
+    family: Family, backbone: BackboneConfig, records: InstructionRecords, max_length: int
+) -> EncodedSample | None:
+    """The first record as the loss sees it; None where the backbone's processor is not at hand."""
+    try:
+        processor = AutoProcessor.from_pretrained(resolve(backbone.path), revision=backbone.revision)
+    except (OSError, ValueError):
+        return None
+    record = records[0]
+    images = [open_image(path, record.id) for path in record.image_paths]
+    return encode(record, type(family)(family.model, processor), max_length, images)
+
+
+def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
+    sizes: Sequence[int] = [parameter.numel() for parameter in parameters]
+    return ParameterGroup(name, len(sizes), sum(sizes))

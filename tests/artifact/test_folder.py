@@ -1,0 +1,164 @@
+"""The adapter folder is read strictly in both directions, and its LoRA loads with plain peft."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from helpers import make_batch, save_backbone
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
+
+from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter
+from subtoken_train.artifact.identity import identify
+from subtoken_train.backbones.build import build
+from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+
+
+@pytest.fixture
+def written(tmp_path, tiny_family):
+    """(folder, compressed backbone with random adapters) written to disk."""
+    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
+    return write(tmp_path / "adapter", source, RoutingConfig(num_groups=16, kept_groups=4))
+
+
+def write(folder, source, routing):
+    lora, reducer = LoraSettings(rank=4, dropout=0.0), ReducerConfig(name="fastv", keep_ratio=0.25)
+    backbone, peft_model = build(source, lora, reducer, routing)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.2)
+    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": "test"})
+    write_adapter(folder, config, backbone, peft_model)
+    return folder, backbone.eval()
+
+
+@torch.no_grad()
+def test_round_trip_gives_the_same_logits(written):
+    folder, backbone = written
+    config, reloaded, _ = read_adapter(folder)
+    assert config.routing == RoutingConfig(num_groups=16, kept_groups=4)
+    batch = make_batch([(1, 8), (0, 5)])
+    assert torch.equal(reloaded.logits(reloaded.run(batch)), backbone.logits(backbone.run(batch)))
+
+
+@torch.no_grad()
+def test_plain_peft_loads_the_lora(written):
+    folder, backbone = written
+    base = AutoModelForImageTextToText.from_pretrained(backbone.family.model.config._name_or_path)
+    loaded = PeftModel.from_pretrained(base, folder)
+    ours = {name: tensor for name, tensor in backbone.family.model.state_dict().items() if "lora_" in name}
+    theirs = {name: tensor for name, tensor in base.state_dict().items() if "lora_" in name}
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert loaded.peft_config["default"].r == 4
+
+
+@pytest.mark.parametrize("routing", [None, RoutingConfig(selector="value_norm", num_groups=8, kept_groups=2)])
+def test_arms_without_router_parameters_have_no_router_file(tmp_path, tiny_family, routing):
+    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
+    folder, _ = write(tmp_path / "adapter", source, routing)
+    assert not (folder / "router.safetensors").exists()
+    assert read_adapter(folder)[0].routing == routing
+
+
+def edit(folder, name, change):
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name)
+
+
+def drop_first(tensors):
+    del tensors[sorted(tensors)[0]]
+
+
+def add_one(tensors):
+    tensors["stranger"] = torch.ones(1)
+
+
+def empty_first(tensors):
+    tensors[sorted(tensors)[0]] = torch.empty(0)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "router.safetensors"])
+@pytest.mark.parametrize(("change", "words"), [(drop_first, "missing"), (add_one, "stranger"), (empty_first, "shape")])
+def test_tensor_files_are_exact(written, name, change, words):
+    folder, _ = written
+    edit(folder, name, change)
+    with pytest.raises(ValueError, match=words):
+        read_adapter(folder)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "router.safetensors"])
+def test_truncated_or_missing_files(written, name):
+    folder, _ = written
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        read_adapter(folder)
+    path.unlink()
+    with pytest.raises(ValueError, match="incomplete"):
+        read_adapter(folder)
+
+
+def test_stray_router_file(tmp_path, tiny_family):
+    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
+    folder, _ = write(tmp_path / "adapter", source, None)
+    save_file({"a": torch.ones(1)}, folder / "router.safetensors")
+    with pytest.raises(ValueError, match="disagree"):
+        read_adapter(folder)
+
+
+def test_adapter_of_another_backbone(written, tmp_path):
+    from subtoken_train.backbones.llava import LlavaFamily
+    from tiny_llava import build_processor
+    from transformers import LlavaForConditionalGeneration
+
+    folder, backbone = written
+    config = backbone.family.model.config
+    config.text_config.vocab_size += 1
+    other = LlavaFamily(LlavaForConditionalGeneration(config), build_processor())
+    path = save_backbone(other, tmp_path / "other")
+    with pytest.raises(ValueError, match="was trained on"):
+        read_adapter(folder, BackboneConfig(path=str(path)))
+
+
+def test_config_errors(written):
+    folder, _ = written
+    path = folder / "subtoken_config.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "schema_version": 99}))
+    with pytest.raises(ValueError, match="schema 99"):
+        read_adapter(folder)
+    path.write_text(json.dumps({key: value for key, value in record.items() if key != "lora"}))
+    with pytest.raises(ValueError, match="KeyError 'lora'"):
+        read_adapter(folder)
+    path.unlink()
+    with pytest.raises(ValueError, match="not an adapter folder"):
+        read_adapter(folder)
+
+
+def test_existing_folder_is_kept_without_overwrite(written):
+    folder, backbone = written
+    before = (folder / "subtoken_config.json").read_text()
+    config, _, peft_model = read_adapter(folder)
+    with pytest.raises(ValueError, match="--overwrite"):
+        write_adapter(folder, config, backbone, peft_model)
+    assert (folder / "subtoken_config.json").read_text() == before
+    shutil.rmtree(folder)
+    write_adapter(folder, config, backbone, peft_model)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "router.safetensors",
+        "subtoken_config.json",
+    ]

@@ -1,0 +1,89 @@
+"""Loading: a folder round-trips, wrong names are worded, and layouts need no weights."""
+
+import json
+
+import pytest
+import torch
+
+from subtoken_train.backbones.build import assemble
+from subtoken_train.backbones.llava import LlavaFamily
+from subtoken_train.backbones.load import BackboneConfig, layout_family, load_family
+from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+
+from helpers import make_batch, save_backbone
+
+
+@pytest.fixture
+def folder(tiny_family, tmp_path):
+    """The random tiny model, saved as users would save theirs."""
+    return save_backbone(tiny_family, tmp_path)
+
+
+def with_model_type(folder, name):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": name}))
+    return BackboneConfig(str(folder))
+
+
+@torch.no_grad()
+def test_a_saved_folder_gives_the_same_model(tiny_family, folder):
+    loaded = load_family(BackboneConfig(str(folder)))
+    assert isinstance(loaded, LlavaFamily)
+    assert not loaded.model.training
+    for name, tensor in tiny_family.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor), name
+    batch = make_batch([(1, 9)])
+    assert torch.equal(loaded.embed(batch), tiny_family.embed(batch))
+    text = "<s>USER: <image> what"
+    assert loaded.tokenizer(text).input_ids == tiny_family.tokenizer(text).input_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype_and_attention_are_what_was_asked(folder, dtype):
+    family = load_family(BackboneConfig(str(folder), dtype=dtype, attention="eager"))
+    assert {parameter.dtype for parameter in family.model.parameters()} == {getattr(torch, dtype)}
+    assert family.decoder.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_an_unknown_dtype_names_the_nearest(folder, load):
+    with pytest.raises(ValueError, match=r"unknown dtype 'bfloat61'\. Did you mean 'bfloat16'\?"):
+        load(BackboneConfig(str(folder), dtype="bfloat61"))
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_an_unknown_path_says_what_was_looked_for(load):
+    with pytest.raises(ValueError, match=r"backbone 'no/such-model' is neither a folder with a config\.json nor a mod"):
+        load(BackboneConfig("no/such-model"))
+
+
+def test_a_folder_without_config_is_no_backbone(tmp_path):
+    with pytest.raises(ValueError, match=r"is neither a folder with a config\.json"):
+        load_family(BackboneConfig(str(tmp_path)))
+
+
+def test_another_family_of_transformers_is_refused(folder):
+    with pytest.raises(ValueError, match=r"unknown backbone family \(model_type\) 'llava_next'.*'llava'"):
+        load_family(with_model_type(folder, "llava_next"))
+
+
+def test_layout_of_a_folder_has_the_loaded_models_shapes(folder):
+    loaded, layout = (load(BackboneConfig(str(folder))) for load in (load_family, layout_family))
+    shapes = {name: tensor.shape for name, tensor in layout.model.state_dict().items()}
+    assert shapes == {name: tensor.shape for name, tensor in loaded.model.state_dict().items()}
+    assert {parameter.device.type for parameter in layout.model.parameters()} == {"meta"}
+
+
+def test_llava_7b_counts_without_weights_or_network():
+    """The paper's model: rank-16 LoRA on q and v, and one linear router of 16 groups per layer."""
+    family = layout_family(BackboneConfig("llava-hf/llava-1.5-7b-hf", dtype="bfloat16"))
+    routing = RoutingConfig(num_groups=16, kept_groups=4)
+    with torch.device("meta"):
+        compressed, _ = assemble(family, LoraSettings(rank=16), ReducerConfig(keep_ratio=0.25), routing)
+    lora = sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad)
+    routers = sum(parameter.numel() for parameter in compressed.bank.parameters())
+    assert (lora, routers) == (8_388_608, 2_097_664)
+    assert family.shape.token_bytes == 512 * 1024
+    assert family.visual_tokens() == 576

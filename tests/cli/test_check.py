@@ -1,0 +1,195 @@
+"""``subtoken-train check``: exact counts, the budget from the ledger, data, and wrong settings in one line."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from subtoken_train.cli.main import main
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+LLAVA = ["--config", str(RECIPES / "llava7b_fastv25_s16k4.yaml")]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The tiny recipe on a randomly initialised model of the same architecture."""
+    from tiny_llava import build_model, build_processor
+
+    folder = str(tmp_path_factory.mktemp("tiny-llava"))
+    torch.manual_seed(0)
+    build_model().save_pretrained(folder)
+    build_processor().save_pretrained(folder)
+    return ["--config", str(RECIPES / "tiny_fastv25_s16k4.yaml"), "--model.backbone.path", folder]
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def checked(capsys, argv):
+    """Run a check that must succeed; its lines, blanks joined."""
+    assert main(["check", *argv]) == 0
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def refused(capsys, argv):
+    """Run a check that must fail on its input; its one line of stderr."""
+    assert main(["check", *argv]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("subtoken-train: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help(capsys, argv):
+    assert main(["check", *argv]) == 0
+    assert "--offline" in capsys.readouterr().out
+
+
+def test_llava7b_offline(capsys, no_network):
+    lines = checked(capsys, [*LLAVA, "--offline"])
+    for line in (
+        "LoRA q_proj 64 4,194,304",
+        "LoRA v_proj 64 4,194,304",
+        "LoRA together 128 8,388,608",
+        "routers (linear) 64 2,097,664",
+        "trained 192 10,486,272",
+        "frozen 686 7,063,427,072",
+        "layers 0-31 system 5 5 40,960 40,960 0 100 %",
+        "visual 576 144 1,179,648 294,912 288 15.625 %",
+        "query 14 14 114,688 114,688 0 100 %",
+        "visual region: 45.00 MiB of 288.00 MiB, 15.625 % (and 9.00 KiB of group indices)",
+        "whole prompt: 54.50 MiB of 297.50 MiB, 18.3193 % (and 9.00 KiB of group indices)",
+        "matched anchor: 90 of 576 visual tokens, every group (keep_ratio 0.15625), 15.625 %",
+        "8 records of 2,048 tokens (1,616 after the reducer); every device holds all of it",
+        "frozen weights 13.16 GiB",
+        "data/llava/llava_v1_5_mix665k.json (not read: --offline)",
+        "10,000 optimiser steps, 640,000 records",
+    ):
+        assert line in lines
+    assert [line[:3] for line in lines if line[1:3] == "/5"] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
+    assert lines[-1] == f"ready: subtoken-train fit {' '.join(LLAVA)}"
+
+
+def test_tiny_offline_with_overrides(capsys, no_network, tiny):
+    lines = checked(capsys, [*tiny, "--offline", "--model.routing.selector", "value_norm", "--trainer.max_steps=10"])
+    assert "trained 16 16,384" in lines  # q and v of 4 layers; a value-norm selector has nothing to train
+    assert not any(line.startswith("routers") for line in lines)
+    assert "visual 64 16 8,192 2,048 32 15.625 %" in lines
+    assert "10 optimiser steps, 320 records" in lines
+    assert lines[-1].endswith("--trainer.max_steps=10")
+
+
+@pytest.mark.parametrize(
+    ("selector", "line"),
+    [("linear", "routers (linear) 8 8,256"), ("mlp", "routers (mlp) 16 18,752")],
+    ids=["linear", "mlp"],
+)
+def test_routers_are_counted(capsys, tiny, selector, line):
+    assert line in checked(capsys, [*tiny, "--offline", "--model.routing.selector", selector])
+
+
+def test_a_token_only_arm_has_no_anchor(capsys, tiny):
+    lines = checked(capsys, [*tiny, "--offline", "--model.routing", "null"])
+    assert "matched anchor: none, this arm routes nothing" in lines
+    assert "visual region: 64.00 KiB of 256.00 KiB, 25 %" in lines
+
+
+def test_decoder_stage_shows_both_bands_and_why_the_nominal_anchor_fails(capsys, tiny):
+    lines = checked(capsys, [*tiny, "--offline", "--model.reducer.stage", "decoder"])
+    assert "layers 0-1 system 5 5 2,560 2,560 0 100 %" in lines
+    assert "visual 64 64 32,768 32,768 0 100 %" in lines
+    assert "layers 2-3 system 5 5 2,560 2,560 0 100 %" in lines
+    assert "matched anchor: 10 of 64 visual tokens, every group (keep_ratio 0.15625), 57.8125 %" in lines
+    assert any(line.startswith("at the nominal 15.625 % of all layers: no token-only anchor") for line in lines)
+
+
+def test_decoder_stage_on_a_deep_model_has_a_nominal_anchor(capsys):
+    lines = checked(capsys, [*LLAVA, "--offline", "--model.reducer.stage", "decoder"])
+    assert (
+        "at the nominal 15.625 % of all layers: 58 of 576 visual tokens, every group (keep_ratio 0.100694), 15.6901 %"
+    ) in lines
+
+
+@pytest.fixture
+def data_file(tmp_path):
+    """Five records; only the first has its image."""
+    Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
+    turns = [{"from": "human", "value": "<image>\nhow many 3 ?"}, {"from": "gpt", "value": "2"}]
+    records = [{"id": f"r{i}", "image": "a.png" if i == 0 else "absent.png", "conversations": turns} for i in range(5)]
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(records))
+    return path
+
+
+def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
+    argv = [*tiny, "--data.train_file", str(data_file), "--data.val_file", str(data_file), "--data.batch_size", "1"]
+    lines = checked(capsys, [*argv, "--trainer.accumulate_grad_batches", "2", "--trainer.max_steps", "6"])
+    assert f"{data_file}: 5 records" in lines
+    assert f"{data_file}: 5 records for validation" in lines
+    assert any(line.startswith("first record 'r0': ") and "64 visual" in line for line in lines)
+    assert "2 records per optimiser step: batch 1 x accumulation 2 x 1 device" in lines
+    assert "6 optimiser steps, 12 records, 2.00 epochs" in lines  # 5 batches are 3 windows, the last one shorter
+
+
+def test_without_a_processor_the_first_record_is_only_counted(capsys, data_file):
+    lines = checked(capsys, [*LLAVA, "--data.train_file", str(data_file), "--data.image_folder", "null"])
+    assert f"{data_file}: 5 records" in lines
+    assert any(line.startswith("first record not encoded: the processor of llava-hf") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (["--model.routing.num_groups", "48"], ["num_groups=48", "does not divide"]),
+        (["--model.routing.kept_groups", "17"], ["kept_groups=17", "16"]),
+        (["--model.routing.kept_groups", "0"], ["kept_groups=0"]),
+        (["--model.reducer.keep_ratio", "0"], ["keep_ratio=0", "(0, 1]"]),
+        (["--model.reducer.keep_ratio", "1.5"], ["keep_ratio=1.5", "(0, 1]"]),
+        (["--model.reducer.name", "fastvv"], ["unknown reducer 'fastvv'. Did you mean 'fastv'?"]),
+        (["--model.routing.selector", "lineer"], ["unknown selector 'lineer'. Did you mean 'linear'?"]),
+        (["--model.routing.selector", "static", "--model.routing.query_conditioned", "true"], ["learned router"]),
+        (["--model.reducer.layer", "9"], ["layer=9", "4 layers"]),
+        (["--model.reducer.stage", "tower"], ["model.reducer.stage 'tower'", "decoder, embeds"]),
+        (["--model.backbone.dtype", "bfloat"], ["unknown dtype 'bfloat'. Did you mean 'bfloat16'?"]),
+        (["--model.backbone.path", "/nowhere/model"], ["'/nowhere/model'", "config.json"]),
+        (["--model.routing.kept_group", "4"], ["Did you mean 'model.routing.kept_groups'?"]),
+        (["--data.batch_size", "0"], ["batch_size is 0"]),
+        (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),
+        (["--model.lora.rank", "0"], ["lora rank=0"]),
+    ],
+    ids=lambda value: value[1] if value[0].startswith("--") else None,
+)
+def test_wrong_settings(capsys, tiny, changed, words):
+    line = refused(capsys, [*tiny, "--offline", *changed])
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "does not exist"),
+        ("[]", "holds no record"),
+        ("[{", "invalid JSON"),
+        (
+            '[{"id": 7, "conversations": [{"from": "human", "value": "<image> hi"}, {"from": "gpt", "value": "x"}]}]',
+            "'7'",
+        ),
+    ],
+    ids=["missing", "empty", "broken", "placeholder"],
+)
+def test_wrong_data(capsys, tiny, tmp_path, content, words):
+    path = tmp_path / "data.json"
+    if content is not None:
+        path.write_text(content)
+    assert words in refused(capsys, [*tiny, "--data.train_file", str(path)])

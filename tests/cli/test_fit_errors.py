@@ -1,0 +1,190 @@
+"""What ``fit`` says to a wrong recipe or option: one short line, the whole key, the nearest name; nothing written."""
+
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI, recipe_paths
+from subtoken_train.cli.wording import recipe_keys
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+
+
+def refused(capsys, argv, tmp_path):
+    """Run a fit that must fail before it starts; the message without its prefix."""
+    assert main(["fit", *argv]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("subtoken-train: error: ")
+    assert err.count("\n") == 1
+    assert "<class" not in err
+    assert not (tmp_path / "run").exists()
+    return err.removeprefix("subtoken-train: error: ").strip()
+
+
+def written(tmp_path, old, new):
+    """The tiny recipe with one thing changed, in a file."""
+    text = RECIPE.read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new))
+    return ["--config", str(path), "--output_dir", str(tmp_path / "run")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("output_dir:", "output_dirr:", "unknown key 'output_dirr'. Did you mean 'output_dir'?"),
+        ("\ntrainer:", "\ntrianer:", "unknown key 'trianer.accelerator'. Did you mean 'trainer.accelerator'?"),
+        (
+            "kept_groups:",
+            "kept_group:",
+            "unknown key 'model.routing.kept_group'. Did you mean 'model.routing.kept_groups'?",
+        ),
+        ("  reducer:", "  reducr:", "unknown key 'model.reducr.name'. Did you mean 'model.reducer.name'?"),
+        ("max_length:", "max_len:", "unknown key 'data.max_len'. Did you mean 'data.max_length'?"),
+        ("max_steps:", "max_step:", "unknown key 'trainer.max_step'. Did you mean 'trainer.max_steps'?"),
+        (
+            " learning_rate:",
+            " lr:",
+            "unknown key 'model.optimizer.lr'. Allowed in model.optimizer: final_fraction, learning_rate, "
+            "router_learning_rate, schedule, warmup_steps, weight_decay",
+        ),
+        ("3.0e-3", "abc", "model.optimizer.learning_rate is 'abc'; it must be a number"),
+        ("num_groups: 16", "num_groups: 1.5", "model.routing.num_groups is '1.5'; it must be a whole number"),
+        ("batch_size: 32", "batch_size: many", "data.batch_size is 'many'; it must be a whole number"),
+        (
+            "schedule: cosine",
+            "schedule: cosin",
+            "unknown model.optimizer.schedule 'cosin'. Did you mean 'cosine'? Allowed: constant, cosine",
+        ),
+        (
+            "stage: embeds",
+            "stage: embed",
+            "unknown model.reducer.stage 'embed'. Did you mean 'embeds'? Allowed: decoder, embeds",
+        ),
+        (
+            "train_file:",
+            "val_file:",
+            "data.train_file is not set; pass a recipe with --config ('subtoken-train recipes ls' lists them)",
+        ),
+    ],
+)
+def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
+    assert refused(capsys, written(tmp_path, old, new), tmp_path) == message
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--trainer.max_stepss", "3"], "unknown option '--trainer.max_stepss'. Did you mean '--trainer.max_steps'?"),
+        (["--max_steps=3"], "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?"),
+        (["--kept-groups", "3"], "unknown option '--kept-groups'. Did you mean '--model.routing.kept_groups'?"),
+        (["--trainer.max_st", "3"], "unknown option '--trainer.max_st'. Did you mean '--trainer.max_steps'?"),
+        (
+            ["--zzz", "3"],
+            "unknown option '--zzz'. 'subtoken-train recipes show tiny_fastv25_s16k4' prints a complete recipe",
+        ),
+        (
+            ["--model.routing.kept_group", "3"],
+            "unknown key 'model.routing.kept_group'. Did you mean 'model.routing.kept_groups'?",
+        ),
+        (["--model.optimizer.learning_rate", "abc"], "model.optimizer.learning_rate is 'abc'; it must be a number"),
+        (["--data.val_batch_size", "abc"], "data.val_batch_size is 'abc'; it must be a whole number or null"),
+        (
+            ["--model.optimizer.router_learning_rate", "abc"],
+            "model.optimizer.router_learning_rate is 'abc'; it must be a number or null",
+        ),
+        (["--model.routing", "false"], "model.routing is 'False'; it must be a group of keys or null"),
+        (["--model.reducer", "fastv"], "model.reducer is 'fastv'; it must be a group of keys"),
+        (["--data.batch_size"], "argument --data.batch_size: expected one argument"),
+        (["--overwrite=maybe"], "overwrite is 'maybe'; it must be true or false"),
+        (["more"], "unexpected argument 'more'; options start with --"),
+        (["a.yaml"], "unexpected argument 'a.yaml'; a recipe is passed as --config a.yaml"),
+    ],
+)
+def test_mistakes_in_options(capsys, tmp_path, argv, message):
+    start = ["--config", str(RECIPE), "--output_dir", str(tmp_path / "run")]
+    assert refused(capsys, [*start, *argv], tmp_path) == message
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--trainer.precision", "bf17"], "unknown trainer.precision 'bf17'. Did you mean 'bf16'?"),
+        (["--trainer.accelerator", "cpuu"], "cpuu"),
+        (["--trainer.strategy", "dddp"], "dddp"),
+        (["--trainer.devices", "x"], "devices"),
+        (["--trainer.max_steps", "-5"], "-5"),
+    ],
+)
+def test_mistakes_that_the_trainer_finds(capsys, tmp_path, option, words):
+    start = ["--config", str(RECIPE), "--output_dir", str(tmp_path / "run")]
+    assert words in refused(capsys, [*start, *option], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model: [1, 2\ndata: 3\n", "line 2, column 5: invalid YAML (expected ',' or ']', but got ':')"),
+        ("", "holds no keys; a recipe has the bands model, data and trainer"),
+        ("- 1\n", "holds no keys; a recipe has the bands model, data and trainer"),
+        (b"\xff\xfe", "is not YAML in UTF-8"),
+    ],
+    ids=["syntax", "empty", "list", "bytes"],
+)
+def test_files_that_are_no_recipe(capsys, tmp_path, content, message):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    line = refused(capsys, ["--config", str(path)], tmp_path)
+    assert line.startswith(str(path))
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("recipes/tiny_fastv25_s16k3.yaml", "Did you mean 'tiny_fastv25_s16k4.yaml'?"),
+        ("zzzzzz", "'subtoken-train recipes ls' lists the shipped ones"),
+    ],
+)
+def test_a_recipe_that_does_not_exist(capsys, tmp_path, path, hint):
+    line = refused(capsys, ["--config", path], tmp_path)
+    assert line.startswith(f"recipe {path} is not a file.")
+    assert hint in line
+
+
+def test_no_recipe_at_all(capsys, tmp_path):
+    assert "data.train_file is not set" in refused(capsys, ["--trainer.max_steps", "3"], tmp_path)
+
+
+def test_option_before_the_recipe(capsys, tmp_path):
+    argv = ["--trainer.max_steps", "3", "--config", str(RECIPE)]
+    assert "--trainer.max_steps stands before --config" in refused(capsys, argv, tmp_path)
+
+
+def test_an_existing_run_is_kept(capsys, tmp_path):
+    kept = tmp_path / "old" / "notes.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    line = refused(capsys, ["--config", str(RECIPE), "--output_dir", str(kept.parent)], tmp_path)
+    assert "holds a run; pass --overwrite, --resume, or another --output_dir" in line
+    assert kept.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("argv", "paths"),
+    [
+        (["--config", "a", "-c", "b", "--config=c"], ["a", "b", "c"]),
+        (["--config"], []),
+        (["--trainer.max_steps", "3"], []),
+    ],
+)
+def test_recipe_paths(argv, paths):
+    assert recipe_paths(argv) == paths
+
+
+def test_recipe_keys_name_values_and_no_groups():
+    keys = recipe_keys(RecipeCLI(["--config", str(RECIPE)], with_trainer=False).parser)
+    assert {"output_dir", "model.routing.kept_groups", "model.lora.rank", "trainer.max_steps", "data.seed"} <= set(keys)
+    assert not {"model", "model.routing", "model.lora", "trainer", "data", "help"} & set(keys)

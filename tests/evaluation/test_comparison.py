@@ -1,0 +1,62 @@
+"""The published table is what the committed run records say, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.evaluation.comparison import ARMS, PAIRS, comparison_markdown, read_records
+from subtoken_train.functional.ledger import KVBudget
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RESULTS = RECIPES / "results"
+
+
+def test_readme_table_is_regenerated_from_the_records():
+    text = (RECIPES / "README.md").read_text()
+    printed = text.split("<!-- comparison:start -->\n")[1].split("\n<!-- comparison:end -->")[0]
+    assert printed == comparison_markdown(read_records(RESULTS))
+
+
+def test_records_cover_every_arm_with_the_same_seeds_and_questions():
+    arms = read_records(RESULTS)
+    assert set(arms) == set(ARMS)
+    assert {len(arm.scores_sn) for arm in arms.values()} == {5}
+    kinds = next(iter(arms.values())).kinds
+    assert (~np.isin(kinds, DESCRIPTION_KINDS)).sum() >= 4000
+    assert all((arm.kinds == kinds).all() for arm in arms.values())
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_records_belong_to_the_recipes_as_they_are(arm):
+    digest = hashlib.sha256((RECIPES / f"{arm}.yaml").read_bytes()).hexdigest()
+    seeds = []
+    for path in RESULTS.glob(f"{arm}-seed*.json"):
+        record = json.loads(path.read_text())
+        assert record["recipe_sha256"] == digest
+        assert record["realised_kv"] == pytest.approx(record["nominal_kv"])
+        assert len(record["predictions"]) == len(record["scores"]) == len(record["kinds"])
+        seeds.append(record["seed"])
+    assert sorted(seeds) == [0, 1, 2, 3, 4]
+
+
+def test_compared_arms_hold_equal_bytes():
+    arms = read_records(RESULTS)
+    for first, second in PAIRS[:5]:
+        assert arms[first].nominal_kv == pytest.approx(arms[second].nominal_kv)
+    assert arms["tiny_fastv25_s16k4"].nominal_kv == KVBudget(0.25, 16, 4).total_kv_fraction
+
+
+def test_mixed_question_files_are_refused(tmp_path):
+    record = {"arm": "a", "kinds": ["read"], "scores": [1.0], "visual_tokens": "1/1", "nominal_kv": 1, "realised_kv": 1}
+    with pytest.raises(ValueError, match="no run records"):
+        read_records(tmp_path)
+    for seed, digest in enumerate(("x", "y")):
+        (tmp_path / f"a-seed{seed}.json").write_text(json.dumps({**record, "data_sha256": digest}))
+    with pytest.raises(ValueError, match="different question files"):
+        read_records(tmp_path)

@@ -1,0 +1,83 @@
+"""Greedy decoding from the compressed cache equals a full recompute without any cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import compress, make_batch
+
+from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Batch, Region
+
+PROMPTS = [(1, 6), (2, 9), (0, 7)]
+
+
+def extended(prompts: Batch, tokens: torch.Tensor) -> Batch:
+    """The prompts with generated tokens appended as known text (left-padded batches only)."""
+    count = tokens.shape[1]
+    grown = torch.full((len(tokens), count), int(Region.GENERATED))
+    return Batch(
+        torch.cat([prompts.input_ids_BN, tokens], 1),
+        torch.cat([prompts.labels_BN, torch.full_like(tokens, -100)], 1),
+        torch.cat([prompts.regions_BN, grown], 1),
+        prompts.rank_position_B,
+        prompts.pixel_values,
+        prompts.images_per_sample_B,
+        prompts.record_ids,
+    )
+
+
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@pytest.mark.parametrize("keep_ratio", [0.25, 1.0])
+@torch.no_grad()
+def test_cached_greedy_equals_full_recompute(tiny_family, stage, keep_ratio):
+    routing = RoutingConfig(num_groups=16, kept_groups=4)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=keep_ratio, stage=stage)
+    prompts = make_batch(PROMPTS, pad_left=True)
+    steps = 6
+    tokens = torch.empty(len(PROMPTS), 0, dtype=torch.long)
+    for _ in range(steps):
+        result = backbone.run(extended(prompts, tokens), pad_left=True)
+        tokens = torch.cat([tokens, backbone.logits(result)[:, -1].argmax(-1, keepdim=True)], 1)
+    end = tiny_family.tokenizer.eos_token_id
+    assert not (tokens == end).any()
+    got = generate_greedy(backbone, prompts, steps).token_ids_BT
+    assert torch.equal(got, tokens)
+
+
+@torch.no_grad()
+def test_padding_side_does_not_change_answers(tiny_family):
+    backbone = compress(tiny_family, RoutingConfig(num_groups=8, kept_groups=2), name="fastv", keep_ratio=0.25)
+    left = generate_greedy(backbone, make_batch(PROMPTS, pad_left=True), 5).token_ids_BT
+    right = generate_greedy(backbone, make_batch(PROMPTS), 5).token_ids_BT
+    assert torch.equal(left, right)
+
+
+@torch.no_grad()
+def test_finished_samples_are_padded_and_decoding_stops(tiny_family, monkeypatch):
+    backbone = compress(tiny_family)
+    calls = []
+
+    def scripted(hidden):
+        """Sample 0 ends at the second token, sample 1 at the third."""
+        calls.append(hidden.shape[1])
+        logits = torch.zeros(2, 1, 70)
+        ends = [len(calls) == 2, len(calls) == 3]
+        for sample, ended in enumerate(ends):
+            logits[sample, 0, 2 if ended else 30] = 1
+        return logits
+
+    monkeypatch.setattr(tiny_family, "logits", scripted)
+    got = generate_greedy(backbone, make_batch(PROMPTS[:2]), 10).token_ids_BT
+    assert got.tolist() == [[30, 2, 0], [30, 30, 2]]
+
+
+@torch.no_grad()
+def test_routers_run_once_on_the_prompt(tiny_family):
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25)
+    calls = []
+    for selector in backbone.bank.selectors:
+        selector.register_forward_hook(lambda *_: calls.append(1))
+    generate_greedy(backbone, make_batch(PROMPTS[:1]), 5)
+    assert len(calls) == tiny_family.shape.num_layers

@@ -1,0 +1,164 @@
+"""Every recipe says the same thing four times: in its name, its keys, its first line and the ledger."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.functional.geometries import GEOMETRIES
+from subtoken_train.functional.ledger import KVBudget, KVShape, kept_count, nominal_ledger, solve_anchor
+
+from tiny_llava import HEADS, LAYERS, VISUAL_TOKENS, WIDTH
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = sorted(FOLDER.glob("*.yaml"))
+NAME = re.compile(
+    r"(?P<model>[a-z0-9]+)_"
+    r"(?:lora_only|(?P<reducer>[a-z]+)(?P<keep>\d+(?:p\d+)?)"
+    r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
+    r"(?:_(?P<variant>mlp|query|global|valuenorm|random|static))?"
+    r"(?:_lf(?P<layer>\d+))?(?P<anchor>_anchor)?)"
+)
+SELECTORS = {"mlp": "mlp", "valuenorm": "value_norm", "random": "random", "static": "static"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a name's first word stands for."""
+
+    path: str
+    shape: KVShape
+    visual_tokens: int
+
+
+MODELS = {
+    "tiny": Model("checkpoints/tiny-llava", KVShape(LAYERS, HEADS, WIDTH // HEADS, 4), VISUAL_TOKENS),
+    "llava7b": Model("llava-hf/llava-1.5-7b-hf", GEOMETRIES["llava-1.5-7b"], 576),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A parsed recipe beside what its name says."""
+
+    name: str
+    words: dict[str, str | None]
+    model: Model
+    cli: RecipeCLI
+    lines: list[str]
+
+    @property
+    def budget(self) -> KVBudget:
+        """The budget that the name describes; an anchor's is that of the arm it is the anchor of."""
+        keep = float((self.words["keep"] or "100").replace("p", ".")) / 100
+        return KVBudget(keep, int(self.words["num_groups"] or 1), int(self.words["kept_groups"] or 1))
+
+    @property
+    def kept_tokens(self) -> int:
+        """Visual tokens that the recipe's own keys keep."""
+        reducer = self.cli.model.reducer_config
+        return kept_count(self.model.visual_tokens, reducer.keep_ratio, reducer.round_up)
+
+
+@pytest.fixture(scope="module", params=RECIPES, ids=lambda path: path.stem)
+def recipe(request) -> Recipe:
+    path = request.param
+    match = NAME.fullmatch(path.stem)
+    assert match, f"{path.name} does not follow <model>_<reducer><keep%>[_s<S>k<K>][_<variant>][_lf<L>][_anchor].yaml"
+    words = match.groupdict()
+    assert words["model"] in MODELS
+    cli = RecipeCLI(["--config", str(path)], with_trainer=False)
+    return Recipe(path.stem, words, MODELS[words["model"]], cli, path.read_text(encoding="utf-8").splitlines())
+
+
+def test_there_are_recipes():
+    assert {"tiny_fastv25_s16k4", "llava7b_fastv25_s16k4"} <= {path.stem for path in RECIPES}
+
+
+def test_model_and_output_folder(recipe):
+    assert recipe.cli.model.backbone_config.path == recipe.model.path
+    assert recipe.cli.config.output_dir == f"runs/{recipe.name}"
+
+
+def test_reducer(recipe):
+    words, reducer = recipe.words, recipe.cli.model.reducer_config
+    if words["reducer"] is None:
+        assert (reducer.name, reducer.keep_ratio) == ("none", 1)
+        return
+    assert reducer.name == words["reducer"]
+    assert reducer.stage == "embeds"
+    if reducer.name == "fastv":
+        assert reducer.layer == int(words["layer"] or 2)
+    if words["anchor"]:
+        tokens = recipe.model.visual_tokens
+        anchor = solve_anchor(recipe.model.shape, tokens, recipe.budget.total_kv_fraction)
+        assert reducer.round_up
+        assert reducer.keep_ratio == anchor.keep_ratio
+        assert recipe.kept_tokens == anchor.kept_tokens
+    else:
+        assert not reducer.round_up
+        assert reducer.keep_ratio == recipe.budget.keep_ratio
+
+
+def test_routing(recipe):
+    words, routing = recipe.words, recipe.cli.model.routing_config
+    if words["num_groups"] is None or words["anchor"]:
+        assert routing is None
+        return
+    assert routing is not None
+    routing.check(recipe.model.shape)
+    assert (routing.num_groups, routing.kept_groups) == (recipe.budget.num_groups, recipe.budget.kept_groups)
+    assert routing.selector == SELECTORS.get(words["variant"] or "", "linear")
+    assert routing.query_conditioned == (words["variant"] == "query")
+    assert routing.budget == ("global" if words["variant"] == "global" else "per_token")
+
+
+def test_first_line_agrees_with_the_ledger(recipe):
+    summary = recipe.lines[0]
+    assert summary.startswith("# ")
+    routing = recipe.cli.model.routing_config
+    groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
+    budget = KVBudget(recipe.cli.model.reducer_config.keep_ratio, *groups)
+    tokens = {"visual": recipe.model.visual_tokens}
+    ledger = nominal_ledger(recipe.model.shape, tokens, budget, kept_tokens=recipe.kept_tokens)
+    figure = re.search(r"([\d.]+) % KV", summary)
+    assert figure
+    assert float(figure[1]) == 100 * ledger.fraction()
+    if counts := re.search(r"\((\d+) of (\d+)\)", summary):
+        assert (int(counts[1]), int(counts[2])) == (recipe.kept_tokens, recipe.model.visual_tokens)
+    if written := re.search(r"S=(\d+), K=(\d+)", summary):
+        assert (int(written[1]), int(written[2])) == groups
+
+
+def test_bands_and_commands(recipe):
+    text = "\n".join(recipe.lines)
+    assert all(f"### {band}" in text for band in ("model", "method", "train", "dataset", "output"))
+    assert f"subtoken-train fit --config recipes/{recipe.name}.yaml" in text
+    named = set(re.findall(r"recipes/([\w.]+)\.yaml", text))
+    assert named <= {path.stem for path in RECIPES}
+
+
+def test_an_arm_and_its_anchor_train_alike(recipe):
+    """Everything but reducer, routing and the folder is the routed arm's, so that a comparison is one of methods."""
+    if not recipe.words["anchor"]:
+        pytest.skip("not an anchor")
+    routed = RecipeCLI(["--config", str(FOLDER / f"{recipe.name.removesuffix('_anchor')}.yaml")], with_trainer=False)
+    for ours, theirs in ((recipe.cli.config, routed.config),):
+        assert ours.seed_everything == theirs.seed_everything
+        assert ours.data == theirs.data
+        assert {**vars(ours.trainer), "default_root_dir": ""} == {**vars(theirs.trainer), "default_root_dir": ""}
+        for key in ("backbone", "lora", "optimizer", "gradient_checkpointing"):
+            assert ours.model[key] == theirs.model[key]
+
+
+def test_llava7b_is_table_7():
+    cli = RecipeCLI(["--config", str(FOLDER / "llava7b_fastv25_s16k4.yaml")], with_trainer=False)
+    model, trainer = cli.model, cli.config.trainer
+    assert (model.lora_settings.rank, model.lora_settings.alpha, model.lora_settings.dropout) == (16, 32, 0.05)
+    optimizer = model.optimizer_config
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.warmup_steps) == (2e-4, 0.0, 1000)
+    assert model.routing_config.balance_weight == 0.01
+    assert (trainer.max_steps, cli.datamodule.max_length) == (10_000, 2048)
+    assert cli.datamodule.batch_size * trainer.accumulate_grad_batches * trainer.devices == 64

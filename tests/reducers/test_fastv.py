@@ -1,0 +1,187 @@
+"""FastV: equal to the official code's golden, settings that are refused, and who is ranked with whom."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.attention_row import attention_row
+from subtoken_train.backbones.base import Family
+from subtoken_train.reducers import ReducerConfig, ReducerView, build_reducer
+from subtoken_train.types import Batch, Region
+
+from helpers import compress, make_batch, only_sample, sharpen
+
+MIXED = [(1, 9), (2, 7), (0, 12)]
+
+
+class GoldenFamily(Family):
+    """The golden's bare Llama, whose "visual features" are its recorded input embeddings."""
+
+    name = "golden"
+    render = visual_tokens = process_images = None
+    image_token_id = None
+
+    def __init__(self, model, embeds):
+        super().__init__(model, None)
+        self.embeds = embeds
+
+    @property
+    def decoder(self):
+        return self.model
+
+    def embed(self, batch):
+        return self.embeds
+
+    def rotate(self, query, key, position_embeddings):
+        return apply_rotary_pos_emb(query, key, *position_embeddings)
+
+
+class Golden:
+    """The official run: geometry, recorded tensors, and the same model here."""
+
+    def __init__(self, folder):
+        params = json.loads((folder / "set_a.json").read_text())["params"]
+        self.tensors = load_file(folder / "set_a.safetensors")
+        self.layer = params["agg_layer_K"]
+        self.keep_ratio = params["attention_rank_keep"] / params["image_token_length"]
+        width = params["H"] * params["D"]
+        weights = {
+            name.removeprefix("weight."): tensor for name, tensor in self.tensors.items() if name.startswith("weight.")
+        }
+        config = LlamaConfig(
+            vocab_size=len(weights["embed_tokens.weight"]),
+            hidden_size=width,
+            intermediate_size=len(weights["layers.0.mlp.up_proj.weight"]),
+            num_hidden_layers=params["L"],
+            num_attention_heads=params["H"],
+            num_key_value_heads=params["H"],
+            rms_norm_eps=params["rms_norm_eps"],
+            hidden_act=params["hidden_act"],
+            rope_parameters={"rope_type": "default", "rope_theta": params["rope_theta"]},
+        )
+        model = LlamaModel(config).eval()
+        model.load_state_dict(weights, strict=True)
+        self.family = GoldenFamily(model, self.tensors["inputs_embeds"])
+        length, system, visual = params["T"], params["sys_length"], params["image_token_length"]
+        regions = torch.full((1, length), int(Region.QUERY))
+        regions[:, :system], regions[:, system : system + visual] = Region.SYSTEM, Region.VISUAL
+        ids, counts = torch.zeros(1, length, dtype=torch.long), torch.tensor([1])
+        self.batch = Batch(ids, ids - 100, regions, torch.tensor([length - 1]), None, counts, ["golden"])
+
+    def run(self, **settings):
+        config = ReducerConfig("fastv", self.keep_ratio, layer=self.layer, **settings)
+        reducer = build_reducer(config, self.family.shape.num_layers)
+        return CompressedBackbone(self.family, reducer).run(self.batch)
+
+
+@pytest.fixture
+def golden(shared):
+    return Golden(shared / "golden" / "fastv_official")
+
+
+@torch.no_grad()
+def test_golden_model_is_the_officials(golden):
+    visible = torch.ones(1, 40, dtype=torch.bool)
+    hidden = golden.family.run_layers(golden.family.embeds, visible, torch.arange(40)[None])
+    assert torch.allclose(golden.family.model.norm(hidden), golden.tensors["full_last_hidden"], atol=1e-4)
+
+
+@torch.no_grad()
+def test_golden_attention_row(golden):
+    visible, positions = torch.ones(1, 40, dtype=torch.bool), torch.arange(40)[None]
+    below = golden.family.run_layers(golden.family.embeds, visible, positions, stop=golden.layer - 1)
+    row = attention_row(golden.family, golden.layer - 1, below, visible, positions, torch.tensor([39]))
+    assert torch.allclose(row[0], golden.tensors["attention_layer_Kminus1"][0].mean(0)[-1], atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@torch.no_grad()
+def test_golden_kept_positions(golden, stage):
+    rows = golden.run(stage=stage).rows
+    assert rows.position_BM[0].tolist() == golden.tensors["kept_positions"].tolist()
+    assert rows.visible_BM.all()
+
+
+@torch.no_grad()
+def test_golden_output_after_the_cut(golden):
+    """The official in-place mode row by row; its mask mode agrees on the last row."""
+    output = golden.family.model.norm(golden.run(stage="decoder").hidden_BMD)
+    assert torch.allclose(output, golden.tensors["inplace_last_hidden"], atol=1e-4)
+    assert torch.allclose(output[:, -1], golden.tensors["mask_last_hidden"][:, -1], atol=1e-4)
+    shortened = golden.family.model.norm(golden.run(stage="embeds").hidden_BMD)
+    assert (shortened - output).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("layer", [1, 2, 4])
+def test_ranks_by_the_layer_below_the_cut(layer):
+    reducer = build_reducer(ReducerConfig("fastv", 0.5, layer=layer), 4)
+    asked = []
+
+    def row(index):
+        asked.append(index)
+        return torch.tensor([[0.9, 0.1, 0.3, 0.2, 0.8]])
+
+    regions = torch.tensor([[Region.SYSTEM, Region.VISUAL, Region.VISUAL, Region.VISUAL, Region.VISUAL]])
+    kept = reducer.keep_mask(ReducerView(regions, torch.tensor([4]), torch.tensor([0]), row))
+    assert asked == [layer - 1]
+    assert kept.tolist() == [[True, False, True, False, True]]
+
+
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_every_sample_of_a_batch_ranks_its_own(tiny_family, stage, pad_left):
+    """The official code ranks sample 0 for all; a text-only sample keeps all its tokens."""
+    sharpen(tiny_family)
+    batch = make_batch([(1, 9), (1, 9), (2, 7), (0, 12)], pad_left)
+    backbone = compress(tiny_family, name="fastv", keep_ratio=0.25, stage=stage)
+
+    def kept_positions(some):
+        rows = backbone.run(some, pad_left=pad_left).rows
+        return [position[seen].tolist() for position, seen in zip(rows.position_BM, rows.visible_BM, strict=True)]
+
+    together = kept_positions(batch)
+    assert together == [kept_positions(only_sample(batch, sample))[0] for sample in range(4)]
+    assert together[0] != together[1]
+    assert together[3] == list(range(14))
+    assert [len(rows) for rows in together] == [2 + 16 + 9, 2 + 16 + 9, 2 + 32 + 7, 14]
+
+
+@torch.no_grad()
+def test_several_images_are_ranked_together(tiny_family):
+    """One sample's images share a budget: they keep the best of both, not half of each."""
+    sharpen(tiny_family)
+    batch = make_batch([(2, 7)], seed=1)
+    backbone = compress(tiny_family, name="fastv", keep_ratio=0.25, stage="decoder")
+    kept = backbone.run(batch).rows.index_BM[0]
+    visible = torch.ones(1, 137, dtype=torch.bool)
+    positions = torch.arange(137)[None]
+    below = tiny_family.run_layers(tiny_family.embed(batch), visible, positions, stop=1)
+    row = attention_row(tiny_family, 1, below, visible, positions, batch.rank_position_B)[0]
+    best = sorted(range(2, 130), key=lambda index: (-float(row[index]), index))[:32]
+    assert kept[2:34].tolist() == sorted(best)
+    assert sum(index < 66 for index in best) != 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layer": 0}, "FastV layer=0 must be at least 1; for a random choice use name: random"),
+        ({"stage": "embed"}, r"unknown FastV stage 'embed'\. Did you mean 'embeds'\? Allowed: decoder, embeds"),
+        ({"layer": 5}, "FastV layer=5 does not fit a model of 4 layers"),
+        ({"layer": 4, "stage": "decoder"}, r"FastV layer=4 does not fit a model of 4 layers \(decoder\)"),
+    ],
+)
+def test_wrong_settings_are_worded(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build_reducer(ReducerConfig("fastv", **settings), 4)
+
+
+def test_the_deepest_layers_that_fit():
+    assert build_reducer(ReducerConfig("fastv", layer=4), 4).cut_layer == 0
+    assert build_reducer(ReducerConfig("fastv", layer=3, stage="decoder"), 4).cut_layer == 3

@@ -1,0 +1,132 @@
+"""What every reducer does: exact counts, only visual tokens leave; and the ``none`` and ``random`` reducers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.reducers import ReducerConfig, ReducerView, build_reducer
+from subtoken_train.types import Region
+
+from helpers import compress, make_batch, only_sample, random_scores
+
+MIXED = [(1, 9), (2, 7), (0, 12)]
+
+
+def look(regions_BN, scores_BN=None, seeds=None):
+    batch = len(regions_BN)
+    seeds = torch.arange(batch) + 1 if seeds is None else seeds
+    return ReducerView(regions_BN, torch.zeros(batch, dtype=torch.long), seeds, lambda layer: scores_BN)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 12)),
+    thousandths=st.integers(1, 1000),
+    round_up=st.booleans(),
+    levels=st.sampled_from([None, 2]),
+    seed=st.integers(0, 1000),
+)
+def test_the_best_visual_tokens_stay_and_everything_else_but_padding(sizes, thousandths, round_up, levels, seed):
+    regions = random_scores(seed, *sizes, levels=len(Region), dtype=torch.int64)
+    regions = torch.where(random_scores(seed + 1, *sizes) > 0, Region.VISUAL, regions)
+    scores = random_scores(seed + 2, *sizes, levels=levels)
+    reducer = build_reducer(ReducerConfig("fastv", thousandths / 1000, round_up), 4)
+    keep = reducer.keep_mask(look(regions, scores))
+    for sample in range(sizes[0]):
+        codes = regions[sample].tolist()
+        visual = [n for n, code in enumerate(codes) if code == Region.VISUAL]
+        up = -(-len(visual) * thousandths // 1000)
+        count = min(len(visual), max(1, up if round_up else len(visual) * thousandths // 1000))
+        best = sorted(visual, key=lambda n: (-float(scores[sample, n]), n))[:count]
+        others = [n for n, code in enumerate(codes) if code not in {Region.VISUAL, Region.PADDING}]
+        assert keep[sample].nonzero().flatten().tolist() == sorted(best + others)
+
+
+@pytest.mark.parametrize(
+    ("keep_ratio", "tokens", "down", "up"),
+    [
+        (0.1, 10, 1, 1),
+        (0.1, 9, 1, 1),  # never nothing of something
+        (0.1, 11, 1, 2),
+        (0.07, 100, 7, 7),  # 7.000000000000001 in binary
+        (0.29, 100, 29, 29),  # 28.999999999999996 in binary
+        (0.15625, 64, 10, 10),
+        (0.15625, 100, 15, 16),
+        (1.0, 7, 7, 7),
+    ],
+)
+def test_kept_counts_round_exactly(keep_ratio, tokens, down, up):
+    assert build_reducer(ReducerConfig("random", keep_ratio), 4).kept_tokens(tokens) == down
+    assert build_reducer(ReducerConfig("random", keep_ratio, round_up=True), 4).kept_tokens(tokens) == up
+
+
+@pytest.mark.parametrize("name", ["none", "random", "fastv"])
+@pytest.mark.parametrize("keep_ratio", [0.0, -0.5, 1.01, 25])
+def test_keep_ratio_outside_its_range(name, keep_ratio):
+    with pytest.raises(ValueError, match=rf"keep_ratio={keep_ratio} must lie in \(0, 1\]"):
+        build_reducer(ReducerConfig(name, keep_ratio), 4)
+
+
+def test_an_unknown_reducer_names_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown reducer 'fast_v'\. Did you mean 'fastv'\?"):
+        build_reducer(ReducerConfig("fast_v"), 4)
+
+
+@torch.no_grad()
+def test_none_keeps_every_token(tiny_family):
+    batch = make_batch(MIXED)
+    real = batch.regions_BN != Region.PADDING
+    result = compress(tiny_family).run(batch)
+    assert torch.equal(result.rows.visible_BM, real)
+    assert torch.equal(build_reducer(ReducerConfig("none"), 4).keep_mask(look(batch.regions_BN)), real)
+    with pytest.raises(ValueError, match=r"reducer 'none' keeps every token, but keep_ratio=0\.5; set it to 1"):
+        build_reducer(ReducerConfig("none", 0.5), 4)
+
+
+@pytest.mark.parametrize("name", ["random", "fastv"])
+def test_descriptions_name_the_arm(name):
+    described = build_reducer(ReducerConfig(name, 0.25), 4).describe()
+    assert described == {"name": name, "keep_ratio": 0.25, "stage": "embeds"}
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_random_is_the_samples_own_in_any_batch(tiny_family, pad_left):
+    batch = make_batch([(1, 9), (1, 4), (2, 7)], pad_left)
+    backbone = compress(tiny_family, name="random", keep_ratio=0.25)
+
+    def visual_positions(some):
+        rows = backbone.run(some).rows
+        marked = rows.regions_BM == Region.VISUAL
+        return [position[mark].tolist() for position, mark in zip(rows.position_BM, marked, strict=True)]
+
+    together = visual_positions(batch)
+    assert together == [visual_positions(only_sample(batch, sample))[0] for sample in range(3)]
+    assert together[0] != together[1]
+    assert [len(kept) for kept in together] == [16, 16, 32]
+
+
+def test_random_depends_on_seed_and_sample_and_covers_all_positions():
+    regions = torch.full((400, 20), int(Region.VISUAL))
+    seeds = torch.arange(400)
+    keep = build_reducer(ReducerConfig("random", 0.25), 4).keep_mask(look(regions, seeds=seeds))
+    assert (keep.sum(-1) == 5).all()
+    assert ((keep.float().mean(0) - 0.25).abs() < 0.1).all()  # standard error 0.022
+    other = build_reducer(ReducerConfig("random", 0.25, seed=1), 4).keep_mask(look(regions, seeds=seeds))
+    assert not torch.equal(keep, other)
+
+
+def test_reducers_score_without_a_graph():
+    """Not even while the backbone trains: what a reducer computes for its ranking is never kept for a backward pass."""
+    weight, graphs = torch.ones(6, requires_grad=True), []
+
+    def row(layer):
+        scores = weight * random_scores(0, 1, 6)
+        graphs.append(scores.requires_grad)
+        return scores
+
+    regions = torch.full((1, 6), int(Region.VISUAL))
+    view = ReducerView(regions, torch.tensor([5]), torch.tensor([0]), row)
+    assert build_reducer(ReducerConfig("fastv", 0.5), 4).keep_mask(view).sum() == 3
+    assert graphs == [False]

@@ -1,0 +1,189 @@
+"""The router bank on the tiny model: what it changes, when it acts, and what the masks depend on."""
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from subtoken_train.backbones.lora import LoraSettings, add_lora
+from subtoken_train.functional.balance import balance_loss
+from subtoken_train.functional.groups import split_groups
+from subtoken_train.functional.ledger import KVShape
+from subtoken_train.routing import SELECTORS, RoutingConfig
+from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.types import Region
+
+from helpers import compress, make_batch
+
+MIXED = [(1, 9), (2, 7), (0, 12)]
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def with_other_tokens(batch, region):
+    """The same batch with every token of ``region`` replaced by another word."""
+    other = copy.copy(batch)
+    other.input_ids_BN = torch.where(
+        batch.regions_BN == region, (batch.input_ids_BN + 17) % 50 + 10, batch.input_ids_BN
+    )
+    return other
+
+
+def masks_of(backbone, batch):
+    """Hard masks of all layers at visual positions, stacked."""
+    masks = backbone.run(batch).state.masks
+    return torch.stack([masks[layer][batch.regions_BN == Region.VISUAL] for layer in sorted(masks)])
+
+
+def count_calls(bank):
+    """A list that grows by the layer's index at each call of its selector."""
+    calls = []
+    for layer, selector in enumerate(bank.selectors):
+        selector.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
+    return calls
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
+@pytest.mark.parametrize("selector", SELECTORS)
+@torch.no_grad()
+def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layout):
+    """q, k and o are what their modules give; unrouted values and kept groups are bit-equal, dropped groups 0."""
+    batch = make_batch(MIXED)
+    backbone = compress(tiny_family, RoutingConfig(selector=selector, layout=layout))
+    seen = {}
+    for layer, block in enumerate(tiny_family.decoder.layers):
+        for name in PROJECTIONS:
+            getattr(block.self_attn, name).register_forward_hook(
+                lambda _, args, output, key=(layer, name): seen.__setitem__(key, (args[0], output))
+            )
+    state = backbone.run(batch).state
+    captured = dict(seen)
+    visual = batch.regions_BN == Region.VISUAL
+    assert torch.equal(state.routed_BN, visual)
+    for (layer, name), (hidden, output) in captured.items():
+        plain = getattr(tiny_family.decoder.layers[layer].self_attn, name)(hidden)
+        if name != "v_proj":
+            assert torch.equal(output, plain)
+            continue
+        mask = state.masks[layer]
+        assert mask[~visual].all()
+        assert (mask[visual].sum(-1) == 4).all()
+        assert torch.equal(output[~visual], plain[~visual])
+        groups, plain_groups = (split_groups(value, 16, 4, layout) for value in (output, plain))
+        assert torch.equal(groups[mask], plain_groups[mask])
+        assert not groups[~mask].any()
+
+
+@pytest.mark.parametrize("budget", ["per_token", "global"])
+@torch.no_grad()
+def test_global_and_fixed_budgets_keep_the_same_number_of_pairs(tiny_family, budget):
+    batch = make_batch(MIXED)
+    state = compress(tiny_family, RoutingConfig(budget=budget)).run(batch).state
+    visual = batch.regions_BN == Region.VISUAL
+    for mask in state.masks.values():
+        kept = (mask & visual[..., None]).sum((1, 2))
+        assert torch.equal(kept, visual.sum(-1) * 4)
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@torch.no_grad()
+def test_balance_is_of_the_routed_tokens_and_only_for_learned_routers(tiny_family, selector):
+    batch = make_batch(MIXED)
+    backbone = compress(tiny_family, RoutingConfig(selector=selector))
+    logits = []
+    backbone.bank.selectors[2].register_forward_hook(lambda _, __, scores: logits.append(scores))
+    state = backbone.run(batch).state
+    if not backbone.bank.learned:
+        assert state.balance == {}
+        assert state.mean_balance().item() == 0
+        return
+    assert sorted(state.balance) == [0, 1, 2, 3]
+    expected = balance_loss(logits[0], state.masks[2], state.routed_BN)
+    assert torch.equal(state.balance[2], expected)
+    assert expected[2].item() == 0
+    everything = torch.stack([state.balance[layer] for layer in range(4)])
+    assert torch.allclose(state.mean_balance(), everything.mean())
+
+
+@torch.no_grad()
+def test_hooks_are_inactive_outside_the_block(tiny_family):
+    batch = make_batch(MIXED[:1])
+    backbone = compress(tiny_family, RoutingConfig())
+    calls = count_calls(backbone.bank)
+    hidden = tiny_family.embed(batch)
+    visible = batch.regions_BN != Region.PADDING
+    tiny_family.run_layers(hidden, visible, tiny_family.positions(visible))
+    assert calls == []
+    cache = DynamicCache(config=tiny_family.decoder.config)
+    backbone.run(batch, cache=cache)
+    assert calls == [0, 1, 2, 3]
+    tiny_family.model(input_ids=torch.tensor([[11]]), past_key_values=cache)
+    assert calls == [0, 1, 2, 3]
+
+
+def test_the_state_is_restored_after_nesting_and_after_errors():
+    bank = RouterBank(RoutingConfig(num_groups=4, kept_groups=1), 8, KVShape(1, 2, 4))
+    projection = torch.nn.Linear(8, 8)
+    bank.attach([projection])
+    hidden, routed = torch.randn(1, 3, 8), torch.ones(1, 3, dtype=torch.bool)
+    outer, inner = (
+        RoutingState(routed, ~routed, torch.arange(3)[None], torch.zeros(1, dtype=torch.long)) for _ in range(2)
+    )
+    with bank.routing(outer):
+        with bank.routing(inner):
+            projection(hidden)
+        assert outer.masks == {}
+        assert list(inner.masks) == [0]
+        projection(hidden)
+    assert list(outer.masks) == [0]
+    with pytest.raises(RuntimeError, match="inside"), bank.routing(outer):
+        raise RuntimeError("inside")
+    outer.masks.clear()
+    projection(hidden)
+    assert outer.masks == {}
+
+
+@pytest.mark.parametrize("selector", ["linear", "mlp"])
+@pytest.mark.parametrize("query_conditioned", [False, True])
+@torch.no_grad()
+def test_query_tokens_matter_only_to_conditioned_routers(tiny_family, selector, query_conditioned):
+    batch = make_batch(MIXED)
+    torch.manual_seed(1)
+    backbone = compress(tiny_family, RoutingConfig(selector=selector, query_conditioned=query_conditioned))
+    before = masks_of(backbone, batch)
+    after = masks_of(backbone, with_other_tokens(batch, Region.QUERY))
+    assert torch.equal(before, after) != query_conditioned
+    assert torch.equal(before, masks_of(backbone, with_other_tokens(batch, Region.ANSWER)))
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_the_query_summary_is_the_mean_over_the_query_up_to_the_ranking_token(tiny_family, pad_left):
+    """Query tokens of later turns, answers, padding and samples without image do not enter."""
+    batch = make_batch(MIXED, pad_left)
+    batch.rank_position_B = torch.where(batch.rank_position_B >= 0, batch.rank_position_B - 2, -1)
+    backbone = compress(tiny_family, RoutingConfig(query_conditioned=True))
+    views = []
+    backbone.bank.selectors[1].register_forward_hook(lambda _, args, __: views.append(args[0]))
+    backbone.run(batch)
+    hidden, summary = views[0].hidden_BND, views[0].query_summary_BD
+    for sample, rank in enumerate(batch.rank_position_B.tolist()):
+        rows = [n for n in range(rank + 1) if batch.regions_BN[sample, n] == Region.QUERY]
+        expected = hidden[sample, rows].mean(0) if rows else torch.zeros(128)
+        assert len(rows) == [5, 3, 0][sample]
+        assert torch.allclose(summary[sample], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_checkpointing_calls_every_router_twice(tiny_family, checkpointing):
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
+    backbone = compress(tiny_family, RoutingConfig(), name="fastv", keep_ratio=0.25).train()
+    if checkpointing:
+        tiny_family.enable_checkpointing(backbone.bank)
+    calls = count_calls(backbone.bank)
+    result = backbone.run(make_batch(MIXED))
+    assert calls == [0, 1, 2, 3]
+    masks = {layer: mask.clone() for layer, mask in result.state.masks.items()}
+    backbone.logits(result).sum().backward()
+    assert sorted(calls) == sorted([0, 1, 2, 3] * (2 if checkpointing else 1))
+    assert all(torch.equal(result.state.masks[layer], mask) for layer, mask in masks.items())

@@ -1,0 +1,176 @@
+"""Selectors: parameters, initialisation, precision, and what each one looks at."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from subtoken_train.functional.ledger import KVShape
+from subtoken_train.functional.masks import fixed_mask
+from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
+
+from helpers import random_scores
+
+WIDTH, GROUPS = 128, 16
+LEARNED = ("linear", "mlp")
+CONTROLS = ("value_norm", "random", "static")
+
+
+def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
+    """A random layer as selectors see it, with a query summary."""
+    return SelectorInput(
+        hidden_BND=random_scores(seed, batch, length, width).to(dtype),
+        value_groups_BNSg=random_scores(seed + 1, batch, length, GROUPS, 8).to(dtype),
+        query_summary_BD=random_scores(seed + 2, batch, width),
+        position_BN=torch.arange(length).expand(batch, -1),
+        sample_seed_B=torch.arange(batch) + 100,
+        layer=layer,
+    )
+
+
+def build(name, width=WIDTH, **settings):
+    torch.manual_seed(0)
+    return build_selector(width, RoutingConfig(selector=name, num_groups=GROUPS, **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "query_conditioned", "expected"),
+    [
+        ("linear", False, WIDTH * GROUPS + GROUPS),
+        ("linear", True, 2 * WIDTH * GROUPS + GROUPS),
+        ("mlp", False, WIDTH * 32 + 32 + 32 * GROUPS + GROUPS),
+        ("mlp", True, 2 * WIDTH * 32 + 32 + 32 * GROUPS + GROUPS),
+        ("value_norm", False, 0),
+        ("random", False, 0),
+        ("static", False, 0),
+    ],
+)
+def test_parameter_counts(name, query_conditioned, expected):
+    selector = build(name, query_conditioned=query_conditioned)
+    assert sum(parameter.numel() for parameter in selector.parameters()) == expected
+    assert selector.learned == (expected > 0)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_initialisation(name):
+    for key, parameter in build(name, width=512, query_conditioned=True).named_parameters():
+        if key.endswith("bias"):
+            assert not parameter.any()
+        else:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.06)
+            assert abs(parameter.mean().item()) < 0.002
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@torch.no_grad()
+def test_fresh_routers_do_not_prefer_the_first_groups(name):
+    """With zero weights every token would tie and keep groups 0 to 3; an even share of them is 1/4."""
+    mask = fixed_mask(build(name)(look(8, 64)), 4)
+    assert 0.1 < mask[..., :4].sum().item() / mask.sum().item() < 0.45
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@torch.no_grad()
+def test_equals_the_formula(name):
+    selector, view = build(name, query_conditioned=True), look()
+    summary = view.query_summary_BD[:, None].expand(-1, 12, -1)
+    rows = torch.cat([view.hidden_BND, summary], -1)
+    joined = torch.cat([selector.token.weight, selector.query.weight], 1)
+    expected = F.linear(rows, joined, selector.token.bias)
+    if name == "mlp":
+        expected = selector.out(F.gelu(expected))
+    assert torch.allclose(selector(view), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@torch.no_grad()
+def test_logits_are_fp32_under_autocast_and_with_bf16_parameters(name):
+    selector = build(name, query_conditioned=True)
+    view = look(dtype=torch.bfloat16)
+    plain = selector(view)
+    assert plain.dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(selector(view), plain)
+    selector.bfloat16()
+    low = selector(view)
+    assert low.dtype == torch.float32
+    assert torch.equal(low, selector.float()(view))
+    assert not torch.equal(low, low.bfloat16().float())
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_scores_have_a_gradient_only_where_something_is_learned(name):
+    view = look()
+    view.value_groups_BNSg.requires_grad_()
+    scores = build(name)(view)
+    assert scores.shape == (2, 12, GROUPS)
+    assert scores.dtype == torch.float32
+    assert scores.requires_grad == (name in LEARNED)
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+@torch.no_grad()
+def test_a_sample_scores_the_same_alone_and_in_a_batch(name):
+    selector, view = build(name), look(3)
+    whole = selector(view)
+    alone = SelectorInput(
+        view.hidden_BND[1:2], view.value_groups_BNSg[1:2], None, view.position_BN[1:2], view.sample_seed_B[1:2], 0
+    )
+    assert torch.allclose(selector(alone), whole[1:2], atol=1e-6)
+
+
+def test_value_norm_equals_the_manual_norm():
+    view = look(dtype=torch.bfloat16)
+    scores = build("value_norm")(view)
+    for index in ((0, 0, 0), (1, 11, 15), (0, 5, 7)):
+        channels = view.value_groups_BNSg[index].tolist()
+        assert scores[index].item() == pytest.approx(sum(channel**2 for channel in channels) ** 0.5, rel=1e-5)
+
+
+def test_random_differs_per_sample_token_layer_and_seed():
+    scores = build("random")(look())
+    assert not torch.equal(scores[0], scores[1])
+    assert not torch.equal(scores[0, 0], scores[0, 1])
+    assert not torch.equal(build("random")(look(layer=1)), scores)
+    assert not torch.equal(build("random", seed=1)(look()), scores)
+    assert torch.equal(build("random")(look(seed=5)), scores)
+
+
+def test_random_follows_positions_not_slots():
+    view = look(1)
+    whole = build("random")(view)
+    rows = torch.tensor([3, 7, 8])
+    picked = SelectorInput(
+        view.hidden_BND[:, rows], view.value_groups_BNSg[:, rows], None, rows[None], view.sample_seed_B, 0
+    )
+    assert torch.equal(build("random")(picked), whole[:, rows])
+
+
+def test_static_is_one_set_per_layer_for_every_token_and_sample():
+    layers = [fixed_mask(build("static", seed=3)(look(layer=layer)), 4) for layer in range(6)]
+    for mask in layers:
+        assert (mask == mask[:1, :1]).all()
+    assert len({tuple(mask[0, 0].tolist()) for mask in layers}) > 1
+    assert not torch.equal(build("static")(look()), build("static", seed=1)(look()))
+
+
+def test_unknown_names_name_the_nearest():
+    shape = KVShape(4, 4, 32)
+    with pytest.raises(ValueError, match=r"unknown selector 'linaer'\. Did you mean 'linear'\?"):
+        build("linaer")
+    with pytest.raises(ValueError, match=r"unknown budget 'globl'\. Did you mean 'global'\?"):
+        RoutingConfig(budget="globl").check(shape)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_controls_refuse_a_query(name):
+    with pytest.raises(ValueError, match=f"query_conditioned needs a learned router.*not '{name}'"):
+        build(name, query_conditioned=True)
+
+
+def test_wrong_settings_are_worded():
+    shape = KVShape(4, 4, 32)
+    with pytest.raises(ValueError, match=r"balance_weight=-0\.1 must not be negative"):
+        RoutingConfig(balance_weight=-0.1).check(shape)
+    with pytest.raises(ValueError, match="num_groups=12 does not divide the value width 128"):
+        RoutingConfig(num_groups=12).check(shape)
+    RoutingConfig(num_groups=128, kept_groups=128, balance_weight=0).check(shape)

@@ -1,0 +1,160 @@
+"""The fit command, end to end on a random tiny LLaVA: what trains, what stays, what is written, what resumes."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
+
+
+def checkpoint(run: Path) -> dict:
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    _, backbone, _ = read_adapter(run / "adapter")
+    return {name: parameter for name, parameter in backbone.named_parameters() if parameter.requires_grad}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_fit_trains_adapters_only_and_logs(tiny_run, tmp_path):
+    backbone_file = tmp_path / "backbone" / "model.safetensors"
+    before = backbone_file.read_bytes()
+    assert main(tiny_run()) == 0
+    run = tmp_path / "run"
+    trained = weights(run)
+    # 4 layers x q/v x (A + B), 4 x router (weight + bias)
+    assert len(trained) == 4 * 2 * 2 + 4 * 2
+    assert all(tensor.abs().sum() > 0 for name, tensor in trained.items() if "lora_B" in name)
+    assert backbone_file.read_bytes() == before
+    with (run / "logs" / "csv" / "metrics.csv").open() as file:
+        columns = next(csv.reader(file))
+    for wanted in ("train/loss", "train/balance", "train/kept_visual_fraction", "tokens_per_s/after"):
+        assert wanted in columns
+    assert "group_usage_entropy/layer_3" in columns
+    assert list((run / "logs" / "tb").glob("events.*"))
+
+
+def test_checkpoint_holds_only_what_is_trained(tiny_run, tmp_path):
+    assert main(tiny_run("--checkpoint.every_n_train_steps=2")) == 0
+    state = checkpoint(tmp_path / "run")
+    assert len(state["state_dict"]) == 24
+    assert all("lora_" in name or ".bank." in name for name in state["state_dict"])
+    assert "random_state" in state
+
+
+def test_frozen_tensors_are_identical_during_training(tiny_run, tmp_path):
+    from subtoken_train.cli.recipe import RecipeCLI
+
+    cli = RecipeCLI(tiny_run()[1:])
+    frozen = {n: p.clone() for n, p in cli.model.parts.named_parameters() if not p.requires_grad}
+    cli.trainer.fit(cli.model, cli.datamodule)
+    after = dict(cli.model.parts.named_parameters())
+    assert all(torch.equal(after[name], tensor) for name, tensor in frozen.items())
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--model.routing=null"],
+        ["--model.routing.selector=mlp", "--model.gradient_checkpointing=true"],
+        ["--model.routing.selector=value_norm"],
+        ["--model.routing.budget=global", "--model.routing.query_conditioned=true"],
+        ["--model.reducer.stage=decoder", "--trainer.precision=bf16-mixed"],
+        ["--model.reducer.name=random", "--model.routing.layout=per_head", "--trainer.accumulate_grad_batches=2"],
+    ],
+    ids=["anchor", "mlp-checkpointing", "value_norm", "global-query", "decoder-bf16", "random-per_head-accumulate"],
+)
+def test_every_arm_trains(tiny_run, tmp_path, extra):
+    assert main(tiny_run("--trainer.max_steps=2", *extra)) == 0
+    trained = weights(tmp_path / "run")
+    assert all(tensor.abs().sum() > 0 for name, tensor in trained.items() if "lora_B" in name)
+
+
+def test_accumulation_equals_one_large_batch(tiny_run, tmp_path):
+    plain = ["--trainer.max_steps=3", "--model.lora.dropout=0.0"]
+    assert main(tiny_run(*plain, "--data.batch_size=8", output="large")) == 0
+    small = ["--data.batch_size=4", "--trainer.accumulate_grad_batches=2"]
+    assert main(tiny_run(*plain, *small, output="small")) == 0
+    large, accumulated = weights(tmp_path / "large"), weights(tmp_path / "small")
+    for name, tensor in large.items():
+        assert torch.allclose(tensor, accumulated[name], atol=2e-5), name
+
+
+def test_resume_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
+    dropout = "--model.lora.dropout=0.1"
+    assert main(tiny_run(dropout, output="whole")) == 0
+    # the schedule must be the same, so the first part stops by signal, not by max_steps
+    assert interrupted_fit(tiny_run(dropout, output="parts"), after_step=2) == 130
+    assert main(tiny_run(dropout, "--resume", output="parts")) == 0
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def interrupted_fit(argv: list[str], after_step: int) -> int:
+    """Run a fit in this process and send it SIGINT once ``after_step`` is done."""
+    from lightning.pytorch.callbacks import Callback
+
+    from subtoken_train.cli import recipe
+
+    class Interrupt(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == after_step:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    original = recipe.RecipeCLI.instantiate_trainer
+
+    def with_interrupt(self, **kwargs):
+        self.config_init.trainer.callbacks = [Interrupt()]
+        return original(self, **kwargs)
+
+    recipe.RecipeCLI.instantiate_trainer = with_interrupt
+    try:
+        return main(argv)
+    finally:
+        recipe.RecipeCLI.instantiate_trainer = original
+
+
+def test_ctrl_c_saves_and_says_where(tiny_run, tmp_path):
+    command = [sys.executable, "-m", "subtoken_train", *tiny_run("--trainer.max_steps=10000")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    metrics = tmp_path / "run" / "logs" / "csv" / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert str(tmp_path / "run" / "checkpoints" / "last.ckpt") in stderr
+    assert "Traceback" not in stderr
+    assert checkpoint(tmp_path / "run")["global_step"] > 0
+
+
+def test_existing_run_is_refused(tiny_run, tmp_path, capsys):
+    short = "--trainer.max_steps=1"
+    assert main(tiny_run(short)) == 0
+    adapter = (tmp_path / "run" / "adapter" / "adapter_model.safetensors").read_bytes()
+    assert main(tiny_run(short)) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").read_bytes() == adapter
+    assert main(tiny_run(short, "--overwrite")) == 0
+    assert main(tiny_run(short, "--resume", output="empty")) == 2
+    assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_resume_with_another_recipe_is_refused(tiny_run, capsys):
+    assert main(tiny_run("--trainer.max_steps=1", "--checkpoint.every_n_train_steps=1")) == 0
+    assert main(tiny_run("--resume", "--model.routing.selector=mlp")) == 2
+    assert "does not fit this recipe" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""Pre-flight computations that do not show in ``check`` on the shipped recipes."""
+
+import pytest
+import torch
+
+from subtoken_train.backbones.build import assemble
+from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.memory import estimate_memory
+from subtoken_train.training.preflight import StepPlan, count_devices, layer_bands, plan_steps
+
+
+def test_layer_bands_cover_every_layer_once():
+    ledger = nominal_ledger(KVShape(5, 2, 8), {"system": 3, "visual": 16}, KVBudget(0.25, 4, 1), cut_layer=1)
+    bands = layer_bands(ledger)
+    assert [(band.first, band.last) for band in bands] == [(0, 0), (1, 4)]
+    assert [row.region for row in bands[1].rows] == ["system", "visual"]
+    total = sum((band.last - band.first + 1) * sum(row.payload_bytes for row in band.rows) for band in bands)
+    assert total == ledger.bytes_of(with_index=False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "accelerator", "nodes", "count"),
+    [
+        (2, "gpu", 1, 2),
+        ("4", "gpu", 2, 8),
+        ("0,3", "gpu", 1, 2),
+        ([1, 2, 3], "gpu", 1, 3),
+        ("auto", "cpu", 1, 1),
+        (-1, "cpu", 2, 2),
+    ],
+)
+def test_count_devices(devices, accelerator, nodes, count):
+    assert count_devices(devices, accelerator, nodes) == count
+
+
+def test_automatic_devices_are_those_of_this_machine(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert count_devices("auto", "gpu", 1) == 3
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "max_epochs", "batches", "plan"),
+    [
+        (100, None, None, StepPlan(100, 8, None)),
+        (-1, 3, None, StepPlan(None, 8, None)),
+        (100, None, 20, StepPlan(100, 8, 20.0)),  # 20 batches in windows of 4 are 5 steps
+        (100, 2, 20, StepPlan(10, 8, 2.0)),
+        (-1, 3, 21, StepPlan(18, 8, 3.0)),  # the last window is shorter
+        (-1, None, 20, StepPlan(None, 8, None)),
+        (100, None, 0, StepPlan(100, 8, None)),  # less than one batch: fit refuses it
+    ],
+)
+def test_plan_steps(max_steps, max_epochs, batches, plan):
+    assert plan_steps(8, max_steps, max_epochs, batches, accumulate=4) == plan
+
+
+@pytest.fixture
+def parts(tiny_family):
+    return assemble(tiny_family, LoraSettings(8, 16, 0.0), ReducerConfig(keep_ratio=0.25), RoutingConfig())[0]
+
+
+def test_memory_counts_what_trains_four_times(parts):
+    sizes = dict(estimate_memory(parts, batch_size=2, max_length=160, checkpointing=False).parts)
+    trained = sum(parameter.numel() for parameter in parts.parameters() if parameter.requires_grad)
+    assert sizes["LoRA + routers"] + sizes["gradients"] + sizes["AdamW state"] == 16 * trained
+    assert sizes["frozen weights"] == 4 * sum(p.numel() for p in parts.parameters() if not p.requires_grad)
+
+
+def test_memory_grows_with_the_batch_and_shrinks_with_checkpointing(parts):
+    def activations(batch_size, checkpointing):
+        return dict(estimate_memory(parts, batch_size, 160, checkpointing).parts)["activations"]
+
+    assert activations(4, False) == 2 * activations(2, False)
+    assert activations(2, True) < activations(2, False) / 2
+
+
+def test_activations_are_what_autograd_saves_give_or_take_half(parts):
+    from helpers import make_batch
+
+    parts.train()
+    batch = make_batch([(1, 94)] * 4)  # 2 + 64 + 94 = 160 tokens
+    own = {parameter.untyped_storage().data_ptr() for parameter in parts.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        _result = parts.run(batch)
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    estimated = dict(estimate_memory(parts, 4, 160, checkpointing=False).parts)["activations"]
+    assert 0.5 < measured / estimated < 1.5
