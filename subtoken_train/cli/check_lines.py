@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.functional.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import estimate_memory
@@ -166,7 +167,7 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
         yield f"{data.train_file} (not read: --offline)"
     else:
         records = yield from _record_lines(cli, parts)
-        batches = records // (data.batch_size * devices)
+        batches = ResumableSampler(records, data.batch_size, data.seed, world_size=devices).batches_per_pass
     plan = plan_steps(
         data.batch_size * accumulate * devices, trainer.max_steps, trainer.max_epochs, batches, accumulate
     )

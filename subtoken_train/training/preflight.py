@@ -138,15 +138,15 @@ def plan_steps(
         samples_per_step: records of one optimiser step.
         max_steps: the trainer's limit; -1: none.
         max_epochs: the trainer's limit; None or -1: none.
-        batches: full batches per device in an epoch; None where the data was not read.
+        batches: full batches per device in an epoch, at least one; None where the data was not read.
         accumulate: batches of one optimiser step.
     """
     if batches is None:
         return StepPlan(max_steps if max_steps >= 0 else None, samples_per_step, None)
     per_epoch = math.ceil(batches / accumulate)
-    limits = [limit for limit in (max_steps, (max_epochs or -1) * per_epoch) if limit >= 0]
-    steps = min(limits, default=None)
-    return StepPlan(steps, samples_per_step, None if steps is None or not per_epoch else steps / per_epoch)
+    by_epochs = -1 if max_epochs is None or max_epochs < 0 else max_epochs * per_epoch
+    steps = min((limit for limit in (max_steps, by_epochs) if limit >= 0), default=None)
+    return StepPlan(steps, samples_per_step, None if steps is None else steps / per_epoch)
 
 
 def first_sample(

@@ -83,7 +83,7 @@ def test_llava7b_offline(capsys, no_network):
 
 def test_tiny_offline_with_overrides(capsys, no_network, tiny):
     lines = checked(capsys, [*tiny, "--offline", "--model.routing.selector", "value_norm", "--trainer.max_steps=10"])
-    assert "trained 16 16,384" in lines  # q and v of 4 layers; a value-norm selector has nothing to train
+    assert "trained 24 24,576" in lines  # q and v of 6 layers; a value-norm selector has nothing to train
     assert not any(line.startswith("routers") for line in lines)
     assert "visual 64 16 8,192 2,048 32 15.625 %" in lines
     assert "10 optimiser steps, 320 records" in lines
@@ -92,7 +92,7 @@ def test_tiny_offline_with_overrides(capsys, no_network, tiny):
 
 @pytest.mark.parametrize(
     ("selector", "line"),
-    [("linear", "routers (linear) 8 8,256"), ("mlp", "routers (mlp) 16 18,752")],
+    [("linear", "routers (linear) 12 12,384"), ("mlp", "routers (mlp) 24 27,936")],
     ids=["linear", "mlp"],
 )
 def test_routers_are_counted(capsys, tiny, selector, line):
@@ -102,15 +102,15 @@ def test_routers_are_counted(capsys, tiny, selector, line):
 def test_a_token_only_arm_has_no_anchor(capsys, tiny):
     lines = checked(capsys, [*tiny, "--offline", "--model.routing", "null"])
     assert "matched anchor: none, this arm routes nothing" in lines
-    assert "visual region: 64.00 KiB of 256.00 KiB, 25 %" in lines
+    assert "visual region: 96.00 KiB of 384.00 KiB, 25 %" in lines
 
 
 def test_decoder_stage_shows_both_bands_and_why_the_nominal_anchor_fails(capsys, tiny):
     lines = checked(capsys, [*tiny, "--offline", "--model.reducer.stage", "decoder"])
     assert "layers 0-1 system 5 5 2,560 2,560 0 100 %" in lines
     assert "visual 64 64 32,768 32,768 0 100 %" in lines
-    assert "layers 2-3 system 5 5 2,560 2,560 0 100 %" in lines
-    assert "matched anchor: 10 of 64 visual tokens, every group (keep_ratio 0.15625), 57.8125 %" in lines
+    assert "layers 2-5 system 5 5 2,560 2,560 0 100 %" in lines
+    assert "matched anchor: 10 of 64 visual tokens, every group (keep_ratio 0.15625), 43.75 %" in lines
     assert any(line.startswith("at the nominal 15.625 % of all layers: no token-only anchor") for line in lines)
 
 
@@ -143,9 +143,15 @@ def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
 
 
 def test_without_a_processor_the_first_record_is_only_counted(capsys, data_file):
-    lines = checked(capsys, [*LLAVA, "--data.train_file", str(data_file), "--data.image_folder", "null"])
+    argv = ["--data.train_file", str(data_file), "--data.image_folder", "null", "--data.batch_size", "1"]
+    lines = checked(capsys, [*LLAVA, *argv])
     assert f"{data_file}: 5 records" in lines
     assert any(line.startswith("first record not encoded: the processor of llava-hf") for line in lines)
+
+
+def test_too_few_records_for_a_batch(capsys, tiny, data_file):
+    line = refused(capsys, [*tiny, "--data.train_file", str(data_file), "--data.batch_size", "8"])
+    assert "5 training records do not fill one batch" in line
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,7 @@ def test_without_a_processor_the_first_record_is_only_counted(capsys, data_file)
         (["--model.reducer.name", "fastvv"], ["unknown reducer 'fastvv'. Did you mean 'fastv'?"]),
         (["--model.routing.selector", "lineer"], ["unknown selector 'lineer'. Did you mean 'linear'?"]),
         (["--model.routing.selector", "static", "--model.routing.query_conditioned", "true"], ["learned router"]),
-        (["--model.reducer.layer", "9"], ["layer=9", "4 layers"]),
+        (["--model.reducer.layer", "9"], ["layer=9", "6 layers"]),
         (["--model.reducer.stage", "tower"], ["model.reducer.stage 'tower'", "decoder, embeds"]),
         (["--model.backbone.dtype", "bfloat"], ["unknown dtype 'bfloat'. Did you mean 'bfloat16'?"]),
         (["--model.backbone.path", "/nowhere/model"], ["'/nowhere/model'", "config.json"]),

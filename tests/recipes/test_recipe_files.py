@@ -10,7 +10,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.functional.geometries import GEOMETRIES
 from subtoken_train.functional.ledger import KVBudget, KVShape, kept_count, nominal_ledger, solve_anchor
 
-from tiny_llava import HEADS, LAYERS, VISUAL_TOKENS, WIDTH
+from tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 RECIPES = sorted(FOLDER.glob("*.yaml"))
@@ -34,7 +34,7 @@ class Model:
 
 
 MODELS = {
-    "tiny": Model("checkpoints/tiny-llava", KVShape(LAYERS, HEADS, WIDTH // HEADS, 4), VISUAL_TOKENS),
+    "tiny": Model("checkpoints/tiny-llava", KVShape(TEXT_LAYERS, HEADS, WIDTH // HEADS, 4), VISUAL_TOKENS),
     "llava7b": Model("llava-hf/llava-1.5-7b-hf", GEOMETRIES["llava-1.5-7b"], 576),
 }
 
@@ -145,12 +145,12 @@ def test_an_arm_and_its_anchor_train_alike(recipe):
     if not recipe.words["anchor"]:
         pytest.skip("not an anchor")
     routed = RecipeCLI(["--config", str(FOLDER / f"{recipe.name.removesuffix('_anchor')}.yaml")], with_trainer=False)
-    for ours, theirs in ((recipe.cli.config, routed.config),):
-        assert ours.seed_everything == theirs.seed_everything
-        assert ours.data == theirs.data
-        assert {**vars(ours.trainer), "default_root_dir": ""} == {**vars(theirs.trainer), "default_root_dir": ""}
-        for key in ("backbone", "lora", "optimizer", "gradient_checkpointing"):
-            assert ours.model[key] == theirs.model[key]
+    ours, theirs = recipe.cli.config, routed.config
+    assert ours.seed_everything == theirs.seed_everything
+    assert ours.data == theirs.data
+    assert {**vars(ours.trainer), "default_root_dir": ""} == {**vars(theirs.trainer), "default_root_dir": ""}
+    for key in ("backbone", "lora", "optimizer", "gradient_checkpointing"):
+        assert ours.model[key] == theirs.model[key]
 
 
 def test_llava7b_is_table_7():

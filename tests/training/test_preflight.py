@@ -50,7 +50,6 @@ def test_automatic_devices_are_those_of_this_machine(monkeypatch):
         (100, 2, 20, StepPlan(10, 8, 2.0)),
         (-1, 3, 21, StepPlan(18, 8, 3.0)),  # the last window is shorter
         (-1, None, 20, StepPlan(None, 8, None)),
-        (100, None, 0, StepPlan(100, 8, None)),  # less than one batch: fit refuses it
     ],
 )
 def test_plan_steps(max_steps, max_epochs, batches, plan):
