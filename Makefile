@@ -43,6 +43,16 @@ data/scenes: | $(STAMP)
 
 fit: install data/scenes ## train the tiny recipe and compare it with its anchor
 	$(BIN)/subtoken-train fit --config recipes/tiny_fastv25_s16k4.yaml --overwrite
+	@echo
+	@echo "The anchor and the uncompressed arm are shipped adapters (checkpoints/adapters), trained by the same settings."
+	$(BIN)/subtoken-train evaluate --data data/scenes/dev.json \
+		--adapter runs/tiny_fastv25_s16k4/adapter \
+		--adapter checkpoints/adapters/tiny_fastv25_s16k4_anchor \
+		--adapter checkpoints/adapters/tiny_lora_only
+	@echo
+	@echo "Next: $(BIN)/subtoken-train recipes ls"
+	@echo "      $(BIN)/subtoken-train fit --config recipes/tiny_fastv12p5_s16k4.yaml"
+	@echo "      recipes/README.md compares all arms over five seeds"
 
 clean: ## remove caches and coverage; keeps .venv, data and runs
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist

@@ -112,7 +112,8 @@ class CompressedBackbone(nn.Module):
             return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0)
         last = cut - 1
         hidden = family.run_layers(hidden, rows.visible_BM, rows.position_BM, cache, 0, last)
-        row = attention_row(family, last, hidden, rows.visible_BM, rows.position_BM, batch.rank_position_B)
+        with evaluation_mode(family.decoder.layers[last]):
+            row = attention_row(family, last, hidden, rows.visible_BM, rows.position_BM, batch.rank_position_B)
         hidden = family.run_layers(hidden, rows.visible_BM, rows.position_BM, cache, last, cut)
         keep = reducer.keep_mask(self._view(batch, lambda _: row))
         kept, gather = rows.take(keep, pad_left)

@@ -76,9 +76,14 @@ def _dtype(config: BackboneConfig) -> torch.dtype:
 
 
 def _read_config(config: BackboneConfig) -> Any:
+    source = resolve(config.path)
     try:
-        return AutoConfig.from_pretrained(resolve(config.path), revision=config.revision)
-    except (OSError, ValueError) as error:
+        if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+            raise FileNotFoundError(source)
+        return AutoConfig.from_pretrained(source, revision=config.revision)
+    except ValueError as error:  # transformers knows no such model_type, or the file is not a configuration
+        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {error}") from error
+    except OSError as error:
         raise ValueError(
             f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "
             f"check the name, the network or HF_HOME ({type(error).__name__})"

@@ -87,3 +87,9 @@ def test_llava_7b_counts_without_weights_or_network():
     assert (lora, routers) == (8_388_608, 2_097_664)
     assert family.shape.token_bytes == 512 * 1024
     assert family.visual_tokens() == 576
+
+
+def test_a_model_type_that_nobody_knows_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "zebra"}')
+    with pytest.raises(ValueError, match="zebra"):
+        load_family(BackboneConfig(path=str(tmp_path)))
