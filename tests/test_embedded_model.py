@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import compress
 
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.backbones.load import BackboneConfig, load_family
@@ -18,6 +17,8 @@ from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.answer import answer_all
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
+
+from helpers import compress
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 
@@ -46,7 +47,7 @@ def test_size():
 def test_answers_held_out_scenes(family, dev):
     by_kind = answer_all(compress(family).eval(), dev).by_kind()
     for kind, scores in by_kind.items():
-        assert np.mean(scores) >= (0.80 if kind == "count" else 0.88), kind  # 36 questions a kind: a floor, not the figure
+        assert np.mean(scores) >= (0.80 if kind == "count" else 0.88), kind  # of 36 questions: a floor
 
 
 @torch.no_grad()

@@ -170,7 +170,9 @@ def _exists_color_easy(
 ) -> tuple[str, str]:
     """Like ``exists_color``, but where the answer is no, no digit of the scene has the colour (if one is left)."""
     used = {item.color for item in objects}
-    others = [color for color in range(len(COLORS)) if color not in used] or list(set(range(len(COLORS))) - {some.color})
+    others = [color for color in range(len(COLORS)) if color not in used] or list(
+        set(range(len(COLORS))) - {some.color}
+    )
     color = some.color if rng.random() < 0.5 else int(rng.choice(others))
     return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
 

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import torch
-from helpers import make_batch, save_backbone
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
@@ -19,6 +18,8 @@ from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
+
+from helpers import make_batch, save_backbone
 
 
 @pytest.fixture
@@ -118,9 +119,11 @@ def test_stray_router_file(tmp_path, tiny_family):
 
 
 def test_adapter_of_another_backbone(written, tmp_path):
-    from subtoken_train.backbones.llava import LlavaFamily
-    from tiny_llava import build_processor
     from transformers import LlavaForConditionalGeneration
+
+    from subtoken_train.backbones.llava import LlavaFamily
+
+    from tiny_llava import build_processor
 
     folder, backbone = written
     config = backbone.family.model.config

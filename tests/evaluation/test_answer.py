@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers import compress, save_backbone
 
 from subtoken_train.artifact.folder import AdapterConfig, write_adapter
 from subtoken_train.artifact.identity import identify
@@ -19,6 +18,8 @@ from subtoken_train.evaluation.answer import answer_all
 from subtoken_train.evaluation.report import arm_facts
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
+
+from helpers import compress, save_backbone
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import compress, make_batch
 
 from subtoken_train.inference.greedy import generate_greedy
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
+
+from helpers import compress, make_batch
 
 PROMPTS = [(1, 6), (2, 9), (0, 7)]
 

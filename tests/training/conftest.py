@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import save_backbone
 
 from subtoken_train.datasets.scene_files import write_scenes
+
+from helpers import save_backbone
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
 
