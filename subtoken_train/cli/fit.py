@@ -28,7 +28,15 @@ def run_raw(argv: list[str]) -> int:
 
     cli = RecipeCLI(expand_flags(argv))
     folder = cli.output_dir
-    resume = prepare_folder(folder, overwrite=cli.config.overwrite, resume=cli.config.resume)
+    resume = checkpoint_to_resume(folder) if cli.config.resume else None
+    if resume is None and holds_run(folder) and not cli.config.overwrite:
+        raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
+    # what a user can get wrong comes out before anything is replaced
+    cli.datamodule.read()
+    cli.model.configure_model()
+    if resume is None and folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     cli.save_recipe(folder / "recipe.yaml")
     try:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume)
@@ -44,23 +52,17 @@ def run_raw(argv: list[str]) -> int:
     return 0
 
 
-def prepare_folder(folder: Path, overwrite: bool, resume: bool) -> Path | None:
-    """Make the run folder; returns the checkpoint to resume from.
-
-    Raises:
-        ValueError: the folder holds a run and neither flag is given, or there is nothing to resume.
-    """
+def checkpoint_to_resume(folder: Path) -> Path:
+    """The run's last checkpoint; a worded ``ValueError`` where there is none."""
     last = folder / "checkpoints" / "last.ckpt"
-    if resume:
-        if not last.is_file():
-            raise ValueError(f"nothing to resume: {last} does not exist; run without --resume")
-        return last
-    if folder.exists() and any(folder.iterdir()):
-        if not overwrite:
-            raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return None
+    if not last.is_file():
+        raise ValueError(f"nothing to resume: {last} does not exist; run without --resume")
+    return last
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder has anything to lose: a failed start leaves only the recipe and empty logs."""
+    return folder.exists() and any(item.name not in ("recipe.yaml", "logs") for item in folder.iterdir())
 
 
 def export(cli: Any, folder: Path) -> Path:

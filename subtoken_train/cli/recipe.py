@@ -6,6 +6,7 @@ SubTokenModule, InstructionDataModule and Trainer; the keys beside them are adde
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -107,7 +108,8 @@ class RecipeCLI(LightningCLI):
         settings.callbacks = [*(settings.callbacks or []), *ours]
         if settings.logger is None:
             folder = str(self.output_dir)
-            settings.logger = [CSVLogger(folder, "logs", "csv"), TensorBoardLogger(folder, "logs", "tb")]
+            csv = _unused_name(self.output_dir / "logs", "csv") if self.config.resume else "csv"
+            settings.logger = [CSVLogger(folder, "logs", csv), TensorBoardLogger(folder, "logs", "tb")]
         if settings.plugins is None:
             settings.plugins = [AtomicCheckpointIO()]
         try:
@@ -117,6 +119,7 @@ class RecipeCLI(LightningCLI):
 
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
+        self.config.overwrite = self.config.resume = False  # meant for this call alone
         self.parser.save(self.config, str(path), overwrite=True, skip_check=True, multifile=False)
 
 
@@ -125,6 +128,12 @@ def recipe_paths(argv: list[str]) -> list[str]:
     pairs = zip(argv, [*argv[1:], ""], strict=True)
     spaced = [following for word, following in pairs if word in ("--config", "-c") and following]
     return spaced + [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
+
+
+def _unused_name(folder: Path, name: str) -> str:
+    """``csv``, ``csv-2``, ``csv-3``...: a resumed run must not delete the log of the first part."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(candidate for candidate in names if not (folder / candidate).exists())
 
 
 def expand_flags(argv: list[str]) -> list[str]:

@@ -77,9 +77,17 @@ class InstructionDataModule(L.LightningDataModule):
             ValueError: see ``InstructionRecords``.
         """
         self._resumed_order = {}  # a second fit of the same object may start afresh
-        if stage == "fit":
+        self.read(training=stage == "fit")
+
+    def read(self, training: bool = True) -> None:
+        """Parse and check the data files, once; a command calls it before it touches the run's folder.
+
+        Raises:
+            ValueError: see ``InstructionRecords``.
+        """
+        if training and self._train is None:
             self._train = InstructionRecords(self.train_file, self.image_folder)
-        if self.val_file is not None:
+        if self.val_file is not None and self._val is None:
             self._val = InstructionRecords(self.val_file, self.image_folder)
 
     def train_dataloader(self) -> AccumulationWindows:

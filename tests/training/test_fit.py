@@ -101,6 +101,9 @@ def test_resume_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
     assert interrupted_fit(tiny_run(dropout, output="parts"), after_step=2) == 130
     assert main(tiny_run(dropout, "--resume", output="parts")) == 0
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    logs = tmp_path / "parts" / "logs"
+    assert (logs / "csv" / "metrics.csv").exists()
+    assert (logs / "csv-2" / "metrics.csv").exists()
 
 
 def interrupted_fit(argv: list[str], after_step: int) -> int:
@@ -152,6 +155,27 @@ def test_existing_run_is_refused(tiny_run, tmp_path, capsys):
     assert main(tiny_run(short, "--overwrite")) == 0
     assert main(tiny_run(short, "--resume", output="empty")) == 2
     assert "nothing to resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["--data.train_file=nowhere.json", "--model.routing.num_groups=7", "--model.backbone.path=nowhere"],
+)
+def test_a_mistake_with_overwrite_loses_nothing(tiny_run, tmp_path, capsys, mistake):
+    short = "--trainer.max_steps=1"
+    assert main(tiny_run(short)) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert main(tiny_run(short, "--overwrite", mistake)) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert main(tiny_run(short, mistake, output="fresh")) == 2
+    assert main(tiny_run(short, output="fresh")) == 0
+
+
+def test_output_folder_that_cannot_be_made(tiny_run, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(tiny_run("--trainer.max_steps=1", output="file/run")) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("subtoken-train: error:")
 
 
 def test_resume_with_another_recipe_is_refused(tiny_run, capsys):
