@@ -25,7 +25,6 @@ ARMS = {
     "tiny_fastv12p5": "FastV 12.5 %, unrouted",
     "tiny_fastv12p5_s16k4_anchor": "anchor (FastV 7.8 %)",
     "tiny_fastv12p5_s16k4": "FastV 12.5 % + S16K4 router",
-    "tiny_fastv12p5_s16k4_valuenorm": "FastV 12.5 % + S16K4 value norm",
     "tiny_fastv25_s16k4_lf4_anchor": "anchor (FastV 15.6 %), L_f = 4",
     "tiny_fastv25_s16k4_lf4": "FastV 25 % + S16K4 router, L_f = 4",
 }
@@ -35,7 +34,6 @@ PAIRS = (
     ("tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"),
     ("tiny_fastv25_s16k4", "tiny_fastv25_s16k4_valuenorm"),
     ("tiny_fastv12p5_s16k4", "tiny_fastv12p5_s16k4_anchor"),
-    ("tiny_fastv12p5_s16k4", "tiny_fastv12p5_s16k4_valuenorm"),
     ("tiny_fastv25_s16k4_lf4", "tiny_fastv25_s16k4_lf4_anchor"),
     ("tiny_fastv25", "tiny_fastv25_s16k4_anchor"),
     ("tiny_fastv25", "tiny_fastv12p5_s16k4_anchor"),
