@@ -52,7 +52,7 @@ fit: install data/scenes ## train the tiny recipe and compare it with its anchor
 	@echo
 	@echo "Next: $(BIN)/subtoken-train recipes ls"
 	@echo "      $(BIN)/subtoken-train fit --config recipes/tiny_fastv12p5_s16k4.yaml"
-	@echo "      recipes/README.md compares all arms over five seeds"
+	@echo "      recipes/README.md compares all arms"
 
 clean: ## remove caches and coverage; keeps .venv, data and runs
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist

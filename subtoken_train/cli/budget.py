@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from subtoken_train.functional.geometries import GEOMETRIES, geometry
+from subtoken_train.functional.groups import check_groups
 from subtoken_train.functional.ledger import KVBudget, KVShape, kept_count, nominal_ledger, solve_anchor
 
 HELP = """What a KV budget keeps, before anything is trained.
@@ -22,18 +23,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kept-groups", type=int, required=True, help="K, groups kept per routed token")
     parser.add_argument("--model", metavar="NAME", help=f"geometry for bytes (bf16): {', '.join(GEOMETRIES)}")
     parser.add_argument("--tokens", type=int, metavar="N", help="visual (or context) tokens before the reducer")
-
-
-def check_divides(num_groups: int, shape: KVShape) -> None:
-    """Raise ``ValueError`` unless S divides the value width of the model."""
-    width = shape.value_dim
-    if width % num_groups:
-        divisors = [size for size in range(1, width + 1) if width % size == 0]
-        near = sorted(sorted(divisors, key=lambda size: abs(size - num_groups))[:4])
-        raise ValueError(
-            f"num_groups={num_groups} does not divide the value width {width} of this model; "
-            f"choose a divisor such as {', '.join(map(str, near))}"
-        )
 
 
 def fraction_lines(budget: KVBudget) -> list[str]:
@@ -58,7 +47,7 @@ def byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
     if tokens < 1:
         raise ValueError(f"--tokens must be at least 1, got {tokens}")
     routed = nominal_ledger(shape, {REGION: tokens}, budget)
-    anchor = solve_anchor(shape, tokens, budget.total_kv_fraction, region=REGION)
+    anchor = solve_anchor(shape, tokens, budget.exact_total, region=REGION)
     anchored = nominal_ledger(shape, {REGION: tokens}, KVBudget(), kept_tokens=anchor.kept_tokens)
     dense, payload = routed.dense_bytes(), routed.bytes_of(with_index=False)
     index = routed.bytes_of() - payload
@@ -79,7 +68,7 @@ def run(args: Namespace) -> int:
     lines = fraction_lines(budget)
     if args.model is not None:
         shape = geometry(args.model)
-        check_divides(budget.num_groups, shape)
+        check_groups(budget.num_groups, budget.kept_groups, shape.num_kv_heads, shape.head_dim, "contiguous")
         lines += ["", f"{args.model}: {shape.token_bytes / 2**10:g} KiB per token, uncompressed bf16"]
         lines += byte_lines(budget, shape, args.tokens) if args.tokens is not None else []
     print("\n".join(lines))

@@ -5,11 +5,12 @@ Legend: B batch, N positions, D value width d_v = H * d, H key-value heads, d he
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from subtoken_train.errors import unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Layout = Literal["contiguous", "per_head"]
 

@@ -115,7 +115,7 @@ def nominal_anchor(parts: CompressedBackbone) -> Anchor:
     Raises:
         ValueError: infeasible; the layers below the cut cost more alone.
     """
-    target = budget_of(parts).total_kv_fraction
+    target = budget_of(parts).exact_total
     return solve_anchor(parts.family.shape, parts.family.visual_tokens(), target, parts.reducer.cut_layer)
 
 

@@ -1,0 +1,35 @@
+"""``subtoken-train data``: makes the scenes, refuses to lose what is there."""
+
+from __future__ import annotations
+
+import json
+
+from subtoken_train.cli.main import main
+
+
+def scenes(folder, *extra: str) -> list[str]:
+    return ["data", "scenes", "--out", str(folder), "--train", "6", "--dev", "4", "--test", "5", *extra]
+
+
+def test_writes_three_splits(tmp_path, capsys):
+    folder = tmp_path / "scenes"
+    assert main(scenes(folder)) == 0
+    assert str(folder) in capsys.readouterr().out
+    counts = {split: len(json.loads((folder / f"{split}.json").read_text())) for split in ("train", "dev", "test")}
+    assert counts == {"train": 6, "dev": 4, "test": 5}
+
+
+def test_existing_folder_needs_overwrite(tmp_path, capsys):
+    folder = tmp_path / "scenes"
+    assert main(scenes(folder)) == 0
+    before = (folder / "train.json").read_bytes()
+    assert main(scenes(folder, "--seed", "1")) == 2
+    assert "overwrite" in capsys.readouterr().err
+    assert (folder / "train.json").read_bytes() == before
+    assert main(scenes(folder, "--seed", "1", "--overwrite")) == 0
+    assert (folder / "train.json").read_bytes() != before
+
+
+def test_unknown_data_set_names_the_nearest(capsys):
+    assert main(["data", "scene"]) == 2
+    assert "'scenes'" in capsys.readouterr().err
