@@ -1,6 +1,6 @@
 """The embedded comparison: train every arm with several seeds, ask the test questions once, keep a record per run.
 
-    python benchmarks/tiny_comparison.py --seeds 0 1 2 3 4 --out recipes/results
+    python benchmarks/tiny_comparison.py --seeds 0 1 2 3 4 --out benchmarks/results
     python benchmarks/tiny_comparison.py --table            # recipes/README.md's table from the records
 
 Run two of these side by side with OMP_NUM_THREADS=1 and different --seeds on a 2-core machine. A run whose record
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--data", type=Path, default=ROOT / "data/scenes/test.json")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")
-    parser.add_argument("--out", type=Path, default=ROOT / "recipes/results")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--table", action="store_true", help="print the table of the records in --out and stop")
     args = parser.parse_args()
     if args.table:

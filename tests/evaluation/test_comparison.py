@@ -14,7 +14,7 @@ from subtoken_train.evaluation.comparison import ARMS, PAIRS, comparison_markdow
 from subtoken_train.functional.ledger import KVBudget
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-RESULTS = RECIPES / "results"
+RESULTS = RECIPES.parent / "benchmarks" / "results"
 
 
 def test_readme_table_is_regenerated_from_the_records():
