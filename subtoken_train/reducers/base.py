@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -93,7 +93,3 @@ class Reducer(ABC):
         count_B = torch.tensor(counts, device=visual_BN.device)
         kept_visual_BN = keep_best(self.scores(view), visual_BN, count_B)
         return kept_visual_BN | (~visual_BN & (view.regions_BN != Region.PADDING))
-
-    def describe(self) -> dict[str, Any]:
-        """What tables print about the reducer."""
-        return {"name": self.config.name, "keep_ratio": self.config.keep_ratio, "stage": self.stage}

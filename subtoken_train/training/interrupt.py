@@ -40,7 +40,8 @@ class SaveOnInterrupt(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save and leave, once gradients are not half-accumulated."""
-        if self._asked and not trainer.fit_loop.epoch_loop._should_accumulate():
+        stepped = trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if self._asked and stepped:
             trainer.save_checkpoint(self.path)
             raise TrainingInterrupted(self.path, trainer.global_step)
 

@@ -84,12 +84,6 @@ def test_none_keeps_every_token(tiny_family):
         build_reducer(ReducerConfig("none", 0.5), 4)
 
 
-@pytest.mark.parametrize("name", ["random", "fastv"])
-def test_descriptions_name_the_arm(name):
-    described = build_reducer(ReducerConfig(name, 0.25), 4).describe()
-    assert described == {"name": name, "keep_ratio": 0.25, "stage": "embeds"}
-
-
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
 def test_random_is_the_samples_own_in_any_batch(tiny_family, pad_left):
