@@ -48,7 +48,7 @@ def run_raw(argv: list[str]) -> int:
         )
         return 130
     adapter = export(cli, folder)
-    print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data data/scenes/test.json")
+    print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     return 0
 
 

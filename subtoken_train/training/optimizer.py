@@ -59,7 +59,8 @@ def build_optimizer(
     lora: list[nn.Parameter], routers: list[nn.Parameter], config: OptimizerConfig, total_steps: int
 ) -> tuple[AdamW, LambdaLR]:
     """AdamW over LoRA and routers (two groups, named), and its schedule per optimiser step."""
-    rates = {"lora": config.learning_rate, "router": config.router_learning_rate or config.learning_rate}
+    router_rate = config.learning_rate if config.router_learning_rate is None else config.router_learning_rate
+    rates = {"lora": config.learning_rate, "router": router_rate}
     groups = [
         {"params": parameters, "lr": rates[name], "name": name}
         for name, parameters in (("lora", lora), ("router", routers))
