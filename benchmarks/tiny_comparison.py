@@ -1,5 +1,6 @@
 """The embedded comparison: train every arm with several seeds, ask the test questions once, keep a record per run.
 
+    subtoken-train data scenes --seed 1 --out data/scenes-seed1 --train 1 --dev 1     # the test questions
     python benchmarks/tiny_comparison.py --seeds 0 1 2 3 4 --out benchmarks/results
     python benchmarks/tiny_comparison.py --table            # recipes/README.md's table from the records
 
@@ -63,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--data", type=Path, default=ROOT / "data/scenes/test.json")
+    parser.add_argument("--data", type=Path, default=ROOT / "data/scenes-seed1/test.json")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--table", action="store_true", help="print the table of the records in --out and stop")

@@ -33,6 +33,7 @@ class InstructionDataModule(L.LightningDataModule):
         val_batch_size: validation records per process and step; default: ``batch_size``.
         num_workers: processes that decode images and tokenise beside training; 0: in the training process.
         seed: of the shuffling.
+        group_by_length: fill each training batch with records of like size (images, then text length).
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class InstructionDataModule(L.LightningDataModule):
         val_batch_size: int | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        group_by_length: bool = False,
     ) -> None:
         super().__init__()
         for name, value in {
@@ -58,6 +60,7 @@ class InstructionDataModule(L.LightningDataModule):
         self.train_file, self.val_file = train_file, val_file
         self.image_folder = Path(train_file).parent if image_folder is None else Path(image_folder)
         self.max_length, self.batch_size, self.num_workers, self.seed = max_length, batch_size, num_workers, seed
+        self.group_by_length = group_by_length
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         self._train: InstructionRecords | None = None
         self._val: InstructionRecords | None = None
@@ -106,6 +109,7 @@ class InstructionDataModule(L.LightningDataModule):
             world_size=self.trainer.world_size,
             limit=self.trainer.limit_train_batches,
             consumed=self._batches_consumed,
+            sizes=self._train.sizes() if self.group_by_length else None,
         )
         self._check_resumed_order(self._sampler.identity)
         loader = self._loader(self._train, self.batch_size, self._sampler, drop_last=True)

@@ -67,6 +67,12 @@ class InstructionRecords(Dataset[Record]):
         paths = [self.image_folder / name for name in _image_names(row)]
         return Record(_record_id(row, index), paths, turns, row.get("kind"))
 
+    def sizes(self) -> list[tuple[int, int]]:
+        """(images, characters of text without placeholders) of every record; no image is opened."""
+        texts = [[message["value"] for message in row["conversations"]] for row in self._rows]
+        characters = [sum(len(text.replace(IMAGE_PLACEHOLDER, "").strip()) for text in turns) for turns in texts]
+        return [(len(_image_names(row)), size) for row, size in zip(self._rows, characters, strict=True)]
+
 
 def open_image(path: Path, record_id: str) -> Image.Image:
     """Read one image of a record as RGB.

@@ -114,3 +114,11 @@ def test_a_missing_or_broken_image_is_named_with_its_record(tmp_path):
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:400])
     with pytest.raises(ValueError, match=r"record 'x': image .*cut.jpg cannot be read"):
         open_image(tmp_path / "cut.jpg", "x")
+
+
+def test_sizes_count_images_and_text_without_opening_anything(tmp_path):
+    rows = [
+        {"image": "gone.jpg", "conversations": talk("<image>\nwhat ?", "red")},
+        {"conversations": talk("a", "bb", "ccc", "dddd")},
+    ]
+    assert InstructionRecords(write(tmp_path, rows)).sizes() == [(1, 9), (0, 10)]

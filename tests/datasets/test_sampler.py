@@ -60,3 +60,34 @@ def test_too_few_records_and_bad_seeds_are_refused():
         ResumableSampler(7, 4, 0, world_size=2)
     with pytest.raises(ValueError, match="seed is -1; it must be 0 or more"):
         ResumableSampler(7, 4, -1)
+
+
+def grouped(sizes, batch_size, **options):
+    return ResumableSampler(len(sizes), batch_size, 0, sizes=sizes, **options)
+
+
+def test_grouped_batches_hold_records_of_like_size():
+    sizes = [(1, 20 + i % 10) for i in range(40)] + [(1, 200)] * 24 + [(0, 20)] * 16
+    order = list(grouped(sizes, 8))
+    assert sorted(order) == list(range(80))
+    batches = [{(sizes[i][0], sizes[i][1] > 100) for i in order[start : start + 8]} for start in range(0, 80, 8)]
+    assert all(len(kinds) == 1 for kinds in batches)
+    kinds = [kind for batch in batches for kind in batch]
+    assert kinds != sorted(kinds)  # the batches are shuffled
+
+
+def test_grouping_reaches_over_fifty_batches_and_drops_the_incomplete_one():
+    sizes = [(1, 10 if i % 2 else 500) for i in range(403)]
+    order = list(grouped(sizes, 2))
+    assert len(order) == len(set(order)) == 402
+    mixed = sum(sizes[a] != sizes[b] for a, b in zip(order[::2], order[1::2], strict=True))
+    assert mixed <= 5  # at most one seam per 50 batches
+
+
+def test_grouped_processes_and_places_agree():
+    sizes = [(0, 2**i) for i in range(24)]
+    alone = list(grouped(sizes, 6))
+    ranks = [list(grouped(sizes, 3, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [i for b in range(4) for rank in ranks for i in rank[3 * b : 3 * b + 3]] == alone
+    assert list(grouped(sizes, 6, consumed=lambda: 2)) == alone[12:]
+    assert grouped(sizes, 6).identity != ResumableSampler(24, 6, 0).identity
