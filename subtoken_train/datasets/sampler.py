@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, DistributedSampler
 
-
 _GROUPED_BATCHES = 50  # batches that are filled together when records are grouped by length, as in transformers
 
 
@@ -104,7 +103,7 @@ class ResumableSampler(DistributedSampler[int]):
     def _grouped(self, order: torch.Tensor, sizes: list[tuple[int, int]], generator: torch.Generator) -> torch.Tensor:
         """The same records (but the last incomplete batch), so that each global batch holds records of like size."""
         batch = self.batch_size * self.num_replicas
-        chunks = order[: self.batches_per_pass * batch].split(batch * _GROUPED_BATCHES)
+        chunks = torch.split(order[: self.batches_per_pass * batch], batch * _GROUPED_BATCHES)
         alike = [index for chunk in chunks for index in sorted(chunk.tolist(), key=sizes.__getitem__)]
         shuffled = torch.randperm(self.batches_per_pass, generator=generator)
         return torch.tensor(alike).view(self.batches_per_pass, batch)[shuffled].flatten()
