@@ -65,7 +65,7 @@ def main() -> None:
             batch = collate([Record("scene", [path], [Turn("<image>\n" + question, answer)], kind)])
             wanted = torch.isin(cell_of_patch, torch.tensor(sorted(cells)))
             visible = batch.regions_BN != Region.PADDING
-            positions = family.positions(visible)
+            positions = family.positions(batch)
             with torch.no_grad():
                 hidden = family.embed(batch)
                 for layer in layers:

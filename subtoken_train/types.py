@@ -62,9 +62,11 @@ class Batch:
         labels_BN: ids to predict, int64; -100 where there is no loss (everything but answers).
         regions_BN: ``Region`` codes, int64; PADDING marks what the attention must not see.
         rank_position_B: the last prompt token of the turn that holds the last image, int64; -1 without an image.
-        pixel_values: all images of the batch in order, [num_images, 3, H, W]; None for a text-only batch.
+        pixel_values: all images of the batch in order, [num_images, 3, H, W] (Qwen2.5-VL: flattened patches,
+            [num_patches, channels]); None for a text-only batch.
         images_per_sample_B: images of each sample, int64.
         record_ids: the records' own ids, for messages and logs.
+        image_grid_I3: (time, height, width) of each image in patches, int64; None where the family has one size.
     """
 
     input_ids_BN: Tensor
@@ -74,3 +76,35 @@ class Batch:
     pixel_values: Tensor | None
     images_per_sample_B: Tensor
     record_ids: list[str]
+    image_grid_I3: Tensor | None = None
+
+
+@dataclass
+class VisualStates:
+    """What the vision tower made of a batch's images, before the projector; one entry per image, T tokens each.
+
+    Attributes:
+        tokens: [T, C], in the order of the placeholders.
+        cls: the class token, [C]; None for a tower without one.
+        received: attention that each token receives, [T] in fp32: from the class token, or from all patches where
+            there is none; None unless statistics were asked for.
+        keys: what similarity is measured on, [T, d] in fp32; None unless statistics were asked for.
+    """
+
+    tokens: list[Tensor]
+    cls: list[Tensor] | None = None
+    received: list[Tensor] | None = None
+    keys: list[Tensor] | None = None
+
+
+@dataclass
+class MergedStates:
+    """What a tower reducer leaves of ``VisualStates``.
+
+    Attributes:
+        tokens: per image [k, C].
+        slots: per image, bool [T] with k True: the placeholders that take the k tokens, in order.
+    """
+
+    tokens: list[Tensor]
+    slots: list[Tensor]

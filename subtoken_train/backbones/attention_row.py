@@ -14,7 +14,7 @@ from subtoken_train.functional.gather import take_rows
 
 @torch.no_grad()
 def attention_row(
-    family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids_BN: Tensor, row_B: Tensor
+    family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
 ) -> Tensor:
     """Head-mean attention that position ``row_B`` pays to all positions in ``layer``, [B, N] in fp32.
 
@@ -23,13 +23,13 @@ def attention_row(
         layer: layer index.
         hidden_BND: that layer's input.
         visible_BN: real tokens, bool; padding is never seen.
-        position_ids_BN: position ids of the rows.
+        position_ids: of the rows, [B, N] or [3, B, N].
         row_B: index of the query row of each sample; negative rows are read as 0 (their result is meaningless).
     """
     block = family.decoder.layers[layer]
     attention, normed_BND = block.self_attn, block.input_layernorm(hidden_BND)
     row_B1 = row_B.clamp(min=0)[:, None]
-    cos, sin = family.decoder.rotary_emb(normed_BND, position_ids_BN)
+    cos, sin = family.decoder.rotary_emb(normed_BND, position_ids)
 
     def heads(projected: Tensor) -> Tensor:
         return projected.reshape(*projected.shape[:2], -1, attention.head_dim).transpose(1, 2)

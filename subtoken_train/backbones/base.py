@@ -15,9 +15,11 @@ from torch import Tensor
 from transformers import Cache
 from transformers.masking_utils import create_causal_mask
 
+from subtoken_train.backbones.rows import count_positions
 from subtoken_train.functional.ledger import KVShape
+from subtoken_train.reducers import PositionPolicy
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Region, VisualStates
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Family(ABC):
 
     name: str
     lora_pattern: str
+    tower_positions: PositionPolicy = "renumber"
+    """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
@@ -76,12 +80,19 @@ class Family(ABC):
         """Visual tokens of one image of (height, width) pixels; a fixed-resolution family ignores the size."""
 
     @abstractmethod
-    def process_images(self, images: list[Any]) -> Tensor:
-        """PIL images to pixel values, aspect ratio padded to what the tower wants."""
+    def process_images(self, images: list[Any]) -> tuple[Tensor, Tensor | None]:
+        """PIL images to (pixel values, grid of patches per image or None), sized as the tower wants them."""
 
     @abstractmethod
-    def embed(self, batch: Batch) -> Tensor:
-        """Input embeddings [B, N, D] with visual features in place; the frozen tower runs without gradient."""
+    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
+        """The tower's output for every image, without gradient; None for a batch without images.
+
+        ``statistics``: also what VisionZip reads, the attention received and the keys.
+        """
+
+    @abstractmethod
+    def project(self, states_TC: Tensor) -> Tensor:
+        """The tower's output as the language model reads it, [T, D]."""
 
     @abstractmethod
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -105,15 +116,42 @@ class Family(ABC):
         """D, the width that routers read."""
         return int(self.decoder.config.hidden_size)
 
-    def positions(self, attention_mask_BN: Tensor) -> Tensor:
-        """Position ids [B, N] that count real tokens only, whatever the padding side."""
-        return (attention_mask_BN.long().cumsum(-1) - 1).clamp(min=0)
+    def positions(self, batch: Batch) -> Tensor:
+        """Position ids of the unreduced batch: [B, N], counting real tokens only; [3, B, N] for an mRoPE family."""
+        return count_positions(batch.regions_BN != Region.PADDING)
+
+    @torch.no_grad()
+    def embed(self, batch: Batch) -> Tensor:
+        """Input embeddings [B, N, D] with the visual features in place."""
+        states = self.visual_states(batch)
+        return self.place(batch, None if states is None else self.project(torch.cat(states.tokens)))
+
+    @torch.no_grad()
+    def place(self, batch: Batch, features_TD: Tensor | None, keep_BN: Tensor | None = None) -> Tensor:
+        """Input embeddings [B, N, D] whose image tokens (of ``keep_BN``, if given) hold ``features``, in order.
+
+        Raises:
+            ValueError: the tower made more or fewer features than there are image tokens.
+        """
+        embeds_BND: Tensor = self.model.get_input_embeddings()(batch.input_ids_BN)
+        if features_TD is None:
+            return embeds_BND
+        assert self.image_token_id is not None
+        is_image = batch.input_ids_BN.eq(self.image_token_id)
+        if keep_BN is not None:
+            is_image = is_image & keep_BN
+        if int(is_image.sum()) != len(features_TD):
+            raise ValueError(
+                f"{int(is_image.sum())} image tokens but {len(features_TD)} visual features in the batch of records "
+                f"{', '.join(batch.record_ids)}"
+            )
+        return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND.dtype))
 
     def run_layers(
         self,
         hidden_BND: Tensor,
         attention_mask_BN: Tensor,
-        position_ids_BN: Tensor,
+        position_ids: Tensor,
         cache: Cache | None = None,
         start: int = 0,
         stop: int | None = None,
@@ -122,22 +160,24 @@ class Family(ABC):
 
         The padding mask is always passed: without one, transformers reads jumps in the position ids (shortened inputs
         keep their original positions) as packed sequences and silently cuts the attention between the pieces.
+        ``position_ids`` are [B, N], or [3, B, N] under mRoPE.
         """
         decoder = self.decoder
-        position_embeddings = decoder.rotary_emb(hidden_BND, position_ids_BN)
+        position_embeddings = decoder.rotary_emb(hidden_BND, position_ids)
+        text_positions = position_ids if position_ids.dim() == 2 else None
         mask = create_causal_mask(
             config=decoder.config,
             inputs_embeds=hidden_BND,
             attention_mask=attention_mask_BN,
             past_key_values=cache,
-            position_ids=position_ids_BN,
+            position_ids=text_positions,
             layer_idx=start,
         )
         for layer in decoder.layers[start:stop]:
             hidden_BND = layer(
                 hidden_BND,
                 attention_mask=mask,
-                position_ids=position_ids_BN,
+                position_ids=text_positions,
                 past_key_values=cache,
                 use_cache=cache is not None,
                 position_embeddings=position_embeddings,

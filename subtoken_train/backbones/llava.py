@@ -1,6 +1,6 @@
 """LLaVA-1.5 (any size) in the transformers 5 format: CLIP tower, projector, Llama-like language model.
 
-Legend: B batch, N positions, D model width.
+Legend: B batch, N positions, D model width, I images, T visual tokens, C tower width.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.backbones.base import Family, RenderedPrompt, Turn
+from subtoken_train.backbones.clip import class_attention
 from subtoken_train.functional.images import pad_to_square
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, VisualStates
 
 
 class LlavaFamily(Family):
@@ -57,29 +58,41 @@ class LlavaFamily(Family):
         cls_kept = self.model.config.vision_feature_select_strategy != "default"
         return int((vision.image_size // vision.patch_size) ** 2 + cls_kept)
 
-    def process_images(self, images: list[Any]) -> Tensor:
+    def process_images(self, images: list[Any]) -> tuple[Tensor, None]:
         """Pixel values [num_images, 3, H, W]; images are padded to a square of the mean colour first."""
         image_processor = self.processor.image_processor
         fill = tuple(round(255 * mean) for mean in image_processor.image_mean)
         squares = [pad_to_square(image, fill) for image in images]
-        pixels: Tensor = image_processor(squares, return_tensors="pt")["pixel_values"]
-        return pixels
+        return image_processor(squares, return_tensors="pt")["pixel_values"], None
 
     @torch.no_grad()
-    def embed(self, batch: Batch) -> Tensor:
-        """Input embeddings [B, N, D]; image tokens hold the projected visual features."""
-        embeds_BND: Tensor = self.model.get_input_embeddings()(batch.input_ids_BN)
+    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
+        """CLIP's hidden states of ``vision_feature_layer``; statistics are those of the layer that made them."""
         if batch.pixel_values is None:
-            return embeds_BND
-        pixels = batch.pixel_values.to(self.model.dtype)
-        features = torch.cat(list(self.model.model.get_image_features(pixel_values=pixels).pooler_output))
-        is_image = (batch.input_ids_BN == self.image_token_id)[..., None]
-        if int(is_image.sum()) != len(features):
+            return None
+        config, tower = self.model.config, self.model.model.vision_tower
+        states = tower(batch.pixel_values.to(self.model.dtype), output_hidden_states=True).hidden_states
+        chosen = config.vision_feature_layer
+        indices = [index % len(states) for index in ([chosen] if isinstance(chosen, int) else chosen)]
+        hidden_INC = torch.cat([states[index] for index in indices], dim=-1)
+        has_cls = config.vision_feature_select_strategy == "default"
+        tokens_ITC = hidden_INC[:, 1:] if has_cls else hidden_INC
+        if not statistics:
+            return VisualStates(list(tokens_ITC))
+        if not has_cls or indices[-1] == 0:
             raise ValueError(
-                f"{int(is_image.sum())} image tokens but {len(features)} visual features in the batch of records "
-                f"{', '.join(batch.record_ids)}"
+                "visionzip needs a CLIP tower whose class token is dropped (vision_feature_select_strategy: default) "
+                f"and a vision_feature_layer past the embeddings; this backbone has {chosen}, "
+                f"{config.vision_feature_select_strategy!r}"
             )
-        return embeds_BND.masked_scatter(is_image, features.to(embeds_BND.dtype))
+        below = indices[-1] - 1
+        received_IT, keys_ITd = class_attention(tower.encoder.layers[below], states[below])
+        return VisualStates(list(tokens_ITC), list(hidden_INC[:, 0]), list(received_IT), list(keys_ITd))
+
+    def project(self, states_TC: Tensor) -> Tensor:
+        """The multi-modal projector."""
+        features: Tensor = self.model.model.multi_modal_projector(states_TC)
+        return features
 
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Llama's rotary embedding of [B, H, N, d] queries and keys."""

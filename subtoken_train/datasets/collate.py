@@ -197,9 +197,10 @@ class Collator:
             for record, own in zip(records, images, strict=True)
         ]
         flat = [image for own in images for image in own]
-        return self._pad(samples, self.family.process_images(flat) if flat else None)
+        pixel_values, grid = self.family.process_images(flat) if flat else (None, None)
+        return self._pad(samples, pixel_values, grid)
 
-    def _pad(self, samples: list[EncodedSample], pixel_values: torch.Tensor | None) -> Batch:
+    def _pad(self, samples: list[EncodedSample], pixel_values: torch.Tensor | None, grid: torch.Tensor | None) -> Batch:
         tokenizer = self.family.tokenizer
         pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         width = max(len(sample.input_ids) for sample in samples)
@@ -220,4 +221,5 @@ class Collator:
             pixel_values=pixel_values,
             images_per_sample_B=torch.tensor([sample.num_images for sample in samples]),
             record_ids=[sample.record_id for sample in samples],
+            image_grid_I3=grid,
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.types import Batch, Plan, Region
+from subtoken_train.types import Batch, Plan
 
 
 @dataclass
@@ -43,7 +43,7 @@ def generate_greedy(backbone: CompressedBackbone, prompts: Batch, max_new_tokens
     last_B1 = _last_visible(result.rows.visible_BM)
     hidden = result.hidden_BMD.gather(1, last_B1[..., None].expand(-1, -1, result.hidden_BMD.shape[-1]))
     next_B = family.logits(hidden)[:, -1].argmax(-1)
-    position_B = (prompts.regions_BN != Region.PADDING).sum(-1)
+    position = result.rows.next_position()
     done_B = torch.zeros_like(next_B, dtype=torch.bool)
     generated = []
     for _ in range(max_new_tokens):
@@ -54,8 +54,8 @@ def generate_greedy(backbone: CompressedBackbone, prompts: Batch, max_new_tokens
         hidden = family.model.get_input_embeddings()(next_B[:, None])
         spans = [(start, stop, _grown(visible)) for start, stop, visible in spans]
         for start, stop, visible in spans:
-            hidden = family.run_layers(hidden, visible, position_B[:, None], cache, start, stop)
-        next_B, position_B = family.logits(hidden)[:, -1].argmax(-1), position_B + 1
+            hidden = family.run_layers(hidden, visible, position, cache, start, stop)
+        next_B, position = family.logits(hidden)[:, -1].argmax(-1), position + 1
     return Generation(torch.stack(generated, dim=1), result.plan())
 
 

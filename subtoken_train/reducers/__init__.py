@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.reducers.base import Reducer, ReducerConfig, ReducerView
+from subtoken_train.reducers.base import (
+    PositionPolicy,
+    RankingReducer,
+    Reducer,
+    ReducerConfig,
+    ReducerView,
+    TowerReducer,
+)
 from subtoken_train.reducers.fastv import FastV
 from subtoken_train.reducers.none import NoReducer
 from subtoken_train.reducers.random import RandomReducer
+from subtoken_train.reducers.visionzip import VisionZip
 
-REDUCERS: dict[str, type[Reducer]] = {"none": NoReducer, "random": RandomReducer, "fastv": FastV}
+REDUCERS: dict[str, type[Reducer]] = {
+    "none": NoReducer,
+    "random": RandomReducer,
+    "fastv": FastV,
+    "visionzip": VisionZip,
+}
 
 
 def build_reducer(config: ReducerConfig, num_layers: int) -> Reducer:
@@ -21,4 +34,13 @@ def build_reducer(config: ReducerConfig, num_layers: int) -> Reducer:
     return reducer
 
 
-__all__ = ["REDUCERS", "Reducer", "ReducerConfig", "ReducerView", "build_reducer"]
+__all__ = [
+    "REDUCERS",
+    "PositionPolicy",
+    "RankingReducer",
+    "Reducer",
+    "ReducerConfig",
+    "ReducerView",
+    "TowerReducer",
+    "build_reducer",
+]

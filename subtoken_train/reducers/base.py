@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import keep_best
 from subtoken_train.functional.ledger import check_keep_ratio, kept_count
-from subtoken_train.types import Region
+from subtoken_train.types import MergedStates, Region, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
@@ -26,7 +26,7 @@ class ReducerConfig:
     """Settings of the token reducer.
 
     Attributes:
-        name: ``none``, ``random`` or ``fastv``.
+        name: ``none``, ``random``, ``fastv`` or ``visionzip``.
         keep_ratio: r, tokens kept / tokens before, in (0, 1].
         round_up: round the kept count up (matched anchors) instead of down (routed arms).
         stage: where FastV cuts. ``embeds``: a no-grad scout ranks, then the shortened input starts again at layer 0
@@ -60,8 +60,8 @@ class ReducerView:
     attention_row: Callable[[int], Tensor]
 
 
-class Reducer(ABC):
-    """Decides which visual tokens stay. Class attributes declare where it acts and what positions its rows keep."""
+class Reducer:
+    """Decides which tokens stay. Class attributes declare where it acts and what positions its rows keep."""
 
     stage: Stage = "embeds"
     positions: PositionPolicy = "original"
@@ -74,13 +74,17 @@ class Reducer(ABC):
         check_keep_ratio(config.keep_ratio)
         self.config = config
 
+    def kept_tokens(self, tokens: int) -> int:
+        """Tokens kept of ``tokens``."""
+        return kept_count(tokens, self.config.keep_ratio, self.config.round_up)
+
+
+class RankingReducer(Reducer, ABC):
+    """Ranks the visual tokens of a sample in or before the language model (stages ``embeds`` and ``decoder``)."""
+
     @abstractmethod
     def scores(self, view: ReducerView) -> Tensor:
         """A score for every position, [B, N]; among visual tokens the highest stay."""
-
-    def kept_tokens(self, tokens: int) -> int:
-        """Visual tokens kept of ``tokens``."""
-        return kept_count(tokens, self.config.keep_ratio, self.config.round_up)
 
     @torch.no_grad()
     def keep_mask(self, view: ReducerView) -> Tensor:
@@ -93,3 +97,13 @@ class Reducer(ABC):
         count_B = torch.tensor(counts, device=visual_BN.device)
         kept_visual_BN = keep_best(self.scores(view), visual_BN, count_B)
         return kept_visual_BN | (~visual_BN & (view.regions_BN != Region.PADDING))
+
+
+class TowerReducer(Reducer, ABC):
+    """Acts on the vision tower's output, before the language model; its rows' positions are the family's to say."""
+
+    stage = "tower"
+
+    @abstractmethod
+    def merge(self, states: VisualStates) -> MergedStates:
+        """Fewer tokens for every image, and the placeholders that take them."""

@@ -14,12 +14,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.reducers.base import Reducer, ReducerConfig, ReducerView
+from subtoken_train.reducers.base import RankingReducer, ReducerConfig, ReducerView
 
 _STAGES = ("embeds", "decoder")
 
 
-class FastV(Reducer):
+class FastV(RankingReducer):
     """FastV with ``layer`` = L_f >= 1; see the module's text for the two stages."""
 
     def __init__(self, config: ReducerConfig) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from subtoken_train.reducers.base import Reducer, ReducerConfig, ReducerView
+from subtoken_train.reducers.base import Reducer, ReducerConfig
 
 
 class NoReducer(Reducer):
@@ -16,7 +14,3 @@ class NoReducer(Reducer):
         super().__init__(config)
         if config.keep_ratio != 1:
             raise ValueError(f"reducer 'none' keeps every token, but keep_ratio={config.keep_ratio}; set it to 1")
-
-    def scores(self, view: ReducerView) -> Tensor:
-        """Constant scores, [B, N]."""
-        return view.regions_BN.new_zeros(view.regions_BN.shape).float()

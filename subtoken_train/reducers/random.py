@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.hashing import uniform_hash
-from subtoken_train.reducers.base import Reducer, ReducerView
+from subtoken_train.reducers.base import RankingReducer, ReducerView
 
 
-class RandomReducer(Reducer):
+class RandomReducer(RankingReducer):
     """Uniform scores from a hash of (seed, sample, position)."""
 
     def scores(self, view: ReducerView) -> Tensor:

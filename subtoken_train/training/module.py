@@ -10,11 +10,12 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from peft import PeftModel
 from torch import Tensor, nn
 
-from subtoken_train.backbones.attach import CompressedBackbone, PromptPass
+from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import build
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.backbones.rows import PromptPass
 from subtoken_train.functional.objective import answer_loss
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig

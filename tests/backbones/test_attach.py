@@ -19,7 +19,7 @@ MIXED = [(1, 9), (2, 7), (0, 12)]
 
 def hf_logits(family, batch):
     mask = batch.regions_BN != Region.PADDING
-    positions = family.positions(mask)
+    positions = family.positions(batch)
     return family.model(
         input_ids=batch.input_ids_BN,
         pixel_values=batch.pixel_values,

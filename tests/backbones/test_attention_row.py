@@ -26,7 +26,7 @@ def full_attention(family, batch):
     output = family.model.model.language_model(
         inputs_embeds=family.embed(batch),
         attention_mask=visible.long(),
-        position_ids=family.positions(visible),
+        position_ids=family.positions(batch),
         output_attentions=True,
         use_cache=False,
     )
@@ -36,7 +36,7 @@ def full_attention(family, batch):
 
 def row_of(family, batch, layer, row_B):
     visible = batch.regions_BN != Region.PADDING
-    positions = family.positions(visible)
+    positions = family.positions(batch)
     below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
     return attention_row(family, layer, below, visible, positions, row_B)
 

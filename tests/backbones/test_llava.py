@@ -41,7 +41,7 @@ def test_visual_tokens(tiny_family, strategy, tokens):
 
 
 def test_images_are_padded_to_a_square_of_the_mean_colour(tiny_family):
-    pixels = tiny_family.process_images([Image.new("RGB", (96, 48), (255, 0, 0)), Image.new("RGB", (30, 30))])
+    pixels, _ = tiny_family.process_images([Image.new("RGB", (96, 48), (255, 0, 0)), Image.new("RGB", (30, 30))])
     assert pixels.shape == (2, 3, 96, 96)
     assert pixels[0, :, :20].abs().max() < 0.02  # mean colour is 0 after normalisation
     assert torch.allclose(pixels[0, :, 48, 48], torch.tensor([1.0, -1.0, -1.0]), atol=0.01)
@@ -75,5 +75,6 @@ def test_geometry(tiny_family):
 
 
 def test_positions_count_real_tokens_on_either_side(tiny_family):
-    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]])
-    assert tiny_family.positions(mask).tolist() == [[0, 1, 2, 2], [0, 0, 0, 1]]
+    for pad_left, expected in ((False, [0, 1, 2, 3, 4, 4, 4]), (True, [0, 0, 0, 1, 2, 3, 4])):
+        batch = make_batch([(0, 5), (0, 3)], pad_left)
+        assert tiny_family.positions(batch)[1].tolist() == expected

@@ -23,7 +23,7 @@ class GoldenFamily(Family):
     """The golden's bare Llama, whose "visual features" are its recorded input embeddings."""
 
     name = "golden"
-    render = visual_tokens = process_images = None
+    render = visual_tokens = process_images = visual_states = project = None
     image_token_id = None
 
     def __init__(self, model, embeds):
@@ -103,7 +103,7 @@ def test_golden_attention_row(golden):
 @torch.no_grad()
 def test_golden_kept_positions(golden, stage):
     rows = golden.run(stage=stage).rows
-    assert rows.position_BM[0].tolist() == golden.tensors["kept_positions"].tolist()
+    assert rows.position[0].tolist() == golden.tensors["kept_positions"].tolist()
     assert rows.visible_BM.all()
 
 
@@ -143,7 +143,7 @@ def test_every_sample_of_a_batch_ranks_its_own(tiny_family, stage, pad_left):
 
     def kept_positions(some):
         rows = backbone.run(some, pad_left=pad_left).rows
-        return [position[seen].tolist() for position, seen in zip(rows.position_BM, rows.visible_BM, strict=True)]
+        return [position[seen].tolist() for position, seen in zip(rows.position, rows.visible_BM, strict=True)]
 
     together = kept_positions(batch)
     assert together == [kept_positions(only_sample(batch, sample))[0] for sample in range(4)]

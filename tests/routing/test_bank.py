@@ -112,7 +112,7 @@ def test_hooks_are_inactive_outside_the_block(tiny_family):
     calls = count_calls(backbone.bank)
     hidden = tiny_family.embed(batch)
     visible = batch.regions_BN != Region.PADDING
-    tiny_family.run_layers(hidden, visible, tiny_family.positions(visible))
+    tiny_family.run_layers(hidden, visible, tiny_family.positions(batch))
     assert calls == []
     cache = DynamicCache(config=tiny_family.decoder.config)
     backbone.run(batch, cache=cache)

@@ -1,0 +1,90 @@
+"""The rows that run through the decoder layers, and what a pass over a batch leaves behind.
+
+Legend: B batch, N positions before the reducer, M positions after it, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from subtoken_train.functional.gather import kept_index, take_rows
+from subtoken_train.reducers import PositionPolicy
+from subtoken_train.routing.bank import RoutingState
+from subtoken_train.types import LayerPlan, Plan, Region
+
+
+def count_positions(visible_BN: Tensor) -> Tensor:
+    """Position ids [B, N] that count real tokens only, whatever the padding side."""
+    return (visible_BN.long().cumsum(-1) - 1).clamp(min=0)
+
+
+@dataclass
+class Rows:
+    """The rows that run through a span of layers.
+
+    Attributes:
+        index_BM: row of the unreduced sequence each one came from; 0 where ``visible`` is False.
+        visible_BM: real tokens; False is padding.
+        position: position ids for the rotary embedding, [B, M], or [3, B, M] (time, height, width) under mRoPE.
+        ordinal_BM: real tokens before it in the unreduced sequence; does not depend on the padding side.
+        regions_BM: ``Region`` codes.
+    """
+
+    index_BM: Tensor
+    visible_BM: Tensor
+    position: Tensor
+    ordinal_BM: Tensor
+    regions_BM: Tensor
+
+    def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> tuple[Rows, Tensor]:
+        """The kept rows, and the index that gathers other tensors alike.
+
+        ``policy``: kept rows stay at their own position ids (``original``, and ``mrope``), or count anew
+        (``renumber``).
+        """
+        index, valid = kept_index(keep_BM, pad_left)
+        regions = take_rows(self.regions_BM, index).masked_fill(~valid, Region.PADDING)
+        position = (
+            count_positions(valid)
+            if policy == "renumber"
+            else self.position.gather(-1, index.expand(*self.position.shape[:-1], -1))
+        )
+        ordinal = take_rows(self.ordinal_BM, index)
+        return Rows(take_rows(self.index_BM, index), valid, position, ordinal, regions), index
+
+    def next_position(self) -> Tensor:
+        """Position id of the first token after the rows: one past the largest, [B, 1] or [3, B, 1]."""
+        largest = self.position.masked_fill(~self.visible_BM, -1).amax(-1, keepdim=True)
+        return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
+
+
+@dataclass
+class PromptPass:
+    """What a pass over a batch left behind.
+
+    Attributes:
+        hidden_BMD: last layer's output, before the final norm.
+        rows: the rows of ``hidden``.
+        spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
+        state: what the routers did; None without routing.
+    """
+
+    hidden_BMD: Tensor
+    rows: Rows
+    spans: list[tuple[int, int, Rows]] = field(default_factory=list)
+    state: RoutingState | None = None
+
+    def plan(self) -> Plan:
+        """Which entries and value groups every layer's cache holds after this pass."""
+        layers = []
+        for start, stop, rows in self.spans:
+            entries = rows.index_BM.masked_fill(~rows.visible_BM, -1)
+            for layer in range(start, stop):
+                layers.append(LayerPlan(entries, None if self.state is None else self.state.masks.get(layer)))
+        return Plan(layers)
+
+    def labels(self, labels_BN: Tensor) -> Tensor:
+        """Labels of the surviving rows, [B, M]; padding gets -100."""
+        return take_rows(labels_BN, self.rows.index_BM).masked_fill(~self.rows.visible_BM, -100)

@@ -1,0 +1,52 @@
+"""VisionZip (Yang et al., 2024): keep the tokens that the vision tower itself attends to, merge the others.
+
+Acts in the tower, per image, before the language model. The kept count is split into contextual tokens (10 of 64,
+rounded down) and dominant ones, among them the class token where the tower has one. The ranking does not depend on the
+question. Emitted in order: class token, dominant, contextual (CLIP, renumbered positions); or in raster order at their
+own positions, a contextual token at its target's (Qwen2.5-VL).
+
+Legend: T tokens of one image, C tower width, k kept tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.merging import contextual_targets, contextual_tokens, dominant_tokens
+from subtoken_train.reducers.base import TowerReducer
+from subtoken_train.types import MergedStates, VisualStates
+
+_CONTEXTUAL_OF_64 = 10
+
+
+class VisionZip(TowerReducer):
+    """VisionZip with ``keep_ratio`` tokens per image; ``keep_ratio`` 1 bypasses it."""
+
+    @torch.no_grad()
+    def merge(self, states: VisualStates) -> MergedStates:
+        """Reduce every image of a batch."""
+        assert states.received is not None
+        merged = [self._merge_image(states, image) for image in range(len(states.tokens))]
+        return MergedStates([tokens for tokens, _ in merged], [slots for _, slots in merged])
+
+    def _merge_image(self, states: VisualStates, image: int) -> tuple[Tensor, Tensor]:
+        """Tokens [k, C] and the placeholders [T] they take."""
+        assert states.received is not None
+        assert states.keys is not None
+        tokens_TC, keys_Td = states.tokens[image], states.keys[image]
+        kept = self.kept_tokens(len(tokens_TC))
+        contextual = kept * _CONTEXTUAL_OF_64 // 64
+        dominant = dominant_tokens(states.received[image], kept - contextual - (states.cls is not None))
+        rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
+        rest[dominant] = False
+        targets = contextual_targets(int(rest.sum()), contextual).to(tokens_TC.device)
+        merged_cC = contextual_tokens(tokens_TC[rest], keys_Td[rest], targets)
+        if states.cls is not None:
+            slots = torch.arange(len(tokens_TC), device=tokens_TC.device) < kept
+            return torch.cat([states.cls[image][None], tokens_TC[dominant], merged_cC]), slots
+        places = rest.nonzero()[targets, 0]
+        kept_TC = tokens_TC.index_copy(0, places, merged_cC)
+        slots = ~rest
+        slots[places] = True
+        return kept_TC[slots], slots

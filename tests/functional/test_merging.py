@@ -1,0 +1,90 @@
+"""VisionZip's pure functions against a plain loop and both released implementations."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from subtoken_train.functional.merging import contextual_targets, contextual_tokens, dominant_tokens
+
+from helpers import random_scores
+
+
+def merged_by_loop(tokens, keys, targets):
+    """One token at a time: find its target, sum, divide, add to the target."""
+    groups = {target: [] for target in targets}
+    for place in range(len(tokens)):
+        if place not in groups:
+            similarity = {t: float(torch.cosine_similarity(keys[place], keys[t], dim=0)) for t in targets}
+            groups[max(targets, key=lambda t: similarity[t])].append(tokens[place])
+    return [tokens[t] + (torch.stack(joined).mean(0) if joined else 0) for t, joined in groups.items()]
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 100))
+def test_merging_equals_a_plain_loop(rest, count, seed):
+    count = min(rest, count)
+    tokens, keys = random_scores(seed, rest, 6), random_scores(seed + 1, rest, 4)
+    targets = contextual_targets(rest, count)
+    assert len(set(targets.tolist())) == count
+    merged = contextual_tokens(tokens, keys, targets)
+    torch.testing.assert_close(merged, torch.stack(merged_by_loop(tokens, keys, targets.tolist())))
+
+
+def test_nothing_to_merge_into_and_nothing_to_merge():
+    tokens = random_scores(0, 5, 3)
+    assert contextual_tokens(tokens, tokens, contextual_targets(5, 0)).shape == (0, 3)
+    assert torch.equal(contextual_tokens(tokens, tokens, contextual_targets(5, 5)), tokens)
+    assert contextual_tokens(tokens[:0], tokens[:0], contextual_targets(0, 0)).shape == (0, 3)
+
+
+def test_bf16_tokens_are_averaged_in_fp32():
+    tokens = torch.cat([torch.zeros(1, 1), torch.full((300, 1), 1.0)]).bfloat16()
+    keys = torch.ones(301, 2)
+    assert contextual_tokens(tokens, keys, torch.tensor([0])).item() == 1.0
+
+
+def test_dominant_tokens_come_in_order_and_ties_go_to_the_lower_index():
+    assert dominant_tokens(torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0]), 3).tolist() == [1, 2, 3]
+    assert dominant_tokens(torch.ones(4), 0).tolist() == []
+
+
+SPREADS = [(38, 5, [0, 7, 14, 21, 28]), (7, 3, [0, 2, 4]), (4, 4, [0, 1, 2, 3])]
+
+
+@pytest.mark.parametrize(("rest", "count", "expected"), SPREADS)
+def test_targets_are_spread_evenly(rest, count, expected):
+    assert contextual_targets(rest, count).tolist() == expected
+
+
+def test_golden_of_the_clip_release(shared):
+    golden = load_file(shared / "golden" / "visionzip_clip" / "set_a.safetensors")
+    received, states = golden["attentions_m2"][0].sum(0)[0, 1:], golden["hidden_states_m2"][0]
+    dominant = dominant_tokens(received, 11)
+    rest = torch.ones(49, dtype=torch.bool)
+    rest[dominant] = False
+    targets = contextual_targets(38, 5)
+    merged = contextual_tokens(states[1:][rest], golden["metric_m2"][0, 1:][rest], targets)
+    expected = golden["tokens_out"][0]
+    torch.testing.assert_close(torch.cat([states[:1], states[1:][dominant], merged]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_golden_of_the_qwen_release(shared):
+    folder = shared / "golden" / "visionzip_qwen25vl_lightcompress"
+    params = json.loads((folder / "set_a.json").read_text())["params"]
+    golden = load_file(folder / "set_a.safetensors")
+    tokens = golden["inputs_embeds"][0][golden["input_ids"][0] == params["vision_token_index"]]
+    dominant = dominant_tokens(golden["score_merged"], int(params["dominant_ratio"] * len(tokens)))
+    rest = torch.ones(len(tokens), dtype=torch.bool)
+    rest[dominant] = False
+    targets = contextual_targets(int(rest.sum()), max(int(params["contextual_ratio"] * len(tokens)), 1))
+    merged = contextual_tokens(tokens[rest], golden["key_merged"].mean(0)[rest], targets)
+    places = rest.nonzero()[targets, 0]
+    kept = sorted([*dominant.tolist(), *places.tolist()])
+    visual = (golden["input_ids"][0] == params["vision_token_index"]).nonzero()[:, 0]
+    text = (golden["input_ids"][0] != params["vision_token_index"]).nonzero()[:, 0]
+    assert sorted([*visual[kept].tolist(), *text.tolist()]) == golden["kept_positions"].tolist()
+    expected = golden["inputs_embeds_out"][0][torch.isin(golden["kept_positions"], visual)]
+    torch.testing.assert_close(tokens.index_copy(0, places, merged)[kept], expected, rtol=1e-5, atol=1e-6)
