@@ -6,7 +6,7 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,11 @@ from transformers import Cache
 
 from subtoken_train.backbones.attention_row import attention_row
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.context import ContextSplit, use_split_attention
 from subtoken_train.backbones.rows import PromptPass, Rows, count_positions
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
-from subtoken_train.reducers import RankingReducer, Reducer, ReducerView, TowerReducer
+from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
 
@@ -31,6 +32,12 @@ class CompressedBackbone(nn.Module):
         self.model = family.model
         self.reducer = reducer
         self.bank = bank
+        _check_fit(reducer, family)
+        compresses = bank is not None and not bank.neutral
+        self.splits = family.image_token_id is None and (reducer.stage == "context" or compresses)
+        """Whether context and query rows of a language model see different caches."""
+        if self.splits:
+            use_split_attention(family.decoder.config)
         if bank is not None:
             bank.attach([layer.self_attn.v_proj for layer in family.decoder.layers])
 
@@ -50,6 +57,8 @@ class CompressedBackbone(nn.Module):
         index = torch.arange(visible.shape[1], device=visible.device).expand(visible.shape)
         rows = Rows(index, visible, family.positions(batch), count_positions(visible), batch.regions_BN)
         neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
+        if self.splits and (not neutral or self.bank is not None):
+            return self._context_split(batch, rows, cache, None if neutral else reducer)
         if isinstance(reducer, TowerReducer) and not neutral:
             return self._tower_reduced(reducer, batch, rows, cache, pad_left)
         hidden = family.embed(batch)
@@ -65,6 +74,30 @@ class CompressedBackbone(nn.Module):
     def logits(self, result: PromptPass) -> Tensor:
         """Logits of a pass's rows, [B, M, V]."""
         return self.family.logits(result.hidden_BMD)
+
+    def _context_split(self, batch: Batch, rows: Rows, cache: Cache | None, reducer: Reducer | None) -> PromptPass:
+        """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
+        assert reducer is None or isinstance(reducer, ContextReducer)
+        regions = rows.regions_BM
+        asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
+        state = None if self.bank is None else self._routing_state(batch, rows, apart=True)
+        split = ContextSplit(
+            reducer=reducer,
+            visible_BN=rows.visible_BM,
+            context_BN=regions == Region.CONTEXT,
+            reads_whole_BN=(regions == Region.SYSTEM) | (regions == Region.CONTEXT),
+            asks_BN=asks,
+            routing=state,
+            collects=cache is not None,
+        )
+        with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
+            hidden = self.family.run_layers(
+                self.family.embed(batch), rows.visible_BM, rows.position, cache, context_split=split
+            )
+        if cache is not None:
+            for layer, routed_BhNd in split.routed.items():
+                cache.layers[layer].values = routed_BhNd
+        return PromptPass(hidden, rows, [], state, split.seen)
 
     def _tower_reduced(
         self, reducer: TowerReducer, batch: Batch, rows: Rows, cache: Cache | None, pad_left: bool
@@ -118,15 +151,21 @@ class CompressedBackbone(nn.Module):
         if self.bank is None:
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, start, depth)
             return PromptPass(hidden, rows, spans)
-        state = RoutingState(
-            routed_BN=(rows.regions_BM == Region.VISUAL) | (rows.regions_BM == Region.CONTEXT),
-            query_BN=(rows.regions_BM == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
-            position_BN=rows.ordinal_BM,
-            sample_seed_B=sample_seeds(batch.record_ids, hidden.device),
-        )
+        state = self._routing_state(batch, rows)
         with self.bank.routing(state):
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, start, depth)
         return PromptPass(hidden, rows, spans, state)
+
+    def _routing_state(self, batch: Batch, rows: Rows, apart: bool = False) -> RoutingState:
+        """What the routers read of a pass over ``rows``."""
+        regions = rows.regions_BM
+        return RoutingState(
+            routed_BN=(regions == Region.VISUAL) | (regions == Region.CONTEXT),
+            query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
+            position_BN=rows.ordinal_BM,
+            sample_seed_B=sample_seeds(batch.record_ids, regions.device),
+            apart=apart,
+        )
 
     def _view(self, batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
         """What the reducer may look at."""
@@ -142,6 +181,16 @@ class CompressedBackbone(nn.Module):
             below = self.family.run_layers(hidden[:, :length], visible, position, stop=layer)
             row = attention_row(self.family, layer, below, visible, position, batch.rank_position_B)
         return nn.functional.pad(row, (0, hidden.shape[1] - length))
+
+
+def _check_fit(reducer: Reducer, family: Family) -> None:
+    """Context reducers are for language models, the others for models that see images."""
+    is_text, name = family.image_token_id is None, reducer.config.name
+    if reducer.stage == "context" and not is_text:
+        allowed = f"{family.name} takes fastv or visionzip"
+        raise ValueError(f"reducer {name!r} evicts the context of a language model; {allowed}")
+    if reducer.stage in ("tower", "embeds", "decoder") and is_text:
+        raise ValueError(f"reducer {name!r} reduces visual tokens and {family.name} has none; use quest or none")
 
 
 @contextmanager

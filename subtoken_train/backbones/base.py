@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from transformers.masking_utils import create_causal_mask
 
 from subtoken_train.backbones.rows import count_positions
@@ -54,6 +54,8 @@ class Family(ABC):
 
     name: str
     lora_pattern: str
+    auto_model: Any = AutoModelForImageTextToText
+    auto_processor: Any = AutoProcessor
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
 
@@ -155,12 +157,13 @@ class Family(ABC):
         cache: Cache | None = None,
         start: int = 0,
         stop: int | None = None,
+        **options: Any,
     ) -> Tensor:
         """Decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
 
         The padding mask is always passed: without one, transformers reads jumps in the position ids (shortened inputs
         keep their original positions) as packed sequences and silently cuts the attention between the pieces.
-        ``position_ids`` are [B, N], or [3, B, N] under mRoPE.
+        ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
         """
         decoder = self.decoder
         position_embeddings = decoder.rotary_emb(hidden_BND, position_ids)
@@ -181,6 +184,7 @@ class Family(ABC):
                 past_key_values=cache,
                 use_cache=cache is not None,
                 position_embeddings=position_embeddings,
+                **options,
             )
         return hidden_BND
 

@@ -7,15 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig
 
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.llava import LlavaFamily
 from subtoken_train.backbones.offline import offline_config
+from subtoken_train.backbones.text import TextFamily
 from subtoken_train.errors import unknown_name
 from subtoken_train.resources import resource_root
 
-FAMILIES: dict[str, type[Family]] = {"llava": LlavaFamily}
+FAMILIES: dict[str, type[Family]] = {
+    "llava": LlavaFamily,
+    "llama": TextFamily,
+    "qwen2": TextFamily,
+    "mistral": TextFamily,
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -54,10 +60,10 @@ def load_family(config: BackboneConfig) -> Family:
     model_config = _read_config(config)
     family = _family_of(model_config)
     source = resolve(config.path)
-    model = AutoModelForImageTextToText.from_pretrained(
+    model = family.auto_model.from_pretrained(
         source, revision=config.revision, dtype=_dtype(config), attn_implementation=config.attention
     )
-    return family(model.eval(), AutoProcessor.from_pretrained(source, revision=config.revision))
+    return family(model.eval(), family.auto_processor.from_pretrained(source, revision=config.revision))
 
 
 def layout_family(config: BackboneConfig) -> Family:
@@ -65,7 +71,7 @@ def layout_family(config: BackboneConfig) -> Family:
     model_config = offline_config(config.path) or _read_config(config)
     family = _family_of(model_config)
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(model_config, dtype=_dtype(config))
+        model = family.auto_model.from_config(model_config, dtype=_dtype(config))
     return family(model, None)
 
 

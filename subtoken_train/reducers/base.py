@@ -26,13 +26,15 @@ class ReducerConfig:
     """Settings of the token reducer.
 
     Attributes:
-        name: ``none``, ``random``, ``fastv`` or ``visionzip``.
+        name: ``none``, ``random``, ``fastv``, ``visionzip`` or ``quest``.
         keep_ratio: r, tokens kept / tokens before, in (0, 1].
         round_up: round the kept count up (matched anchors) instead of down (routed arms).
         stage: where FastV cuts. ``embeds``: a no-grad scout ranks, then the shortened input starts again at layer 0
             (the paper's lengths count this); ``decoder``: the published FastV, rows leave at layer ``layer``.
         layer: FastV's L_f; the ranking is the attention of layer L_f - 1, counted from 0.
         seed: seed of the ``random`` reducer.
+        page_size: Quest's tokens per page.
+        window: Quest's last context tokens that always stay, inside the budget.
     """
 
     name: str = "fastv"
@@ -41,6 +43,8 @@ class ReducerConfig:
     stage: Literal["embeds", "decoder"] = "embeds"
     layer: int = 2
     seed: int = 0
+    page_size: int = 16
+    window: int = 64
 
 
 @dataclass
@@ -107,3 +111,30 @@ class TowerReducer(Reducer, ABC):
     @abstractmethod
     def merge(self, states: VisualStates) -> MergedStates:
         """Fewer tokens for every image, and the placeholders that take them."""
+
+
+@dataclass
+class ContextView:
+    """What a context reducer may look at, in one layer, for prompt tokens only.
+
+    Attributes:
+        query_BHNd: rotated queries.
+        key_BhNd: rotated keys; several query heads may share one.
+        context_BN: the region that is compressed, bool.
+        asks_BN: the query rows that choose, bool.
+    """
+
+    query_BHNd: Tensor
+    key_BhNd: Tensor
+    context_BN: Tensor
+    asks_BN: Tensor
+
+
+class ContextReducer(Reducer, ABC):
+    """Evicts context tokens of a language model, in every layer its own set of the same size."""
+
+    stage = "context"
+
+    @abstractmethod
+    def keep_context(self, view: ContextView) -> Tensor:
+        """Context tokens that stay in this layer, bool [B, N]."""

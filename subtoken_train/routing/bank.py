@@ -36,6 +36,9 @@ class RoutingState:
         position_BN: original positions, int64.
         sample_seed_B: a number per sample, int64.
         masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
+        apart: leave the projection's output as it is and put the routed values in ``values``: some rows of the layer
+            (a language model's context) still read whole values.
+        values: per layer the routed values, [B, N, d_v], where ``apart``.
         balance: per layer the balance loss of each sample, [B]; learned selectors only.
     """
 
@@ -43,6 +46,8 @@ class RoutingState:
     query_BN: Tensor
     position_BN: Tensor
     sample_seed_B: Tensor
+    apart: bool = False
+    values: dict[int, Tensor] = field(default_factory=dict)
     masks: dict[int, Tensor] = field(default_factory=dict)
     balance: dict[int, Tensor] = field(default_factory=dict)
 
@@ -68,6 +73,11 @@ class RouterBank(nn.Module):
     def learned(self) -> bool:
         """Whether the selectors have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
+
+    @property
+    def neutral(self) -> bool:
+        """Whether every group is kept as it is."""
+        return self.config.kept_groups == self.config.num_groups
 
     def attach(self, value_projections: Sequence[nn.Module]) -> list[RemovableHandle]:
         """Hook every layer's value projection (its outermost module, LoRA included); returns the handles."""
@@ -115,7 +125,11 @@ class RouterBank(nn.Module):
         if selector.learned:
             state.balance[layer] = balance_loss(scores_BNS, hard_BNS, state.routed_BN)
             gate_BNS = torch.where(routed_BN1, straight_through(hard_BNS, scores_BNS), 1.0)
-        return apply_group_mask(value_BND, gate_BNS, self.shape.num_kv_heads, config.layout)
+        routed_BND = apply_group_mask(value_BND, gate_BNS, self.shape.num_kv_heads, config.layout)
+        if not state.apart:
+            return routed_BND
+        state.values[layer] = routed_BND
+        return value_BND
 
 
 def _masked_mean(hidden_BND: Tensor, mask_BN: Tensor) -> Tensor:
