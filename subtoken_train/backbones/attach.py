@@ -85,7 +85,10 @@ class CompressedBackbone(nn.Module):
         self.reducer = reducer
         self.bank = bank
         if bank is not None:
-            bank.attach([layer.self_attn.v_proj for layer in family.decoder.layers])
+            if bank.config.budget == "ranked":
+                reducer.check_ranks()
+            attention = [layer.self_attn for layer in family.decoder.layers]
+            bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
 
     def run(
         self, batch: Batch, cache: Cache | None = None, pad_left: bool = False, force_gather: bool = False
@@ -107,18 +110,18 @@ class CompressedBackbone(nn.Module):
         if reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather):
             return self._routed_span(batch, hidden, rows, cache, [], cut)
         if cut == 0:
-            keep = reducer.keep_mask(self._view(batch, lambda layer: self._scout(batch, hidden, rows, layer)))
+            keep, rank = reducer.select(self._view(batch, lambda layer: self._scout(batch, hidden, rows, layer)))
             rows, gather = rows.take(keep, pad_left)
-            return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0)
+            return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0, rank)
         last = cut - 1
         hidden = family.run_layers(hidden, rows.visible_BM, rows.position_BM, cache, 0, last)
         with evaluation_mode(family.decoder.layers[last]):
             row = attention_row(family, last, hidden, rows.visible_BM, rows.position_BM, batch.rank_position_B)
         hidden = family.run_layers(hidden, rows.visible_BM, rows.position_BM, cache, last, cut)
-        keep = reducer.keep_mask(self._view(batch, lambda _: row))
+        keep, rank = reducer.select(self._view(batch, lambda _: row))
         kept, gather = rows.take(keep, pad_left)
         assert cut < depth
-        return self._routed_span(batch, take_rows(hidden, gather), kept, cache, [(0, cut, rows)], cut)
+        return self._routed_span(batch, take_rows(hidden, gather), kept, cache, [(0, cut, rows)], cut, rank)
 
     def logits(self, result: PromptPass) -> Tensor:
         """Logits of a pass's rows, [B, M, V]."""
@@ -132,8 +135,12 @@ class CompressedBackbone(nn.Module):
         cache: Cache | None,
         spans: list[tuple[int, int, Rows]],
         start: int,
+        rank_BN: Tensor | None = None,
     ) -> PromptPass:
-        """Run the layers from ``start`` on under routing; layers before it must have run (``spans``)."""
+        """Run the layers from ``start`` on under routing; layers before it must have run (``spans``).
+
+        ``rank_BN`` is the reducer's rank of every row of the unreduced sequence.
+        """
         depth = self.family.shape.num_layers
         if not spans and start:  # nothing was cut: the layers below still run unrouted
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position_BM, cache, 0, start)
@@ -147,6 +154,7 @@ class CompressedBackbone(nn.Module):
             query_BN=(rows.regions_BM == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
             position_BN=rows.position_BM,
             sample_seed_B=sample_seeds(batch.record_ids, hidden.device),
+            rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),
         )
         with self.bank.routing(state):
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position_BM, cache, start, depth)
