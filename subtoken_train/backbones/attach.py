@@ -33,13 +33,16 @@ class CompressedBackbone(nn.Module):
         self.reducer = reducer
         self.bank = bank
         _check_fit(reducer, family)
-        compresses = bank is not None and not bank.neutral
-        self.splits = family.image_token_id is None and (reducer.stage == "context" or compresses)
+        self.routes = bank is not None and not bank.neutral
+        self.splits = family.image_token_id is None and (reducer.stage == "context" or self.routes)
         """Whether context and query rows of a language model see different caches."""
         if self.splits:
             use_split_attention(family.decoder.config)
         if bank is not None:
-            bank.attach([layer.self_attn.v_proj for layer in family.decoder.layers])
+            if bank.config.budget == "ranked":
+                reducer.check_ranks()
+            attention = [layer.self_attn for layer in family.decoder.layers]
+            bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
 
     def run(
         self, batch: Batch, cache: Cache | None = None, pad_left: bool = False, force_gather: bool = False
@@ -57,7 +60,7 @@ class CompressedBackbone(nn.Module):
         index = torch.arange(visible.shape[1], device=visible.device).expand(visible.shape)
         rows = Rows(index, visible, family.positions(batch), count_positions(visible), batch.regions_BN)
         neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
-        if self.splits and (not neutral or self.bank is not None):
+        if self.splits and (not neutral or self.routes):
             return self._context_split(batch, rows, cache, None if neutral else reducer)
         if isinstance(reducer, TowerReducer) and not neutral:
             return self._tower_reduced(reducer, batch, rows, cache, pad_left)
@@ -66,9 +69,9 @@ class CompressedBackbone(nn.Module):
             return self._routed_span(batch, hidden, rows, cache, [], reducer.cut_layer)
         assert isinstance(reducer, RankingReducer)
         if reducer.stage == "embeds":
-            keep = reducer.keep_mask(self._view(batch, lambda layer: self._scout(batch, hidden, rows, layer)))
+            keep, rank = reducer.select(self._view(batch, lambda layer: self._scout(batch, hidden, rows, layer)))
             rows, gather = rows.take(keep, pad_left)
-            return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0)
+            return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0, rank)
         return self._decoder_reduced(reducer, batch, hidden, rows, cache, pad_left)
 
     def logits(self, result: PromptPass) -> Tensor:
@@ -87,6 +90,7 @@ class CompressedBackbone(nn.Module):
             context_BN=regions == Region.CONTEXT,
             reads_whole_BN=(regions == Region.SYSTEM) | (regions == Region.CONTEXT),
             asks_BN=asks,
+            bank=self.bank,
             routing=state,
             collects=cache is not None,
         )
@@ -129,9 +133,9 @@ class CompressedBackbone(nn.Module):
         with evaluation_mode(family.decoder.layers[last]):
             row = attention_row(family, last, hidden, rows.visible_BM, rows.position, batch.rank_position_B)
         hidden = family.run_layers(hidden, rows.visible_BM, rows.position, cache, last, cut)
-        keep = reducer.keep_mask(self._view(batch, lambda _: row))
+        keep, rank = reducer.select(self._view(batch, lambda _: row))
         kept, gather = rows.take(keep, pad_left)
-        return self._routed_span(batch, take_rows(hidden, gather), kept, cache, [(0, cut, rows)], cut)
+        return self._routed_span(batch, take_rows(hidden, gather), kept, cache, [(0, cut, rows)], cut, rank)
 
     def _routed_span(
         self,
@@ -141,8 +145,12 @@ class CompressedBackbone(nn.Module):
         cache: Cache | None,
         spans: list[tuple[int, int, Rows]],
         start: int,
+        rank_BN: Tensor | None = None,
     ) -> PromptPass:
-        """Run the layers from ``start`` on under routing; layers before it must have run (``spans``)."""
+        """Run the layers from ``start`` on under routing; layers before it must have run (``spans``).
+
+        ``rank_BN`` is the reducer's rank of every row of the unreduced sequence.
+        """
         depth = self.family.shape.num_layers
         if not spans and start:  # nothing was cut: the layers below still run unrouted
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, 0, start)
@@ -152,6 +160,7 @@ class CompressedBackbone(nn.Module):
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, start, depth)
             return PromptPass(hidden, rows, spans)
         state = self._routing_state(batch, rows)
+        state.rank_BN = None if rank_BN is None else take_rows(rank_BN, rows.index_BM)
         with self.bank.routing(state):
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, start, depth)
         return PromptPass(hidden, rows, spans, state)

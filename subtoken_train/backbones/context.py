@@ -12,7 +12,7 @@ Legend: B batch, N positions, H query heads, h key-value heads, d head width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from subtoken_train.reducers import ContextReducer, ContextView
-from subtoken_train.routing.bank import RoutingState
+from subtoken_train.routing.bank import RouterBank, RoutingState
 
 ATTENTION = "subtoken_context"
 
@@ -38,7 +38,8 @@ class ContextSplit:
         context_BN: the compressed region, bool.
         reads_whole_BN: rows that attend to all context with whole values (context, and what comes before it), bool.
         asks_BN: the query rows that choose, bool.
-        routing: what the routers did; its ``values`` hold the routed values of the layer that runs.
+        bank: the routers; None for a token-only arm.
+        routing: what the routers read and did.
         collects: remember the routed values of every layer in ``routed``, for a cache.
         seen: per layer the rows that query rows and all later ones see, bool [B, N].
     """
@@ -48,29 +49,33 @@ class ContextSplit:
     context_BN: Tensor
     reads_whole_BN: Tensor
     asks_BN: Tensor
+    bank: RouterBank | None = None
     routing: RoutingState | None = None
     collects: bool = False
     seen: dict[int, Tensor] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
 
-    def routed_values(self, layer: int, value_BhNd: Tensor) -> Tensor:
-        """What query rows read of the layer's values, [B, h, N, d]."""
-        if self.routing is None:
-            return value_BhNd
-        batch, heads, length, width = value_BhNd.shape
-        routed = self.routing.values.pop(layer).reshape(batch, length, heads, width).transpose(1, 2)
-        if self.collects:
-            self.routed[layer] = routed
-        return routed
-
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor) -> Tensor:
-        """Positions that query rows may see in ``layer``, bool [B, N]."""
-        kept = self.context_BN
+        """Context tokens that stay in ``layer``, bool [B, N]."""
+        kept_BN = self.context_BN
         if self.reducer is not None:
             view = ContextView(query_BHNd.detach(), key_BhNd.detach(), self.context_BN, self.asks_BN)
-            kept = self.reducer.keep_context(view)
-        self.seen[layer] = kept | (self.visible_BN & ~self.context_BN)
-        return self.seen[layer]
+            kept_BN = self.reducer.keep_context(view)
+        # later rows see the rest of the prompt too
+        self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
+        return kept_BN
+
+    def route(self, layer: int, kept_BN: Tensor, value_BhNd: Tensor) -> Tensor:
+        """What query rows read of the layer's values, [B, h, N, d]; the budget counts the kept tokens."""
+        if self.bank is None or self.routing is None:
+            return value_BhNd
+        hidden_BND, value_BND = self.routing.pending.pop(layer)
+        routed_BND = self.bank.route(layer, hidden_BND, value_BND, replace(self.routing, routed_BN=kept_BN))
+        batch, heads, length, width = value_BhNd.shape
+        routed_BhNd = routed_BND.reshape(batch, length, heads, width).transpose(1, 2)
+        if self.collects:
+            self.routed[layer] = routed_BhNd
+        return routed_BhNd
 
 
 def use_split_attention(config: Any) -> None:
@@ -105,8 +110,8 @@ def split_attention(
         )
         return plain
     split, layer = context_split, int(module.layer_idx)  # type: ignore[arg-type]
-    seen_BN = split.keep(layer, query, key)
-    routed = split.routed_values(layer, value)
+    kept_BN = split.keep(layer, query, key)
+    routed, seen_BN = split.route(layer, kept_BN, value), split.seen[layer]
     places_N = torch.arange(query.shape[2], device=query.device)
     causal_NN = places_N[:, None] >= places_N
     whole_BN = split.reads_whole_BN

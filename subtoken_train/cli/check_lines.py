@@ -63,9 +63,11 @@ def _routing_words(config: RoutingConfig | None) -> str:
     if config is None:
         return "none, a token-only arm"
     query = ", query-conditioned" if config.query_conditioned else ""
+    prior = "" if config.score_prior == "none" else f"{config.score_prior} prior, "
+    gate = "value gate, " if config.value_gate else ""
     return (
-        f"{config.selector}{query}, S={config.num_groups}, K={config.kept_groups}, {config.layout}, {config.budget}, "
-        f"balance weight {config.balance_weight:g}"
+        f"{config.selector}{query}, S={config.num_groups}, K={config.kept_groups}, {config.layout}, "
+        f"{config.budget} budget, {prior}{gate}balance weight {config.balance_weight:g}"
     )
 
 

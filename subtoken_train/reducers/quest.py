@@ -1,9 +1,9 @@
 """Quest (Tang et al., 2024) as the sub-token paper uses it: one-shot, physical eviction of whole context pages.
 
 In every layer the same number of pages stays; which ones, each layer decides for itself, for all its heads together: by
-the mean, over query rows and heads, of Quest's upper bound on the attention logit. The last ``window`` context tokens
-always stay, inside the budget. Original Quest keeps all pages in memory and chooses anew at every step and head; the
-paper's peak-memory figures fit the reading taken here (512 and 256 of 2,048 tokens in all layers).
+the mean, over query rows and heads, of Quest's upper bound on the attention logit. The pages of the last ``window``
+context tokens always stay, inside the budget. Original Quest keeps all pages in memory and chooses anew at every step
+and head; the paper's peak-memory figures fit the reading taken here (512 and 256 of 2,048 tokens in all layers).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Quest(ContextReducer):
                 raise ValueError(f"quest {name}={value} must be {least} or more")
 
     def kept_tokens(self, tokens: int) -> int:
-        """Context tokens kept of ``tokens``: whole pages (the last may be shorter)."""
-        return min(tokens, self.kept_pages(tokens) * self.config.page_size)
+        """Context tokens kept of ``tokens``: whole pages, and the last one, which may be shorter."""
+        return (self.kept_pages(tokens) - 1) * self.config.page_size + self._last_page(tokens)
 
     def kept_pages(self, tokens: int) -> int:
-        """Pages kept of ``tokens`` context tokens.
+        """Pages kept of ``tokens`` context tokens, the last one (which may be shorter) always among them.
 
         Raises:
             ValueError: the context is shorter than a page or than the window, or the budget holds no page, or fewer
@@ -43,16 +43,24 @@ class Quest(ContextReducer):
                 f"quest: the context has {tokens} tokens, fewer than a page ({page}) or the window ({window}); give a "
                 "longer context, or lower page_size and window"
             )
-        budget = super().kept_tokens(tokens)
-        pages = math.ceil(budget / page) if self.config.round_up else budget // page
-        protected = math.ceil(window / page)
-        if pages < max(1, protected):
+        budget, protected = super().kept_tokens(tokens), self._protected_pages(tokens)
+        spare = budget - self._last_page(tokens)
+        pages = 1 + (math.ceil(spare / page) if self.config.round_up else spare // page)
+        if pages < protected:
             raise ValueError(
-                f"quest: keep_ratio {ratio} leaves {budget} of {tokens} context tokens, fewer than "
-                f"{max(1, protected)} whole page(s) of {page} that the window of {window} needs; raise keep_ratio or "
-                "lower page_size and window"
+                f"quest: keep_ratio {ratio:g} leaves {budget} of {tokens} context tokens, and pages of {page} with a "
+                f"window of {window} need {protected} page(s); raise keep_ratio or lower page_size and window"
             )
         return pages
+
+    def _last_page(self, tokens: int) -> int:
+        """Tokens of the last page."""
+        return tokens % self.config.page_size or self.config.page_size
+
+    def _protected_pages(self, tokens: int) -> int:
+        """Last pages that always stay: those that the window reaches, and at least one."""
+        reach = max(0, self.config.window - self._last_page(tokens))
+        return 1 + math.ceil(reach / self.config.page_size)
 
     @torch.no_grad()
     def keep_context(self, view: ContextView) -> Tensor:
@@ -70,6 +78,5 @@ class Quest(ContextReducer):
         pages = max(math.ceil(max(tokens) / page_size), 1)
         low_BhPd, high_BhPd = page_bounds(view.key_BhNd, page_BN, pages)
         scores_BP = page_scores(view.query_BHNd, view.asks_BN, low_BhPd, high_BhPd)
-        protected = math.ceil(self.config.window / page_size)
-        protected_B = torch.tensor([protected if count else 0 for count in tokens], device=device)
+        protected_B = torch.tensor([self._protected_pages(n) if n else 0 for n in tokens], device=device)
         return keep_pages(scores_BP, page_BN, torch.tensor(counts, device=device), protected_B)

@@ -172,9 +172,8 @@ def test_decoding_equals_a_pass_over_everything(routing):
     whole.input_ids_BN = torch.cat([prompts.input_ids_BN, tokens], dim=1)
     whole.rank_position_B = prompts.rank_position_B
     expected = backbone.logits(backbone.run(whole))[:, width - 1 : -1].argmax(-1)
-    ended = (tokens == family.tokenizer.eos_token_id).long().cumsum(-1) - (
-        tokens == family.tokenizer.eos_token_id
-    ).long()
+    ends = (tokens == family.tokenizer.eos_token_id).long()
+    ended = ends.cumsum(-1) - ends
     assert ((tokens == expected) | (ended > 0)).all()
     assert (ended == 0).sum() > 4
 

@@ -99,6 +99,19 @@ def test_routers_are_counted(capsys, tiny, selector, line):
     assert line in checked(capsys, [*tiny, "--offline", "--model.routing.selector", selector])
 
 
+def test_gate_prior_and_budget_are_named_and_the_gate_is_counted(capsys, tiny):
+    chosen = {"value_gate": "true", "score_prior": "output_norm", "budget": "ranked", "kept_groups": "6"}
+    argv = [word for key, value in chosen.items() for word in (f"--model.routing.{key}", value)]
+    lines = checked(capsys, [*tiny, "--offline", *argv])
+    assert (
+        "routing linear, S=16, K=6, contiguous, ranked budget, output_norm prior, value gate, balance weight 0.01"
+    ) in lines
+    assert "routers (linear) 18 12,390" in lines  # one beta more in each of 6 layers
+    assert "visual 64 16 8,192 3,072 32 17.1875 %" in lines
+    plain = "routing linear, S=16, K=4, contiguous, per_token budget, balance weight 0.01"
+    assert plain in checked(capsys, [*tiny, "--offline"])
+
+
 def test_a_token_only_arm_has_no_anchor(capsys, tiny):
     lines = checked(capsys, [*tiny, "--offline", "--model.routing", "null"])
     assert "matched anchor: none, this arm routes nothing" in lines
@@ -165,6 +178,12 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--model.reducer.name", "fastvv"], ["unknown reducer 'fastvv'. Did you mean 'fastv'?"]),
         (["--model.routing.selector", "lineer"], ["unknown selector 'lineer'. Did you mean 'linear'?"]),
         (["--model.routing.selector", "static", "--model.routing.query_conditioned", "true"], ["learned router"]),
+        (
+            ["--model.routing.selector", "random", "--model.routing.value_gate", "true"],
+            ["value_gate", "learned router"],
+        ),
+        (["--model.routing.score_prior", "value_nrm"], ["score_prior 'value_nrm'. Did you mean 'value_norm'?"]),
+        (["--model.routing.budget", "ranked", "--model.reducer.keep_ratio", "1"], ["budget 'ranked'", "ranks nothing"]),
         (["--model.reducer.layer", "9"], ["layer=9", "6 layers"]),
         (["--model.reducer.stage", "tower"], ["model.reducer.stage 'tower'", "decoder, embeds"]),
         (["--model.backbone.dtype", "bfloat"], ["unknown dtype 'bfloat'. Did you mean 'bfloat16'?"]),
@@ -174,7 +193,7 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),
         (["--model.lora.rank", "0"], ["lora rank=0"]),
     ],
-    ids=lambda value: value[1] if value[0].startswith("--") else None,
+    ids=lambda value: " ".join(value[1::2]) if value[0].startswith("--") else None,
 )
 def test_wrong_settings(capsys, tiny, changed, words):
     line = refused(capsys, [*tiny, "--offline", *changed])

@@ -18,10 +18,18 @@ NAME = re.compile(
     r"(?P<model>[a-z0-9]+)_"
     r"(?:lora_only|(?P<reducer>[a-z]+)(?P<keep>\d+(?:p\d+)?)"
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
-    r"(?:_(?P<variant>mlp|query|global|valuenorm|random|static))?"
+    r"(?:_(?P<selector>mlp|query|valuenorm|outputnorm|random|static))?"
+    r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?"
     r"(?:_lf(?P<layer>\d+))?(?P<anchor>_anchor)?)"
 )
-SELECTORS = {"mlp": "mlp", "valuenorm": "value_norm", "random": "random", "static": "static"}
+PATTERN = "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_lf<L>][_anchor].yaml"
+SELECTORS = {
+    "mlp": "mlp",
+    "valuenorm": "value_norm",
+    "outputnorm": "output_norm",
+    "random": "random",
+    "static": "static",
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Recipe:
 def recipe(request) -> Recipe:
     path = request.param
     match = NAME.fullmatch(path.stem)
-    assert match, f"{path.name} does not follow <model>_<reducer><keep%>[_s<S>k<K>][_<variant>][_lf<L>][_anchor].yaml"
+    assert match, f"{path.name} does not follow {PATTERN}"
     words = match.groupdict()
     assert words["model"] in MODELS
     cli = RecipeCLI(["--config", str(path)], with_trainer=False)
@@ -103,16 +111,39 @@ def test_reducer(recipe):
 
 
 def test_routing(recipe):
+    """An anchor routes nothing; the anchor of a gated arm has the same gate, over all groups."""
     words, routing = recipe.words, recipe.cli.model.routing_config
-    if words["num_groups"] is None or words["anchor"]:
+    if words["num_groups"] is None or (words["anchor"] and not words["gated"]):
         assert routing is None
         return
     assert routing is not None
     routing.check(recipe.model.shape)
-    assert (routing.num_groups, routing.kept_groups) == (recipe.budget.num_groups, recipe.budget.kept_groups)
-    assert routing.selector == SELECTORS.get(words["variant"] or "", "linear")
-    assert routing.query_conditioned == (words["variant"] == "query")
-    assert routing.budget == ("global" if words["variant"] == "global" else "per_token")
+    kept_groups = recipe.budget.num_groups if words["anchor"] else recipe.budget.kept_groups
+    assert (routing.num_groups, routing.kept_groups) == (recipe.budget.num_groups, kept_groups)
+    assert routing.selector == SELECTORS.get(words["selector"] or "", "linear")
+    assert routing.query_conditioned == (words["selector"] == "query")
+    assert routing.budget == (words["budget"] or "per_token")
+    assert (routing.score_prior != "none") == (words["prior"] is not None)
+    assert routing.value_gate == (words["gated"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tiny_fastv25_s64k16_global_prior_gated", ["64", "16", None, "global", "_prior", "_gated", None, None]),
+        ("tiny_fastv25_s16k4_mlp_ranked_lf4", ["16", "4", "mlp", "ranked", None, None, "4", None]),
+        ("tiny_fastv25_s16k4_outputnorm_global", ["16", "4", "outputnorm", "global", None, None, None, None]),
+        ("tiny_fastv25_s16k4_gated_anchor", ["16", "4", None, None, None, "_gated", None, "_anchor"]),
+        ("tiny_fastv25_s16k16_gated", ["16", "16", None, None, None, "_gated", None, None]),
+        ("tiny_fastv25_s16k4_gated_prior", None),
+        ("tiny_fastv25_s16k4_global_ranked", None),
+        ("tiny_fastv25_s16k4_global_mlp", None),
+    ],
+)
+def test_names_hold_their_words_in_one_order(name, words):
+    match = NAME.fullmatch(name)
+    keys = ("num_groups", "kept_groups", "selector", "budget", "prior", "gated", "layer", "anchor")
+    assert (match and [match[key] for key in keys]) == words
 
 
 def test_first_line_agrees_with_the_ledger(recipe):
