@@ -106,45 +106,46 @@ def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) 
         del ids[:start]
 
 
+def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: int) -> Iterator[list[int]]:
+    """One pass over a corpus: the blocks of its documents.
+
+    Raises:
+        ValueError: the corpus has fewer tokens than one block.
+    """
+    empty = True
+    for ids in iterate_blocks(iterate_documents(rows, source), tokenizer, block_length):
+        empty = False
+        yield ids
+    if empty:
+        one_token = 1 + (tokenizer.bos_token_id is not None)
+        tokens = sum(1 for _ in iterate_blocks(iterate_documents(rows, source), tokenizer, one_token))
+        raise ValueError(
+            f"{source.name} ({source.split}) has {tokens} tokens, fewer than one block of block_length {block_length}; "
+            "lower block_length or add text"
+        )
+
+
 def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
     """All blocks of a corpus, column ``input_ids``, Arrow-cached under the fingerprint of everything they depend on.
 
     A second call with the same rows, tokenizer and settings reads the cache, in another process, too.
 
     Raises:
-        ValueError: the corpus has fewer tokens than one block.
+        ValueError: see ``read_blocks``.
     """
 
     def generate() -> Iterator[dict[str, list[int]]]:
-        for ids in iterate_blocks(iterate_documents(rows, source), tokenizer, block_length):
+        for ids in read_blocks(rows, source, tokenizer, block_length):
             yield {"input_ids": ids}
 
     try:
-        blocks = Dataset.from_generator(
+        return Dataset.from_generator(
             generate,
             features=Features({"input_ids": List(Value("int32"))}),
             fingerprint=_fingerprint(rows, source, tokenizer, block_length),
         )
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
-    if len(blocks) == 0:
-        raise too_short(rows, source, tokenizer, block_length)
-    return blocks
-
-
-def too_short(rows: Iterable[dict[str, Any]], source: CorpusSource, tokenizer: Any, block_length: int) -> ValueError:
-    """The error for a corpus that does not fill one block."""
-    tokens = sum(
-        len(block) for block in iterate_blocks(iterate_documents(rows, source), tokenizer, 1 + _bos(tokenizer))
-    )
-    return ValueError(
-        f"{source.name} ({source.split}) has {tokens} tokens, fewer than one block of block_length "
-        f"{block_length}; lower block_length or add text"
-    )
-
-
-def _bos(tokenizer: Any) -> int:
-    return int(tokenizer.bos_token_id is not None)
 
 
 def _check_file(source: CorpusSource) -> None:
@@ -175,12 +176,15 @@ def _chunks(items: Iterable[str], size: int) -> Iterator[list[str]]:
 
 def _fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> str:
     """A name for the blocks that is the same in every process, unlike a pickled tokenizer's hash."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    for setting in ("truncation", "padding"):  # left by the last call, and overruled by the next
+        del rules[setting]
     parts = (
         _LAYOUT,
         rows._fingerprint,  # of the raw rows: the files and their dates
         source.column,
         source.documents,
-        tokenizer.backend_tokenizer.to_str(),
+        rules,
         tokenizer.bos_token_id,
         tokenizer.eos_token_id,
         block_length,

@@ -9,14 +9,7 @@ from typing import Any
 from datasets import Dataset
 from torch.utils.data import DataLoader, IterableDataset
 
-from subtoken_train.datasets.corpus import (
-    CorpusSource,
-    iterate_blocks,
-    iterate_documents,
-    load_rows,
-    packed_blocks,
-    too_short,
-)
+from subtoken_train.datasets.corpus import CorpusSource, load_rows, packed_blocks, read_blocks
 from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.window import AccumulationWindows
@@ -75,7 +68,8 @@ class CorpusDataModule(OrderedDataModule[Row]):
             raise ValueError(f"num_workers is {num_workers}; a stream is read in the training process, set it to 0")
         self.train_source, self.val_source, self.streaming = train, val, streaming
         self.block_length, self.context_length, self.prefix_tokens = block_length, context_length, prefix_tokens
-        self._raw: dict[CorpusSource, Any] = {}
+        self._raw_train: Any = None
+        self._raw_val: Any = None
 
     def read(self, training: bool = True) -> None:
         """Open the corpora and check their columns, once; tokenising waits for ``setup``, which has the tokenizer.
@@ -83,10 +77,10 @@ class CorpusDataModule(OrderedDataModule[Row]):
         Raises:
             ValueError: see ``load_rows``.
         """
-        if training and self.train_source not in self._raw:
-            self._raw[self.train_source] = load_rows(self.train_source, self.streaming)
-        if self.val_source is not None and self.val_source not in self._raw:
-            self._raw[self.val_source] = load_rows(self.val_source)
+        if training and self._raw_train is None:
+            self._raw_train = load_rows(self.train_source, self.streaming)
+        if self.val_source is not None and self._raw_val is None:
+            self._raw_val = load_rows(self.val_source)
 
     def prepare_data(self) -> None:
         """Tokenise into the cache, in one process per machine while the others wait."""
@@ -102,9 +96,9 @@ class CorpusDataModule(OrderedDataModule[Row]):
         """
         super().setup(stage)
         if stage == "fit" and not self.streaming and self._train is None:
-            self._train = self._packed(self.train_source)
+            self._train = self._packed(self._raw_train, self.train_source)
         if self.val_source is not None and self._val is None:
-            self._val = self._packed(self.val_source)
+            self._val = self._packed(self._raw_val, self.val_source)
 
     def train_dataloader(self) -> AccumulationWindows:
         """As everywhere (shuffled, resumable), or the stream from where training stands.
@@ -118,7 +112,7 @@ class CorpusDataModule(OrderedDataModule[Row]):
         world_size = self.trainer.world_size
         self.keep_order({"streaming": 1, "records per global batch": self.batch_size * world_size})
         stream = BlockStream(
-            self._stream, self.batch_size, self.trainer.global_rank, world_size, consumed=self.batches_consumed
+            self._pass, self.batch_size, self.trainer.global_rank, world_size, consumed=self.batches_consumed
         )
         loader: DataLoader[Row] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
@@ -136,18 +130,12 @@ class CorpusDataModule(OrderedDataModule[Row]):
 
         return collate
 
-    def _packed(self, source: CorpusSource) -> PackedBlocks:
-        return PackedBlocks(packed_blocks(self._raw[source], source, self.family.tokenizer, self.block_length))
+    def _packed(self, rows: Dataset, source: CorpusSource) -> PackedBlocks:
+        return PackedBlocks(packed_blocks(rows, source, self.family.tokenizer, self.block_length))
 
-    def _stream(self) -> Iterator[list[int]]:
-        """One pass over the training corpus."""
-        rows, source, tokenizer = self._raw[self.train_source], self.train_source, self.family.tokenizer
-        empty = True
-        for ids in iterate_blocks(iterate_documents(rows, source), tokenizer, self.block_length):
-            empty = False
-            yield ids
-        if empty:
-            raise too_short(rows, source, tokenizer, self.block_length)
+    def _pass(self) -> Iterator[list[int]]:
+        """One pass over the streamed training corpus."""
+        return read_blocks(self._raw_train, self.train_source, self.family.tokenizer, self.block_length)
 
 
 class PackedBlocks:
