@@ -32,8 +32,8 @@ from recipe_texts import (
     VISION_TRAIN,
 )
 
-from subtoken_train.functional.ledger import KVBudget, kept_count, solve_anchor
 from subtoken_train.functional.geometries import geometry
+from subtoken_train.functional.ledger import KVBudget, kept_count, solve_anchor
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -180,7 +180,9 @@ def _header(arm: Arm) -> str:
         name=arm.name,
         data=LANGUAGE_FETCH if is_text else VISION_FETCH,
         source=f"{table} of the paper" + (", section 4.4 for the two stages" if "_stage2" in arm.variant else ""),
-        first=f"#   first   subtoken-train fit --config recipes/{_first(arm)}.yaml\n" if "_stage2" in arm.variant else "",
+        first=f"#   first   subtoken-train fit --config recipes/{_first(arm)}.yaml\n"
+        if "_stage2" in arm.variant
+        else "",
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-HEADER = """# {summary}
+HEADER = """\
+# {summary}
 #
 {data}#   check   subtoken-train check --config recipes/{name}.yaml --offline
 {first}#   train   subtoken-train fit --config recipes/{name}.yaml
@@ -15,12 +16,14 @@ HEADER = """# {summary}
 seed_everything: 0                      # silent
 """
 
-VISION_FETCH = """#   data    data/README.md says where llava_v1_5_mix665k.json and its images come from and how they are laid out:
+VISION_FETCH = """\
+#   data    data/README.md says where llava_v1_5_mix665k.json and its images come from and how they are laid out:
 #             hf download liuhaotian/LLaVA-Instruct-150K llava_v1_5_mix665k.json --repo-type dataset --local-dir data/llava
 #             images below data/llava/images
 """
 
-LANGUAGE_FETCH = """#   data    fetched from the Hub at the first run and cached (data.train below; a local file works too)
+LANGUAGE_FETCH = """\
+#   data    fetched from the Hub at the first run and cached (data.train below; a local file works too)
 """
 
 MODEL = """
@@ -37,26 +40,30 @@ model:
   ### method
 {lora}"""
 
-VISION_LORA = """  lora:                                 # on q and v of every language-model layer
+VISION_LORA = """\
+  lora:                                 # on q and v of every language-model layer
     rank: 16
     alpha: 32                           # the paper's "scaling": lora_alpha, so the update is multiplied by 32 / 16
     dropout: 0.05
 """
 
-LANGUAGE_LORA = """  lora:                                 # on q and v of every layer
+LANGUAGE_LORA = """\
+  lora:                                 # on q and v of every layer
     rank: 32
     alpha: 16                           # the paper's "scaling": lora_alpha, so the update is multiplied by 16 / 32
     dropout: 0.05
 """
 
-ROUTING = """  routing:
+ROUTING = """\
+  routing:
     selector: {selector:<26}# content-based router in every layer
     num_groups: {S:<24}# S
     kept_groups: {K:<23}# K, groups kept per retained token
     balance_weight: 0.01                # lambda of the load-balance loss
 """
 
-LANGUAGE_ROUTING = """    query_conditioned: true             # the mean state of the query tokens joins the router's input (section 3.4)
+LANGUAGE_ROUTING = """\
+    query_conditioned: true             # the mean state of the query tokens joins the router's input (section 3.4)
     budget: global                      # the best N x K (token, group) pairs of a sample (section 3.4)
 """
 
@@ -123,8 +130,8 @@ data:
     documents: wikitext                 # rows are lines; an article starts at its title
   block_length: 2048                    # tokens: 1,024 of context, then 1,024 of query region
   context_length: 1024
-  prefix_tokens: 64                     # the first query tokens choose pages and summarise, without loss on them: nothing
-                                        # looks ahead. The paper reads the whole region: set 0 for that, never for perplexity
+  prefix_tokens: 64                     # the first query tokens choose pages and summarise, without loss: no look-ahead.
+                                        # The paper reads the whole region; 0 does that, never for perplexity
   batch_size: 1                         # blocks per device and forward pass; silent
   num_workers: 2                        # processes that make batches
   seed: 0                               # of the shuffling; silent
@@ -144,11 +151,13 @@ IMAGE_WORDS = {
     "qwenvl": "images are padded to a square (aspect-ratio padding); 336 x 336 makes 144 tokens",
 }
 
-STAGE2 = """  stage2:                               # starts from a token-only adapter trained at the same r, which stays frozen
+STAGE2 = """\
+  stage2:                               # starts from a token-only adapter trained at the same r, which stays frozen
     adapter: runs/{first}/adapter
 """
 
-OUTPUT_LORA = """    output_lora:                        # "oLoRA": a small LoRA on o_proj, trained beside the router; not in the KV cache
+OUTPUT_LORA = """\
+    output_lora:                        # "oLoRA": a small LoRA on o_proj, trained beside the router; no KV bytes
       rank: 8                           # silent
       alpha: 16                         # silent
       dropout: 0.05                     # silent

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from typing import Any
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.corpus import load_rows
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.functional.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.preflight import (
-    PAPER_TEXT,
     LayerBand,
+    NominalPrompt,
     ParameterGroup,
     budget_of,
     count_devices,
@@ -31,15 +34,16 @@ from subtoken_train.types import Region
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def settings_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
+def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
     """Backbone, reducer, routing, LoRA and optimiser, a line each."""
     module = cli.model
     backbone, lora, optimizer = module.backbone_config, module.lora_settings, module.optimizer_config
+    seen = f"{prompt.tokens:,} visual tokens per image" if prompt.region == "visual" else "text only"
     yield (
         f"backbone   {backbone.path}, {backbone.dtype}, {backbone.attention}, {parts.family.shape.num_layers} layers, "
-        f"{parts.family.visual_tokens()} visual tokens per image"
+        f"{seen}"
     )
-    yield f"reducer    {_reducer_words(parts)}"
+    yield f"reducer    {_reducer_words(parts, prompt)}"
     yield f"routing    {_routing_words(module.routing_config)}"
     yield f"LoRA       rank {lora.rank}, alpha {lora.alpha}, dropout {lora.dropout:g}"
     own_rate = optimizer.router_learning_rate
@@ -53,10 +57,14 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
     yield f"output     {cli.output_dir}"
 
 
-def _reducer_words(parts: CompressedBackbone) -> str:
-    config, visual = parts.reducer.config, parts.family.visual_tokens()
-    where = f", stage {config.stage}, L_f={config.layer}" if config.name == "fastv" else ""
-    return f"{config.name}, keeps {config.keep_ratio:g} ({parts.reducer.kept_tokens(visual)} of {visual}){where}"
+def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
+    config = parts.reducer.config
+    own = {
+        "fastv": f", stage {config.stage}, L_f={config.layer}",
+        "quest": f", pages of {config.page_size}, window {config.window}",
+    }
+    kept = f"{parts.reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
+    return f"{config.name}, keeps {config.keep_ratio:g} ({kept}){own.get(config.name, '')}"
 
 
 def _routing_words(config: RoutingConfig | None) -> str:
@@ -86,23 +94,22 @@ def _parameter_line(group: ParameterGroup) -> str:
     return f"{group.name:<22}{group.tensors:>8,}{group.parameters:>16,}"
 
 
-def budget_lines(parts: CompressedBackbone) -> Iterator[str]:
+def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
     """The ledger by layer and region, its totals, and the token-only arm of equal bytes."""
-    ledger = prompt_ledger(parts)
+    ledger = prompt_ledger(parts, prompt)
     dtype = str(parts.family.model.dtype).removeprefix("torch.")
-    text = " + ".join(f"{count} {region}" for region, count in PAPER_TEXT.items())
-    yield f"{sum(PAPER_TEXT.values())} text tokens as in the paper ({text}), no answer; bytes of one layer, {dtype}"
+    yield f"{prompt.note}; bytes of one layer, {dtype}"
     yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
     for band in layer_bands(ledger):
         yield from _band_lines(band, 2 * ledger.shape.side_bytes)
-    yield _total_line("visual region", ledger, "visual")
+    yield _total_line(f"{prompt.region} region", ledger, prompt.region)
     yield _total_line("whole prompt", ledger, None)
     if parts.bank is None:
         yield "matched anchor: none, this arm routes nothing"
         return
-    yield f"matched anchor: {_anchor_words(equal_bytes_anchor(parts, ledger))}"
+    yield f"matched anchor: {_anchor_words(equal_bytes_anchor(parts, ledger, prompt), prompt)}"
     if parts.reducer.cut_layer:
-        yield _nominal_anchor_line(parts)
+        yield _nominal_anchor_line(parts, prompt)
 
 
 def _band_lines(band: LayerBand, dense_token_bytes: int) -> Iterator[str]:
@@ -124,19 +131,19 @@ def _total_line(name: str, ledger: Ledger, region: str | None) -> str:
     return f"{name}: {_size(payload)} of {_size(dense)}, {_percent(payload / dense)}{note}"
 
 
-def _nominal_anchor_line(parts: CompressedBackbone) -> str:
+def _nominal_anchor_line(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
     """Decoder-stage reducers keep every token below the cut: what that makes of the paper's nominal fraction."""
     nominal = f"at the nominal {_percent(budget_of(parts).total_kv_fraction)} of all layers"
     try:
-        return f"{nominal}: {_anchor_words(nominal_anchor(parts))}"
+        return f"{nominal}: {_anchor_words(nominal_anchor(parts, prompt), prompt)}"
     except ValueError as error:
         return f"{nominal}: {error}"
 
 
-def _anchor_words(anchor: Anchor) -> str:
+def _anchor_words(anchor: Anchor, prompt: NominalPrompt) -> str:
     return (
-        f"{anchor.kept_tokens} of {anchor.tokens} visual tokens, every group (keep_ratio {anchor.keep_ratio:g}), "
-        f"{_percent(anchor.fraction)}"
+        f"{anchor.kept_tokens} of {anchor.tokens} {prompt.region} tokens, every group "
+        f"(keep_ratio {anchor.keep_ratio:g}), {_percent(anchor.fraction)}"
     )
 
 
@@ -149,10 +156,11 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / unit:,.2f} {name}"
 
 
-def memory_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
+def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
     """The estimate by purpose; training/memory.py has the formula."""
     data, checkpointing = cli.datamodule, cli.model.gradient_checkpointing
-    estimate = estimate_memory(parts, data.batch_size, data.max_length, checkpointing)
+    length = data.block_length if isinstance(data, CorpusDataModule) else data.max_length
+    estimate = estimate_memory(parts, data.batch_size, length, checkpointing, prompt.tokens)
     before, after = estimate.rows
     yield f"{data.batch_size} records of {before:,} tokens ({after:,} after the reducer); every device holds all of it"
     for name, size in (*estimate.parts, ("sum", estimate.total)):
@@ -165,7 +173,9 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
     devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
     accumulate = trainer.accumulate_grad_batches
     batches = None
-    if offline:
+    if isinstance(data, CorpusDataModule):
+        yield from _corpus_lines(data, offline)
+    elif offline:
         yield f"{data.train_file} (not read: --offline)"
     else:
         records = yield from _record_lines(cli, parts)
@@ -182,6 +192,21 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
         return
     passes = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
     yield f"{plan.steps:,} optimiser steps, {plan.steps * plan.samples_per_step:,} records{passes}"
+
+
+def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
+    """Where the text comes from and how a block is laid out; it is tokenised when training starts."""
+    source, prefix = data.train_source, data.prefix_tokens
+    name = source.name if source.config is None else f"{source.name}, {source.config}"
+    rows = "not read: --offline" if offline else f"{_number_of(load_rows(source, data.streaming))}"
+    yield f"{name}, split {source.split} ({rows})"
+    reads = f"{prefix} read without loss, {data.block_length - data.context_length - prefix} predicted"
+    region = reads if prefix else "all of it read and predicted: choices look ahead (the region reading)"
+    yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"
+
+
+def _number_of(rows: Any) -> str:
+    return f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
 
 
 def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Generator[str, None, int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,12 +18,49 @@ from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import assemble
 from subtoken_train.backbones.load import BackboneConfig, layout_family, resolve
 from subtoken_train.datasets.collate import EncodedSample, encode
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
 from subtoken_train.functional.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
 from subtoken_train.training.module import SubTokenModule
 
-PAPER_TEXT = {"system": 5, "query": 14}
+_PAPER_TEXT = {"system": 5, "query": 14}
 """Text tokens beside the image in the paper's prompt lengths (595 = 576 + 19); how the 19 split is our reading."""
+
+
+@dataclass(frozen=True)
+class NominalPrompt:
+    """What a pre-flight takes for a prompt.
+
+    Attributes:
+        title: the prompt in words.
+        note: how its text is made up.
+        region: the region that reducer and routers compress, ``visual`` or ``context``.
+        regions: tokens of each region before reduction.
+    """
+
+    title: str
+    note: str
+    region: str
+    regions: dict[str, int]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the compressed region."""
+        return self.regions[self.region]
+
+
+def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
+    """One image and the paper's 19 text tokens; for a language model a block of the recipe's corpus."""
+    if isinstance(data, CorpusDataModule):
+        regions = {"context": data.context_length, "query": data.block_length - data.context_length}
+        note = f"{regions['context']:,} context + {regions['query']:,} query tokens"
+        return NominalPrompt("KV budget of a block of text", note, "context", regions)
+    text = " + ".join(f"{count} {region}" for region, count in _PAPER_TEXT.items())
+    note = f"{sum(_PAPER_TEXT.values())} text tokens as in the paper ({text}), no answer"
+    visual = family.visual_tokens()
+    regions = {"system": _PAPER_TEXT["system"], "visual": visual, "query": _PAPER_TEXT["query"]}
+    return NominalPrompt("KV budget of a prompt with one image", note, "visual", regions)
 
 
 @dataclass(frozen=True)
@@ -81,12 +119,10 @@ def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
     return _count("frozen", (parameter for parameter in parts.parameters() if not parameter.requires_grad))
 
 
-def prompt_ledger(parts: CompressedBackbone) -> Ledger:
-    """Nominal cache of a prompt with one image and the paper's 19 text tokens."""
-    visual = parts.family.visual_tokens()
-    regions = {"system": PAPER_TEXT["system"], "visual": visual, "query": PAPER_TEXT["query"]}
-    kept = parts.reducer.kept_tokens(visual)
-    return nominal_ledger(parts.family.shape, regions, budget_of(parts), parts.reducer.cut_layer, kept)
+def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
+    """Nominal cache of a prompt."""
+    kept = parts.reducer.kept_tokens(prompt.tokens)
+    return nominal_ledger(parts.family.shape, prompt.regions, budget_of(parts), parts.reducer.cut_layer, kept)
 
 
 def budget_of(parts: CompressedBackbone) -> KVBudget:
@@ -103,20 +139,20 @@ def layer_bands(ledger: Ledger) -> list[LayerBand]:
     return [LayerBand(members[0][0].layer, members[-1][0].layer, members[0]) for members in alike]
 
 
-def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger) -> Anchor:
-    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the image."""
-    held = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
-    return solve_anchor(ledger.shape, parts.family.visual_tokens(), held, parts.reducer.cut_layer)
+def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: NominalPrompt) -> Anchor:
+    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the region."""
+    held = Fraction(ledger.bytes_of(prompt.region, with_index=False), ledger.dense_bytes(prompt.region))
+    return solve_anchor(ledger.shape, prompt.tokens, held, parts.reducer.cut_layer, prompt.region)
 
 
-def nominal_anchor(parts: CompressedBackbone) -> Anchor:
+def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     """The same for the paper's fraction r (1 + K/S) / 2 of *all* layers.
 
     Raises:
         ValueError: infeasible; the layers below the cut cost more alone.
     """
     target = budget_of(parts).exact_total
-    return solve_anchor(parts.family.shape, parts.family.visual_tokens(), target, parts.reducer.cut_layer)
+    return solve_anchor(parts.family.shape, prompt.tokens, target, parts.reducer.cut_layer, prompt.region)
 
 
 def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
