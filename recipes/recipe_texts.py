@@ -9,9 +9,11 @@ HEADER = """\
 {first}#   train   subtoken-train fit --config recipes/{name}.yaml
 #   8 GPUs  subtoken-train fit --config recipes/{name}.yaml --trainer.devices 8
 #             --trainer.strategy ddp --trainer.accumulate_grad_batches 1
-#   try     subtoken-train fit --config recipes/{name}.yaml --trainer.max_steps 20 --output_dir runs/try
+#   try     subtoken-train fit --config recipes/{name}.yaml --trainer.max_steps 20
+#             --output_dir runs/try
 #
-# Source: {source}. "silent" marks what the paper does not say, and the reading taken.
+# Source: {source}.
+# "silent" marks what the paper does not say, and the reading taken.
 # Written by recipes/generate.py.
 seed_everything: 0                      # silent
 """
@@ -102,8 +104,8 @@ trainer:
   accelerator: gpu
   devices: 1                            # silent for training (the paper measures on one H100 NVL)
   precision: bf16-mixed                 # silent; bf16-true would round LoRA and routers to bf16 as well
-  # Silent on the batch. 8 x 8 x 1 device = 64 records per step: 10,000 steps are then 640,000 records, one pass over the
-  # 665K, as LLaVA-1.5 trains. LLaVA-1.5's own batch, 128, is --trainer.accumulate_grad_batches 16 (two passes).
+  # Silent on the batch. 8 x 8 x 1 device = 64 records per step: 10,000 steps are then 640,000 records, one pass over
+  # the 665K, as LLaVA-1.5 trains. LLaVA-1.5's own batch, 128, is --trainer.accumulate_grad_batches 16 (two passes).
   accumulate_grad_batches: 8
   max_steps: 10000                      # optimiser steps
   gradient_clip_val: 1.0                # silent; global norm, the default of LLaVA-1.5's trainer
@@ -130,7 +132,7 @@ data:
     documents: wikitext                 # rows are lines; an article starts at its title
   block_length: 2048                    # tokens: 1,024 of context, then 1,024 of query region
   context_length: 1024
-  prefix_tokens: 64                     # the first query tokens choose pages and summarise, without loss: no look-ahead.
+  prefix_tokens: 64                     # the first query tokens choose and summarise, without loss: no look-ahead.
                                         # The paper reads the whole region; 0 does that, never for perplexity
   batch_size: 1                         # blocks per device and forward pass; silent
   num_workers: 2                        # processes that make batches
