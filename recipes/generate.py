@@ -62,7 +62,7 @@ REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
 
 @dataclass(frozen=True)
 class Arm:
-    """One recipe: ``keep`` in percent as written (25, 12.5); an anchor's keep and groups are those of its routed arm."""
+    """One recipe; ``keep`` in percent as written (25, 12.5), an anchor's keep and groups are its routed arm's."""
 
     model: str
     reducer: str = "none"

@@ -20,7 +20,8 @@ seed_everything: 0                      # silent
 
 VISION_FETCH = """\
 #   data    data/README.md says where llava_v1_5_mix665k.json and its images come from and how they are laid out:
-#             hf download liuhaotian/LLaVA-Instruct-150K llava_v1_5_mix665k.json --repo-type dataset --local-dir data/llava
+#             hf download liuhaotian/LLaVA-Instruct-150K llava_v1_5_mix665k.json --repo-type dataset
+#               --local-dir data/llava
 #             images below data/llava/images
 """
 
@@ -70,11 +71,13 @@ LANGUAGE_ROUTING = """\
 """
 
 METHOD_NOTES = {
-    "fastv": """    stage: embeds                       # the shortened input starts again at layer 0: the paper's lengths
+    "fastv": """\
+    stage: embeds                       # the shortened input starts again at layer 0: the paper's lengths
     layer: 2                            # L_f as FastV publishes it: ranking by layer 1's attention; the paper is silent
 """,
     "visionzip": "",
-    "quest": """    page_size: 16                       # Table 5: chunk
+    "quest": """\
+    page_size: 16                       # Table 5: chunk
     window: 64                          # Table 5; read as the last context tokens that always stay, inside the budget
 """,
 }
