@@ -12,7 +12,6 @@ from subtoken_train.functional.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.preflight import (
-    PAPER_TEXT,
     LayerBand,
     ParameterGroup,
     budget_of,
@@ -37,7 +36,7 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
     backbone, lora, optimizer = module.backbone_config, module.lora_settings, module.optimizer_config
     yield (
         f"backbone   {backbone.path}, {backbone.dtype}, {backbone.attention}, {parts.family.shape.num_layers} layers, "
-        f"{parts.family.visual_tokens()} visual tokens per image"
+        f"{parts.family.visual_tokens()} visual tokens per {_image_words(parts)}"
     )
     yield f"reducer    {_reducer_words(parts)}"
     yield f"routing    {_routing_words(module.routing_config)}"
@@ -51,6 +50,11 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
     checkpointing = "with" if module.gradient_checkpointing else "without"
     yield f"trainer    precision {cli.config.trainer.precision or '32-true'}, {checkpointing} gradient checkpointing"
     yield f"output     {cli.output_dir}"
+
+
+def _image_words(parts: CompressedBackbone) -> str:
+    size = parts.family.nominal_image
+    return "image" if size is None else f"image of {size[0]} x {size[1]} pixels"
 
 
 def _reducer_words(parts: CompressedBackbone) -> str:
@@ -88,8 +92,9 @@ def budget_lines(parts: CompressedBackbone) -> Iterator[str]:
     """The ledger by layer and region, its totals, and the token-only arm of equal bytes."""
     ledger = prompt_ledger(parts)
     dtype = str(parts.family.model.dtype).removeprefix("torch.")
-    text = " + ".join(f"{count} {region}" for region, count in PAPER_TEXT.items())
-    yield f"{sum(PAPER_TEXT.values())} text tokens as in the paper ({text}), no answer; bytes of one layer, {dtype}"
+    words = parts.family.paper_text
+    text = " + ".join(f"{count} {region}" for region, count in words.items())
+    yield f"{sum(words.values())} text tokens as in the paper ({text}), no answer; bytes of one layer, {dtype}"
     yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
     for band in layer_bands(ledger):
         yield from _band_lines(band, 2 * ledger.shape.side_bytes)

@@ -10,19 +10,15 @@ from itertools import groupby
 
 import torch
 from torch import nn
-from transformers import AutoProcessor
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import BackboneConfig, layout_family, resolve
+from subtoken_train.backbones.load import BackboneConfig, layout_family, with_processor
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.records import InstructionRecords, open_image
 from subtoken_train.functional.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
 from subtoken_train.training.module import SubTokenModule
-
-PAPER_TEXT = {"system": 5, "query": 14}
-"""Text tokens beside the image in the paper's prompt lengths (595 = 576 + 19); how the 19 split is our reading."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +78,9 @@ def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
 
 
 def prompt_ledger(parts: CompressedBackbone) -> Ledger:
-    """Nominal cache of a prompt with one image and the paper's 19 text tokens."""
-    visual = parts.family.visual_tokens()
-    regions = {"system": PAPER_TEXT["system"], "visual": visual, "query": PAPER_TEXT["query"]}
+    """Nominal cache of a prompt with one image and as many text tokens as the paper's."""
+    visual, text = parts.family.visual_tokens(), parts.family.paper_text
+    regions = {"system": text["system"], "visual": visual, "query": text["query"]}
     kept = parts.reducer.kept_tokens(visual)
     return nominal_ledger(parts.family.shape, regions, budget_of(parts), parts.reducer.cut_layer, kept)
 
@@ -154,12 +150,12 @@ def first_sample(
 ) -> EncodedSample | None:
     """The first record as the loss sees it; None where the backbone's processor is not at hand."""
     try:
-        processor = AutoProcessor.from_pretrained(resolve(backbone.path), revision=backbone.revision)
+        ready = with_processor(family, backbone)
     except (OSError, ValueError):
         return None
     record = records[0]
     images = [open_image(path, record.id) for path in record.image_paths]
-    return encode(record, type(family)(family.model, processor), max_length, images)
+    return encode(record, ready, max_length, images)
 
 
 def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
