@@ -59,7 +59,7 @@ class Family(ABC):
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
     nominal_image: tuple[int, int] | None = None
-    """(height, width) that figures without an image are about, in pixels; None where every image gives as many tokens."""
+    """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]
     """Text tokens beside the image in the paper's prompt (Table 8), by region."""
 

@@ -20,7 +20,7 @@ from subtoken_train.backbones.qwen_tower import tower_with_statistics
 from subtoken_train.types import Batch, Region, VisualStates
 
 DEFAULT_MAX_PIXELS = 1280 * 28 * 28
-"""Cap of an image, in pixels: 1,280 visual tokens. Published checkpoints allow 16,384, more than a training sequence."""
+"""Cap of an image, in pixels: 1,280 visual tokens. Published checkpoints allow 16,384, more than a training record."""
 
 _MAX_ASPECT = 200
 """Longer side / shorter side that Qwen's resizing accepts."""
@@ -37,6 +37,7 @@ class Qwen25VLFamily(Family):
     auto_processor = QwenProcessor
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     tower_positions = "mrope"
+    # 171 = 27 + 144: a 336 x 336 image; this chat format makes 27 of a six-token question, 15 of them before the image
     nominal_image = (336, 336)
     paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
 
@@ -78,9 +79,10 @@ class Qwen25VLFamily(Family):
         an image is dropped. An answer's span ends with its ``<|im_end|>``; the newline after it carries no loss.
         """
         marker = self.processor.image_token
+        picture = f"<|vision_start|>{marker}<|vision_end|>"
         text, spans = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n", []
         for turn in turns:
-            words = f"<|vision_start|>{marker}<|vision_end|>".join(part.strip() for part in turn.prompt.split("<image>"))
+            words = picture.join(part.strip() for part in turn.prompt.split("<image>"))
             text += f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
             if turn.answer is not None:
                 start = len(text)
@@ -136,9 +138,9 @@ class Qwen25VLFamily(Family):
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
-        """The tower's merged embeddings, in raster order; statistics are those of its last block, without a class token.
+        """The tower's merged embeddings, in raster order; statistics are those of its last block (see ``qwen_tower``).
 
-        See ``qwen_tower`` for what the statistics are.
+        There is no class token.
         """
         if batch.pixel_values is None:
             return None
@@ -146,11 +148,11 @@ class Qwen25VLFamily(Family):
         tower, grid_I3 = self.model.model.visual, batch.image_grid_I3
         patches, sizes = batch.pixel_values.to(tower.dtype), self._token_counts(grid_I3)
         if not statistics:
-            return VisualStates(list(tower(patches, grid_thw=grid_I3).pooler_output.split(sizes)))
-        tokens_TC, received_T, keys_Td = tower_with_statistics(tower, patches, grid_I3)
-        return VisualStates(
-            list(tokens_TC.split(sizes)), None, list(received_T.split(sizes)), list(keys_Td.split(sizes))
+            return VisualStates(list(torch.split(tower(patches, grid_thw=grid_I3).pooler_output, sizes)))
+        tokens, received, keys = (
+            list(torch.split(part, sizes)) for part in tower_with_statistics(tower, patches, grid_I3)
         )
+        return VisualStates(tokens, None, received, keys)
 
     def project(self, states_TC: Tensor) -> Tensor:
         """Nothing to do: the tower ends in the language model's width."""

@@ -1,9 +1,9 @@
-"""What VisionZip reads in a Qwen2.5-VL tower, recomputed for its last block, so that the tower keeps its fast attention.
+"""What VisionZip reads in a Qwen2.5-VL tower, recomputed for its last block: the tower keeps its fast attention.
 
 There is no class token: a patch counts by the attention it receives, summed over the patches of its own image and
 averaged over heads; a visual token is the mean of its merge group. Keys are taken after the rotary embedding, as in
-VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Unlike that release's flash path, images of
-a batch never attend to each other.
+VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Unlike that release's flash path, the
+images of a batch never attend to each other.
 
 Legend: P patches of all images in the tower's window order, T visual tokens of all images, C width of a token, H heads,
 d head width.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_window_index
 
@@ -61,7 +61,7 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
 def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], scale: float) -> Tensor:
     """Attention every patch receives from its own image, summed over queries, averaged over heads, [P] in fp32.
 
-    One head of one image at a time: never more than one n x n matrix for an image of n patches.
+    One head of one image at a time: no tensor is larger than n x n for an image of n patches.
 
     Args:
         query_PHd: queries.
@@ -69,8 +69,9 @@ def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], s
         lengths: patches of each image.
         scale: what the products are multiplied by before the softmax.
     """
+    queries, keys = torch.split(query_PHd.float(), lengths), torch.split(key_PHd.float(), lengths)
     received = []
-    for query_nHd, key_nHd in zip(query_PHd.float().split(lengths), key_PHd.float().split(lengths), strict=True):
+    for query_nHd, key_nHd in zip(queries, keys, strict=True):
         total_n = torch.zeros(len(key_nHd), device=key_nHd.device)
         for query_nd, key_nd in zip(query_nHd.unbind(1), key_nHd.unbind(1), strict=True):
             total_n += (query_nd @ key_nd.T * scale).softmax(-1).sum(0)
@@ -83,13 +84,12 @@ def per_token(values_P: Tensor, window_index_T: Tensor) -> Tensor:
 
     ``window_index_T``: the raster place of the token that stands at each place of the window order.
     """
-    merged_T = values_P.float().unflatten(0, (len(window_index_T), -1)).mean(1)
+    merged_T = values_P.float().reshape(len(window_index_T), -1, *values_P.shape[1:]).mean(1)
     return merged_T[window_index_T.argsort().to(merged_T.device)]
 
 
-def _rotated_heads(attention: nn.Module, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _rotated_heads(attention: Any, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Queries and keys of the block, [P, H, d], after the rotary embedding."""
-    projected: Tensor = attention.qkv(normed)  # type: ignore[operator]
-    query_PHd, key_PHd, _ = projected.unflatten(-1, (3, attention.num_heads, -1)).unbind(1)  # type: ignore[arg-type]
+    query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
     rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *rotary)
     return rotated

@@ -12,6 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.qwen2_5_vl import Qwen25VLFamily
 from subtoken_train.backbones.qwen_processor import QwenProcessor
+from subtoken_train.datasets.collate import encode
 from subtoken_train.types import Region
 
 from helpers import compress
@@ -99,8 +100,13 @@ def test_a_family_of_one_size_takes_no_cap(tiny_family):
 
 
 def test_a_ribbon_is_refused(family):
-    with pytest.raises(ValueError, match="an image of 10 x 2001 pixels: .* at most 200 times the shorter one"):
+    with pytest.raises(ValueError, match=r"an image of 10 x 2001 pixels: .* at most 200 times the shorter one"):
         family.visual_tokens((10, 2001))
+
+
+def test_a_record_with_a_ribbon_is_named(family, records):
+    with pytest.raises(ValueError, match="record 'one': an image of 3 x 900 pixels"):
+        encode(records[0], family, 512, [Image.new("RGB", (900, 3))])
 
 
 def test_sliding_windows_are_refused(family):
@@ -110,7 +116,7 @@ def test_sliding_windows_are_refused(family):
 
 
 def mrope_by_hand(family, batch):
-    """Token by token: text counts on along all axes; an image stands still in time and spreads over rows and columns."""
+    """Token by token: text counts on along all axes; an image stands still in time and spreads over the others."""
     position = torch.zeros(3, *batch.input_ids_BN.shape, dtype=torch.long)
     grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
     for sample, ids in enumerate(batch.input_ids_BN):
@@ -142,7 +148,7 @@ def test_positions_of_several_images_and_text_on_either_side(family, records, pa
 def test_image_tokens_that_are_not_the_images_are_refused(family, records, grid):
     batch = qwen_batch(family, records)
     batch.image_grid_I3 = None if grid is None else torch.tensor(grid)
-    with pytest.raises(ValueError, match=r"but runs of \[12, 15, 14\] image tokens in the batch of records one, two, text"):
+    with pytest.raises(ValueError, match=r"runs of \[12, 15, 14\] image tokens in the batch of records one, two, text"):
         family.positions(batch)
 
 
