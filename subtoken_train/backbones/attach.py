@@ -82,6 +82,11 @@ class CompressedBackbone(nn.Module):
         """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
         assert reducer is None or isinstance(reducer, ContextReducer)
         regions = rows.regions_BM
+        if not bool((regions == Region.CONTEXT).any()):
+            raise ValueError(
+                f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
+                "reducer and routers need packed text (data.train) or prompts with a context"
+            )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
         state = None if self.bank is None else self._routing_state(batch, rows, apart=True)
         split = ContextSplit(

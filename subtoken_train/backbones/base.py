@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,10 @@ class Family(ABC):
     auto_processor: Any = AutoProcessor
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
+    nominal_image: tuple[int, int] | None = None
+    """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
+    paper_text: ClassVar[dict[str, int]]
+    """Text tokens beside the image in the paper's prompt (Table 8), by region."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
@@ -79,7 +83,10 @@ class Family(ABC):
 
     @abstractmethod
     def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
-        """Visual tokens of one image of (height, width) pixels; a fixed-resolution family ignores the size."""
+        """Visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
+
+        A fixed-resolution family ignores the size.
+        """
 
     @abstractmethod
     def process_images(self, images: list[Any]) -> tuple[Tensor, Tensor | None]:
@@ -99,6 +106,14 @@ class Family(ABC):
     @abstractmethod
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Apply the family's rotary embedding to [B, H, N, d] queries and keys."""
+
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Cap the pixels of an image.
+
+        Raises:
+            ValueError: the family has one image size, or the cap is too small.
+        """
+        raise ValueError(f"max_pixels={max_pixels}: {self.name} scales every image to one size; remove max_pixels")
 
     @property
     def tokenizer(self) -> Any:

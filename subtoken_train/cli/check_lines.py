@@ -38,7 +38,7 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     """Backbone, reducer, routing, LoRA and optimiser, a line each."""
     module = cli.model
     backbone, lora, optimizer = module.backbone_config, module.lora_settings, module.optimizer_config
-    seen = f"{prompt.tokens:,} visual tokens per image" if prompt.region == "visual" else "text only"
+    seen = f"{prompt.tokens:,} visual tokens per {_image_words(parts)}" if prompt.region == "visual" else "text only"
     yield (
         f"backbone   {backbone.path}, {backbone.dtype}, {backbone.attention}, {parts.family.shape.num_layers} layers, "
         f"{seen}"
@@ -55,6 +55,11 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     checkpointing = "with" if module.gradient_checkpointing else "without"
     yield f"trainer    precision {cli.config.trainer.precision or '32-true'}, {checkpointing} gradient checkpointing"
     yield f"output     {cli.output_dir}"
+
+
+def _image_words(parts: CompressedBackbone) -> str:
+    size = parts.family.nominal_image
+    return "image" if size is None else f"image of {size[0]} x {size[1]} pixels"
 
 
 def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:

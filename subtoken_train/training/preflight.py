@@ -11,21 +11,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoProcessor
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import BackboneConfig, layout_family, resolve
+from subtoken_train.backbones.load import BackboneConfig, layout_family, with_processor
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
 from subtoken_train.functional.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
 from subtoken_train.training.module import SubTokenModule
-
-_PAPER_TEXT = {"system": 5, "query": 14}
-"""Text tokens beside the image in the paper's prompt lengths (595 = 576 + 19); how the 19 split is our reading."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +47,20 @@ class NominalPrompt:
 
 
 def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
-    """One image and the paper's 19 text tokens; for a language model a block of the recipe's corpus."""
+    """One image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
     if isinstance(data, CorpusDataModule):
         regions = {"context": data.context_length, "query": data.block_length - data.context_length}
         note = f"{regions['context']:,} context + {regions['query']:,} query tokens"
         return NominalPrompt("KV budget of a block of text", note, "context", regions)
-    text = " + ".join(f"{count} {region}" for region, count in _PAPER_TEXT.items())
-    note = f"{sum(_PAPER_TEXT.values())} text tokens as in the paper ({text}), no answer"
-    visual = family.visual_tokens()
-    regions = {"system": _PAPER_TEXT["system"], "visual": visual, "query": _PAPER_TEXT["query"]}
+    if family.image_token_id is None:
+        raise ValueError(
+            f"{family.model.config.model_type} is a language model, but data names instruction records; name a corpus "
+            "in data.train (recipes/llama7b_quest25_s8k7.yaml shows one)"
+        )
+    words = family.paper_text
+    text = " + ".join(f"{count} {region}" for region, count in words.items())
+    note = f"{sum(words.values())} text tokens as in the paper ({text}), no answer"
+    regions = {"system": words["system"], "visual": family.visual_tokens(), "query": words["query"]}
     return NominalPrompt("KV budget of a prompt with one image", note, "visual", regions)
 
 
@@ -190,12 +191,12 @@ def first_sample(
 ) -> EncodedSample | None:
     """The first record as the loss sees it; None where the backbone's processor is not at hand."""
     try:
-        processor = AutoProcessor.from_pretrained(resolve(backbone.path), revision=backbone.revision)
+        ready = with_processor(family, backbone)
     except (OSError, ValueError):
         return None
     record = records[0]
     images = [open_image(path, record.id) for path in record.image_paths]
-    return encode(record, type(family)(family.model, processor), max_length, images)
+    return encode(record, ready, max_length, images)
 
 
 def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from text_families import KINDS, text_batch, text_family
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.backbones.lora import LoraSettings, add_lora
@@ -15,6 +14,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 
 from helpers import compress, make_batch
+from text_families import KINDS, text_batch, text_family
 
 MIXED = [(24, 6, 5), (16, 4, 7), (21, 3, 4)]
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}

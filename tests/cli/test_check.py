@@ -10,6 +10,9 @@ from PIL import Image
 
 from subtoken_train.cli.main import main
 
+from helpers import save_backbone
+from qwen_tiny import qwen_family
+
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 LLAVA = ["--config", str(RECIPES / "llava7b_fastv25_s16k4.yaml")]
 
@@ -79,6 +82,30 @@ def test_llava7b_offline(capsys, no_network):
         assert line in lines
     assert [line[:3] for line in lines if line[1:3] == "/5"] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
     assert lines[-1] == f"ready: subtoken-train fit {' '.join(LLAVA)}"
+
+
+def test_qwen25vl_offline(capsys, no_network):
+    """The paper's 336 x 336 image: 171 = 27 + 144 tokens."""
+    lines = checked(capsys, [*LLAVA, "--offline", "--model.backbone.path", "Qwen/Qwen2.5-VL-7B-Instruct"])
+    for line in (
+        "backbone Qwen/Qwen2.5-VL-7B-Instruct, bfloat16, sdpa, 28 layers, 144 visual tokens per image of "
+        "336 x 336 pixels",
+        "LoRA together 112 5,046,272",
+        "routers (linear) 56 1,606,080",
+        "frozen 729 8,292,166,656",
+        "27 text tokens as in the paper (15 system + 12 query), no answer; bytes of one layer, bfloat16",
+        "visual 144 36 36,864 9,216 72 15.625 %",
+        "matched anchor: 23 of 144 visual tokens, every group (keep_ratio 0.159722), 15.9722 %",
+    ):
+        assert line in lines
+
+
+def test_the_first_record_of_a_qwen_backbone_obeys_the_cap(capsys, tiny, data_file, tmp_path):
+    folder = str(save_backbone(qwen_family(), tmp_path / "qwen"))
+    argv = [*tiny, "--data.train_file", str(data_file), "--data.batch_size", "1", "--data.max_length", "512"]
+    for cap, visual in (("null", 9), ("5000", 4)):  # a.png is 96 x 96
+        lines = checked(capsys, [*argv, "--model.backbone.path", folder, "--model.backbone.max_pixels", cap])
+        assert any(line.startswith("first record 'r0': ") and f"{visual} visual" in line for line in lines)
 
 
 def test_tiny_offline_with_overrides(capsys, no_network, tiny):
@@ -188,6 +215,7 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--model.reducer.stage", "tower"], ["model.reducer.stage 'tower'", "decoder, embeds"]),
         (["--model.backbone.dtype", "bfloat"], ["unknown dtype 'bfloat'. Did you mean 'bfloat16'?"]),
         (["--model.backbone.path", "/nowhere/model"], ["'/nowhere/model'", "config.json"]),
+        (["--model.backbone.max_pixels", "10000"], ["max_pixels=10000", "one size"]),
         (["--model.routing.kept_group", "4"], ["Did you mean 'model.routing.kept_groups'?"]),
         (["--data.batch_size", "0"], ["batch_size is 0"]),
         (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),
