@@ -43,6 +43,7 @@ class CompressedBackbone(nn.Module):
                 reducer.check_ranks()
             attention = [layer.self_attn for layer in family.decoder.layers]
             bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
+            bank.freeze_below(reducer.cut_layer)
 
     def run(
         self, batch: Batch, cache: Cache | None = None, pad_left: bool = False, force_gather: bool = False

@@ -107,6 +107,11 @@ class RouterBank(nn.Module):
             self._output_norms = OutputNorms(output_projections, self.config, self.shape)
         return [module.register_forward_hook(partial(self._hook, i)) for i, module in enumerate(value_projections)]
 
+    def freeze_below(self, layer: int) -> None:
+        """Train nothing in the layers below ``layer``: they hold every token whole, and their routers never run."""
+        for part in (*self.selectors[:layer], *self.gates[:layer]):
+            part.requires_grad_(False)
+
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
         """Route every value projection run inside this block, with ``state``'s tokens."""

@@ -216,7 +216,12 @@ def test_reducers_and_families_must_fit(tiny_family):
 def test_a_language_model_takes_no_images():
     batch = make_batch([(1, 9)])
     with pytest.raises(ValueError, match="llama is a language model and takes no images"):
-        compress(text_family(), **QUEST).run(batch)
+        compress(text_family()).run(batch)
+
+
+def test_prompts_without_a_context_are_refused_rather_than_left_whole():
+    with pytest.raises(ValueError, match="no record of the batch .text-0, .... has a context to compress"):
+        compress(text_family(), **QUEST).run(text_batch([(0, 6, 2)]))
 
 
 @pytest.mark.parametrize("layer_types", [None, ["full_attention", "sliding_attention", "full_attention"]])
