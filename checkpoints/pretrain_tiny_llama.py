@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, recall_accuracy
-from subtoken_train.datasets.text_batches import collate_text
+from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.types import Batch, Region
 
 from pretraining import PretrainingRun, parse_arguments, warmed_cosine
@@ -46,6 +46,8 @@ CURRICULUM = (
     Phase(3500, 256, (8, 24), 12, 2),
     Phase(10**9, 512, (8, 40), 16, 1),
 )
+DEV_TASKS = {64: (6, 4), 128: (12, 8), 256: (16, 8), 512: (24, 8)}
+"""Facts and questions of the dev figures by context length."""
 
 
 def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -82,8 +84,7 @@ class Run(PretrainingRun):
         self.model = build_model()
         self.model.set_attn_implementation("fp32")
         self.dev = {
-            length: self.dev_samples(length, facts, questions)
-            for length, facts, questions in ((64, 6, 4), (128, 12, 8), (256, 16, 8), (512, 24, 8))
+            length: self.dev_samples(length, facts, questions) for length, (facts, questions) in DEV_TASKS.items()
         }
         return {"model": self.model}
 
@@ -93,18 +94,18 @@ class Run(PretrainingRun):
         records = RecallRecords(task, "dev", count)
         return [records[i] for i in range(count)]
 
+    def training_sample(self, rng: np.random.Generator, phase: Phase) -> TextSample:
+        """One sample of a phase; how many facts it states is drawn, too."""
+        facts = int(rng.integers(phase.facts[0], phase.facts[1] + 1))
+        task = RecallTask(self.tokenizer, phase.context_length, facts, min(facts, phase.questions))
+        return task.sample(rng, "train").text
+
     def train_step(self) -> dict[str, float]:
         """One optimiser step on fresh samples."""
         args = self.args
         rng = np.random.default_rng([args.seed, self.step])
         phase = next(phase for phase in CURRICULUM if self.step < phase.last)
-        task = RecallTask(
-            self.tokenizer,
-            phase.context_length,
-            facts := int(rng.integers(phase.facts[0], phase.facts[1] + 1)),
-            min(facts, phase.questions),
-        )
-        samples = [task.sample(rng, "train").text for _ in range(args.batch_size * phase.relative_batch)]
+        samples = [self.training_sample(rng, phase) for _ in range(args.batch_size * phase.relative_batch)]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             answer, context = losses(self.model, collate_text(samples, self.tokenizer.pad_token_id))
         self.update(answer + CONTEXT_WEIGHT * context, warmed_cosine(self.step, 0, args.steps, warmup=200))

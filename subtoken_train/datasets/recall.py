@@ -153,7 +153,7 @@ def recall_accuracy(answer: str, codes: dict[str, str]) -> float:
 @lru_cache(maxsize=8)
 def _english(tokenizer: Any, split: str) -> tuple[Any, Any]:
     """Ids of a split's English, int64 [tokens], and the positions right after its sentences, ascending."""
-    sentences = [s for text in documents(split) for s in re.split(r"(?<=\.)(?=\s)", text + "\n")]
+    sentences = [s for text in documents(split) for s in re.split(r"(?<=\.)(?=\s)", "\n" + text)]
     encoded = [tokenizer(sentence, add_special_tokens=False)["input_ids"] for sentence in sentences]
     ends = np.cumsum([len(ids) for ids in encoded])
     return np.concatenate([np.array(ids, np.int64) for ids in encoded]), ends
