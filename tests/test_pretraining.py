@@ -17,8 +17,9 @@ def tiny_run(monkeypatch):
     """A short pre-training of the tiny Llama in a folder: two small phases, two dev samples."""
     AttentionInterface.register("fp32", attention_fp32)
     AttentionMaskInterface.register("fp32", sdpa_mask)
-    phases = [pretrain_tiny_llama.Phase(2, 32, (1, 2), 2, 2), pretrain_tiny_llama.Phase(99, 64, (2, 3), 3, 1)]
+    phases = [pretrain_tiny_llama.Phase(32, (1, 2), 2, 2), pretrain_tiny_llama.Phase(64, (2, 3), 3, 1)]
     monkeypatch.setattr(pretrain_tiny_llama, "CURRICULUM", phases)
+    monkeypatch.setattr(pretrain_tiny_llama, "MASTERED", -1.0)
     monkeypatch.setattr(pretrain_tiny_llama, "DEV_TASKS", {64: (3, 2)})
 
     def start(folder, save_every=10):
@@ -39,6 +40,8 @@ def test_a_resumed_run_ends_at_the_same_weights(tiny_run, tmp_path, monkeypatch)
         stopped.train()
     resumed = tiny_run(tmp_path / "parts")
     assert resumed.step == 3
+    assert resumed.progress == stopped.progress
+    assert resumed.progress["stage"] == 1
     resumed.train()
     states = [run.model.state_dict() for run in (whole, resumed)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -49,9 +52,9 @@ def test_a_resumed_run_ends_at_the_same_weights(tiny_run, tmp_path, monkeypatch)
 
 def test_the_loss_falls(tiny_run, tmp_path):
     run = tiny_run(tmp_path)
-    run.args.steps = 40
-    losses = [run.train_step()["answers"] for _ in range(40)]
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    run.args.steps = 20
+    losses = [run.train_step()["answers"] for _ in range(20)]
+    assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
 
 
 def test_schedule():
