@@ -1,7 +1,7 @@
 """Key-value recall over English: the embedded language model's world.
 
-The context states facts among English sentences ("The code of mira is amber falcon."); the query region names some of
-them ("What is the code of mira, tora?") and the answer restates name and code of each, in the order asked. Names are
+The context states facts among English sentences ("The code of baran is amber falcon."); the query region names some of
+them ("What is the code of baran, tora?") and the answer restates name and code of each, in the order asked. Names are
 different within a sample; codes are an adjective and a noun, drawn anew for each sample, so that nothing but the
 context tells them. Everything is a pure function of the random generator that is passed in.
 
