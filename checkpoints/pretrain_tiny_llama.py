@@ -4,9 +4,9 @@ r"""Pre-train checkpoints/tiny-llama from scratch on key-value recall over Engli
         python checkpoints/pretrain_tiny_llama.py --out checkpoints/tiny-llama --work /tmp/tiny-llama
 
 Every parameter is trained (fp32 weights, bf16 autocast, fp32 attention), with fresh samples in each step. Contexts grow
-from 64 to 512 tokens: reading a fact back is learned on short contexts, where it is one of few, and then carried over
-to long ones. A step's batch depends on the seed and the step alone; the state in --work is written every --save-every
-steps, so that a second call goes on where the first stopped and ends at the same weights.
+from 32 to 512 tokens: reading a fact back is learned on short contexts, where it is one of few, and then carried over
+to long ones; the next length begins when MASTERED of the answer tokens are right. The state in --work is written every
+--save-every steps, so that a second call goes on where the first stopped and ends at the same weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, recall_accuracy
-from subtoken_train.datasets.text_batches import collate_text
+from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.types import Batch, Region
 
 from pretraining import PretrainingRun, parse_arguments, warmed_cosine
@@ -30,9 +30,8 @@ CONTEXT_WEIGHT = 0.2  # of the next-token loss on the context; the answers' has 
 
 
 class Phase(NamedTuple):
-    """A stage of the curriculum: up to step ``last``, contexts of ``context_length`` tokens with ``facts`` (range)."""
+    """A stage of the curriculum: contexts of ``context_length`` tokens that state ``facts`` (range)."""
 
-    last: int
     context_length: int
     facts: tuple[int, int]
     questions: int
@@ -40,20 +39,28 @@ class Phase(NamedTuple):
 
 
 CURRICULUM = (
-    Phase(1000, 32, (1, 3), 6, 8),
-    Phase(1500, 64, (2, 6), 6, 8),
-    Phase(2500, 128, (6, 12), 8, 4),
-    Phase(3500, 256, (8, 24), 12, 2),
-    Phase(10**9, 512, (8, 40), 16, 1),
+    Phase(32, (1, 3), 3, 4),
+    Phase(64, (2, 6), 6, 4),
+    Phase(128, (4, 13), 8, 2),
+    Phase(256, (6, 24), 12, 1),
+    Phase(512, (8, 40), 16, 1),
 )
+MASTERED, MEMORY = 0.97, 0.95  # running mean of the answer tokens that are right, and its decay per step
+DEV_TASKS = {64: (6, 4), 128: (12, 8), 256: (16, 8), 512: (24, 8)}
+"""Facts and questions of the dev figures by context length."""
 
 
-def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the answer tokens, and of the context's; right padding needs no mask: nothing looks ahead."""
+def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, float]:
+    """Cross-entropy of the answer tokens and of the context's, and the share of answer tokens that are right.
+
+    Right padding needs no mask: nothing looks ahead.
+    """
     logits = model(input_ids=batch.input_ids_BN, use_cache=False).logits[:, :-1].float()
     targets, regions = batch.input_ids_BN[:, 1:], batch.regions_BN[:, 1:]
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-    return loss[regions == Region.ANSWER].mean(), loss[regions == Region.CONTEXT].mean()
+    answers = regions == Region.ANSWER
+    right = (logits[answers].argmax(-1) == targets[answers]).float().mean().item()
+    return loss[answers].mean(), loss[regions == Region.CONTEXT].mean(), right
 
 
 @torch.no_grad()
@@ -82,8 +89,7 @@ class Run(PretrainingRun):
         self.model = build_model()
         self.model.set_attn_implementation("fp32")
         self.dev = {
-            length: self.dev_samples(length, facts, questions)
-            for length, facts, questions in ((64, 6, 4), (128, 12, 8), (256, 16, 8), (512, 24, 8))
+            length: self.dev_samples(length, facts, questions) for length, (facts, questions) in DEV_TASKS.items()
         }
         return {"model": self.model}
 
@@ -93,22 +99,26 @@ class Run(PretrainingRun):
         records = RecallRecords(task, "dev", count)
         return [records[i] for i in range(count)]
 
+    def training_sample(self, rng: np.random.Generator, phase: Phase) -> TextSample:
+        """One sample of a phase; how many facts it states is drawn, too."""
+        facts = int(rng.integers(phase.facts[0], phase.facts[1] + 1))
+        task = RecallTask(self.tokenizer, phase.context_length, facts, min(facts, phase.questions))
+        return task.sample(rng, "train").text
+
     def train_step(self) -> dict[str, float]:
-        """One optimiser step on fresh samples."""
+        """One optimiser step on fresh samples; then the next phase, where this one is mastered."""
         args = self.args
-        rng = np.random.default_rng([args.seed, self.step])
-        phase = next(phase for phase in CURRICULUM if self.step < phase.last)
-        task = RecallTask(
-            self.tokenizer,
-            phase.context_length,
-            facts := int(rng.integers(phase.facts[0], phase.facts[1] + 1)),
-            min(facts, phase.questions),
-        )
-        samples = [task.sample(rng, "train").text for _ in range(args.batch_size * phase.relative_batch)]
+        stage, accuracy = int(self.progress.get("stage", 0)), self.progress.get("accuracy", 0.0)
+        phase, rng = CURRICULUM[stage], np.random.default_rng([args.seed, self.step])
+        samples = [self.training_sample(rng, phase) for _ in range(args.batch_size * phase.relative_batch)]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            answer, context = losses(self.model, collate_text(samples, self.tokenizer.pad_token_id))
+            answer, context, right = losses(self.model, collate_text(samples, self.tokenizer.pad_token_id))
         self.update(answer + CONTEXT_WEIGHT * context, warmed_cosine(self.step, 0, args.steps, warmup=200))
-        return {"answers": answer.item(), "context": context.item()}
+        accuracy = MEMORY * accuracy + (1 - MEMORY) * right
+        if accuracy > MASTERED and stage + 1 < len(CURRICULUM):
+            stage, accuracy = stage + 1, 0.0
+        self.progress = {"stage": stage, "accuracy": accuracy}
+        return {"answers": answer.item(), "context": context.item(), "right": right, "stage": stage}
 
     def evaluate(self) -> dict[str, object]:
         """Recall by context length."""

@@ -64,9 +64,10 @@ class PretrainingRun(ABC):
         torch.manual_seed(args.seed)
         self.args, self.file = args, args.work / "state.pt"
         self.step, self.seconds = 0, 0.0
+        self.progress: dict[str, float] = {}  # what else a run must remember
         state = torch.load(self.file, weights_only=True) if self.file.exists() else None
         if state is not None:
-            self.step, self.seconds = state["step"], state["seconds"]
+            self.step, self.seconds, self.progress = state["step"], state["seconds"], state["progress"]
         self.modules = self.build()
         self.new_optimizer()
         if state is not None:
@@ -123,6 +124,5 @@ class PretrainingRun(ABC):
         with (self.args.work / "log.jsonl").open("a") as log:
             log.write(json.dumps(record) + "\n")
         state = {name: module.state_dict() for name, module in self.modules.items()}
-        save_atomically(
-            state | {"optimizer": self.optimizer.state_dict(), "step": self.step, "seconds": seconds}, self.file
-        )
+        state |= {"optimizer": self.optimizer.state_dict(), "progress": self.progress}
+        save_atomically(state | {"step": self.step, "seconds": seconds}, self.file)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import lzma
 from functools import lru_cache
+from pathlib import Path
 
 from subtoken_train.resources import resource
 
@@ -44,6 +45,22 @@ def documents(split: str) -> list[str]:
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
     return [text for place, text in enumerate(_prose()) if _HELD_OUT.get(place % 10, "train") == split]
+
+
+def write_english(folder: str | Path, overwrite: bool = False) -> None:
+    """Write ``train.jsonl``, ``dev.jsonl`` and ``test.jsonl``: ``{"text": document}`` a line.
+
+    Raises:
+        ValueError: the folder exists and ``overwrite`` is off.
+    """
+    folder = Path(folder)
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists; choose another folder or overwrite it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        print(f"{split}: {len(lines)} documents")
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """Key-value recall over English: the embedded language model's world.
 
-The context states facts among English sentences ("The code of mira is amber falcon."); the query region names some of
-them ("What is the code of mira, tora?") and the answer restates name and code of each, in the order asked. Names are
+The context states facts among English sentences ("The code of baran is amber falcon."); the query region names some of
+them ("What is the code of baran, tora?") and the answer restates name and code of each, in the order asked. Names are
 different within a sample; codes are an adjective and a noun, drawn anew for each sample, so that nothing but the
 context tells them. Everything is a pure function of the random generator that is passed in.
 
@@ -153,7 +153,7 @@ def recall_accuracy(answer: str, codes: dict[str, str]) -> float:
 @lru_cache(maxsize=8)
 def _english(tokenizer: Any, split: str) -> tuple[Any, Any]:
     """Ids of a split's English, int64 [tokens], and the positions right after its sentences, ascending."""
-    sentences = [s for text in documents(split) for s in re.split(r"(?<=\.)(?=\s)", text + "\n")]
+    sentences = [s for text in documents(split) for s in re.split(r"(?<=\.)(?=\s)", "\n" + text)]
     encoded = [tokenizer(sentence, add_special_tokens=False)["input_ids"] for sentence in sentences]
     ends = np.cumsum([len(ids) for ids in encoded])
     return np.concatenate([np.array(ids, np.int64) for ids in encoded]), ends
