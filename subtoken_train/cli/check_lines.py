@@ -9,6 +9,8 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.functional.ledger import Anchor, Ledger
@@ -164,7 +166,7 @@ def _size(num_bytes: int) -> str:
 def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
     """The estimate by purpose; training/memory.py has the formula."""
     data, checkpointing = cli.datamodule, cli.model.gradient_checkpointing
-    length = data.block_length if isinstance(data, CorpusDataModule) else data.max_length
+    length = data.max_length if isinstance(data, InstructionDataModule) else 2 * prompt.tokens
     estimate = estimate_memory(parts, data.batch_size, length, checkpointing, prompt.tokens)
     before, after = estimate.rows
     yield f"{data.batch_size} records of {before:,} tokens ({after:,} after the reducer); every device holds all of it"
@@ -180,6 +182,8 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
     batches = None
     if isinstance(data, CorpusDataModule):
         yield from _corpus_lines(data, offline)
+    elif isinstance(data, RecallDataModule):
+        yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
     elif offline:
         yield f"{data.train_file} (not read: --offline)"
     else:

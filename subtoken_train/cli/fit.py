@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -34,6 +35,8 @@ def run_raw(argv: list[str]) -> int:
     # what a user can get wrong comes out before anything is replaced
     cli.datamodule.read()
     cli.model.configure_model()
+    if "LOCAL_RANK" not in os.environ:  # other processes find the tokenised text in the cache
+        cli.datamodule.rehearse(cli.model.family)
     if resume is None and folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from subtoken_train.cli.wording import check_recipe_file, recipe_keys, worded
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.interrupt import SaveOnInterrupt
 from subtoken_train.training.module import SubTokenModule
@@ -127,12 +128,14 @@ class RecipeCLI(LightningCLI):
 
 
 def data_module_of(argv: list[str]) -> type[OrderedDataModule[Any]]:
-    """Packed text where a recipe's ``data`` names a corpus (``train``), instruction records otherwise."""
+    """Which data a recipe's ``data`` band speaks of: a corpus (``train``), recall (``num_facts``) or records."""
+    keys: set[str] = set()
     for path in recipe_paths(argv):
-        data = (yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}).get("data")
-        if isinstance(data, dict) and "train" in data:
-            return CorpusDataModule
-    return InstructionDataModule
+        band = (yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}).get("data")
+        keys |= set(band) if isinstance(band, dict) else set()
+    if "train" in keys:
+        return CorpusDataModule
+    return RecallDataModule if "num_facts" in keys else InstructionDataModule
 
 
 def recipe_paths(argv: list[str]) -> list[str]:

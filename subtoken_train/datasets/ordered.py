@@ -60,6 +60,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self._val: SizedRecords[T] | None = None
         self._order: dict[str, int] = {}
         self._resumed_order: dict[str, int] = {}
+        self._rehearsed_family: Family | None = None
 
     @abstractmethod
     def read(self, training: bool = True) -> None:
@@ -80,8 +81,19 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     @property
     def family(self) -> Family:
         """The backbone family of the module that is being trained."""
-        assert self.trainer is not None
+        if self.trainer is None:
+            assert self._rehearsed_family is not None
+            return self._rehearsed_family
         return cast("Family", self.trainer.lightning_module.family)
+
+    def rehearse(self, family: Family) -> None:
+        """Set up training for ``family`` before there is a trainer: what a user can get wrong comes out now.
+
+        Raises:
+            ValueError: see ``setup``.
+        """
+        self._rehearsed_family = family
+        self.setup("fit")
 
     def setup(self, stage: str) -> None:
         """Read and check the records that ``stage`` (``fit`` | ``validate``) needs.

@@ -19,6 +19,7 @@ from subtoken_train.backbones.load import BackboneConfig, layout_family, with_pr
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
 from subtoken_train.functional.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
 from subtoken_train.training.module import SubTokenModule
@@ -48,6 +49,9 @@ class NominalPrompt:
 
 def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
     """One image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
+    if isinstance(data, RecallDataModule):
+        regions = {"context": data.context_length}
+        return NominalPrompt("KV budget of a context", f"{data.context_length:,} context tokens", "context", regions)
     if isinstance(data, CorpusDataModule):
         regions = {"context": data.context_length, "query": data.block_length - data.context_length}
         note = f"{regions['context']:,} context + {regions['query']:,} query tokens"

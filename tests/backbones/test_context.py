@@ -220,7 +220,7 @@ def test_a_language_model_takes_no_images():
 
 
 def test_prompts_without_a_context_are_refused_rather_than_left_whole():
-    with pytest.raises(ValueError, match="no record of the batch .text-0, .... has a context to compress"):
+    with pytest.raises(ValueError, match=r"no record of the batch .text-0, .... has a context to compress"):
         compress(text_family(), **QUEST).run(text_batch([(0, 6, 2)]))
 
 
