@@ -10,7 +10,8 @@ HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--
 The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
 matched token-only anchor, an estimate of the memory, the data and the optimiser steps. Loads no weights.
 Any key of the recipe can be overridden after --config, as for fit.
---offline reads no data and asks no server; without it the data files are parsed and the first record is encoded."""
+--offline reads no data, no stage-1 adapter, and asks no server; without it the data files are parsed, the first record
+is encoded, and what stage 2 starts from is checked."""
 
 OFFLINE = "--offline"
 
@@ -32,9 +33,9 @@ def run_raw(argv: list[str]) -> int:
 
     recipe = [word for word in argv if word != OFFLINE]
     cli = RecipeCLI(expand_flags(recipe), with_trainer=False)
-    parts = lay_out(cli.model)
+    parts = lay_out(cli.model, offline)
     steps = (
-        ("recipe", check_lines.settings_lines(cli, parts)),
+        ("recipe", check_lines.settings_lines(cli, parts, offline)),
         ("what trains", check_lines.training_lines(parts)),
         ("KV budget of a prompt with one image", check_lines.budget_lines(parts)),
         ("memory of one device (an estimate)", check_lines.memory_lines(cli, parts)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.sampler import ResumableSampler
@@ -21,6 +23,7 @@ from subtoken_train.training.preflight import (
     first_sample,
     frozen_group,
     layer_bands,
+    lora_groups,
     nominal_anchor,
     plan_steps,
     prompt_ledger,
@@ -31,17 +34,19 @@ from subtoken_train.types import Region
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def settings_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
-    """Backbone, reducer, routing, LoRA and optimiser, a line each."""
+def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iterator[str]:
+    """Backbone, reducer, routing, LoRA, stage 2 and optimiser, a line each."""
     module = cli.model
-    backbone, lora, optimizer = module.backbone_config, module.lora_settings, module.optimizer_config
+    backbone, optimizer = module.backbone_config, module.optimizer_config
     yield (
         f"backbone   {backbone.path}, {backbone.dtype}, {backbone.attention}, {parts.family.shape.num_layers} layers, "
         f"{parts.family.visual_tokens()} visual tokens per image"
     )
     yield f"reducer    {_reducer_words(parts)}"
     yield f"routing    {_routing_words(module.routing_config)}"
-    yield f"LoRA       rank {lora.rank}, alpha {lora.alpha}, dropout {lora.dropout:g}"
+    yield f"LoRA       {_lora_words(module.lora_settings)}"
+    if module.stage2_config is not None:
+        yield from _stage2_lines(module.stage2_config, offline)
     own_rate = optimizer.router_learning_rate
     routers = "" if own_rate is None else f" (routers {own_rate:g})"
     yield (
@@ -69,15 +74,34 @@ def _routing_words(config: RoutingConfig | None) -> str:
     )
 
 
+def _lora_words(lora: LoraSettings) -> str:
+    return f"rank {lora.rank}, alpha {lora.alpha}, dropout {lora.dropout:g}"
+
+
+def _stage2_lines(stage2: Stage2Config, offline: bool) -> Iterator[str]:
+    read = (
+        "not read: --offline; its LoRA is taken to be the one above" if offline else "its LoRA is the one above, frozen"
+    )
+    yield f"stage 2    on {stage2.adapter} ({read})"
+    if stage2.output_lora is not None:
+        yield f"o_proj     LoRA {_lora_words(stage2.output_lora)}"
+
+
 def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     """The table of trained tensors, and how much stays frozen."""
-    groups, frozen = trained_groups(parts), frozen_group(parts)
-    trained = ParameterGroup("trained", sum(g.tensors for g in groups), sum(g.parameters for g in groups))
-    lora = ParameterGroup("LoRA together", sum(g.tensors for g in groups[:2]), sum(g.parameters for g in groups[:2]))
+    lora, frozen, first_stage = lora_groups(parts), frozen_group(parts), lora_groups(parts, trained=False)
+    groups = trained_groups(parts)
+    trained = _sum_of("trained", groups)
+    together = [_sum_of("LoRA together", lora)] if len(lora) > 1 else []
+    of_frozen = [_sum_of("of it stage 1's LoRA", first_stage)] if first_stage else []
     yield f"{'':<22}{'tensors':>8}{'parameters':>16}"
-    for group in (*groups[:2], lora, *groups[2:], trained, frozen):
+    for group in (*lora, *together, *groups[len(lora) :], trained, frozen, *of_frozen):
         yield _parameter_line(group)
     yield f"trained share {_percent(trained.parameters / (trained.parameters + frozen.parameters))}"
+
+
+def _sum_of(name: str, groups: list[ParameterGroup]) -> ParameterGroup:
+    return ParameterGroup(name, sum(g.tensors for g in groups), sum(g.parameters for g in groups))
 
 
 def _parameter_line(group: ParameterGroup) -> str:
