@@ -79,9 +79,7 @@ def _lora_words(lora: LoraSettings) -> str:
 
 
 def _stage2_lines(stage2: Stage2Config, offline: bool) -> Iterator[str]:
-    read = (
-        "not read: --offline; its LoRA is taken to be the one above" if offline else "its LoRA is the one above, frozen"
-    )
+    read = "not read: --offline; its LoRA is taken to be as above" if offline else "its LoRA, as above, is frozen"
     yield f"stage 2    on {stage2.adapter} ({read})"
     if stage2.output_lora is not None:
         yield f"o_proj     LoRA {_lora_words(stage2.output_lora)}"
