@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import torch
@@ -105,3 +107,28 @@ def gqa_family(num_kv_heads: int = 2) -> LlavaFamily:
     config = build_model().config
     config.text_config.num_key_value_heads = num_kv_heads
     return LlavaFamily(LlavaForConditionalGeneration(config).eval(), build_processor())
+
+
+def interrupted_fit(argv: list[str], after_step: int) -> int:
+    """Run a fit in this process and send it SIGINT once ``after_step`` is done."""
+    from lightning.pytorch.callbacks import Callback
+
+    from subtoken_train.cli import recipe
+    from subtoken_train.cli.main import main
+
+    class Interrupt(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == after_step:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    original = recipe.RecipeCLI.instantiate_trainer
+
+    def with_interrupt(self, **kwargs):
+        self.config_init.trainer.callbacks = [Interrupt()]
+        return original(self, **kwargs)
+
+    recipe.RecipeCLI.instantiate_trainer = with_interrupt
+    try:
+        return main(argv)
+    finally:
+        recipe.RecipeCLI.instantiate_trainer = original

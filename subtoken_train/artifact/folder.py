@@ -2,7 +2,8 @@
 
 ``adapter_config.json`` and ``adapter_model.safetensors`` load with plain peft; ``router.safetensors`` holds the routers
 (peft would drop or double them silently); ``subtoken_config.json`` says how they were trained; ``README.md`` is the
-model card. No pickle, no remote code.
+model card. After two-stage training the folder holds stage 1's LoRA at the top, as ever, and in ``output/`` the LoRA on
+``o_proj`` where there is one, loadable with plain peft as a second adapter. No pickle, no remote code.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from subtoken_train.artifact.tensors import read_exactly
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.build import build
 from subtoken_train.backbones.load import BackboneConfig
-from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.backbones.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings
+from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out."""
 CONFIG_FILE = "subtoken_config.json"
+LORA_FILE = "adapter_model.safetensors"
 ROUTER_FILE = "router.safetensors"
 
 
@@ -44,6 +48,8 @@ class AdapterConfig:
     identity: Identity
     training: dict[str, Any] = field(default_factory=dict)
     """How it came to be: recipe digest, steps, seed; for the reader, never for loading."""
+    stage2: Stage2Config | None = None
+    """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
 
 
 def write_adapter(
@@ -58,7 +64,8 @@ def write_adapter(
         raise ValueError(f"{folder} exists; choose another folder or pass --overwrite")
     temporary = folder.with_name(folder.name + ".partial")
     shutil.rmtree(temporary, ignore_errors=True)
-    peft_model.peft_config["default"].base_model_name_or_path = config.backbone.path
+    for peft_config in peft_model.peft_config.values():
+        peft_config.base_model_name_or_path = config.backbone.path
     peft_model.save_pretrained(temporary, safe_serialization=True, save_embedding_layers=False)
     routers = _router_tensors(backbone)
     if routers:
@@ -84,6 +91,7 @@ def read_config(folder: Path) -> AdapterConfig:
         if schema > SCHEMA_VERSION:
             raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
         routing = record["routing"]
+        stage2 = record["stage2"] if schema > 1 else None
         return AdapterConfig(
             backbone=BackboneConfig(**record["backbone"]),
             lora=LoraSettings(**record["lora"]),
@@ -91,6 +99,7 @@ def read_config(folder: Path) -> AdapterConfig:
             routing=None if routing is None else RoutingConfig(**routing),
             identity=Identity(**record["identity"]),
             training=record["training"],
+            stage2=None if stage2 is None else _stage2_config(**stage2),
         )
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__} {error}") from error
@@ -107,10 +116,12 @@ def read_adapter(
     """
     config = read_config(folder)
     source = backbone or config.backbone
-    compressed, peft_model = build(source, config.lora, config.reducer, config.routing)
+    compressed, peft_model = build(source, config.lora, config.reducer, config.routing, config.stage2)
     check_identity(config.identity, identify(compressed.family, source))
-    expected = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
-    set_peft_model_state_dict(peft_model, read_exactly(folder / "adapter_model.safetensors", expected))
+    for adapter in peft_model.peft_config:
+        set_peft_model_state_dict(peft_model, lora_tensors(folder, peft_model, adapter), adapter_name=adapter)
+    if OUTPUT_ADAPTER not in peft_model.peft_config and (folder / OUTPUT_ADAPTER).exists():
+        raise ValueError(f"{folder} holds {OUTPUT_ADAPTER}/, but its {CONFIG_FILE} names no output LoRA")
     routers = _router_tensors(compressed)
     if routers:
         assert compressed.bank is not None
@@ -119,6 +130,16 @@ def read_adapter(
         raise ValueError(f"{folder} holds {ROUTER_FILE}, but its {CONFIG_FILE} names no router: the files disagree")
     compressed.eval()
     return config, compressed, peft_model
+
+
+def lora_tensors(folder: Path, peft_model: PeftModel, adapter: str = MAIN_ADAPTER) -> dict[str, Tensor]:
+    """The tensors of one of a folder's LoRAs, which must fit ``peft_model``'s exactly."""
+    expected = get_peft_model_state_dict(peft_model, adapter_name=adapter, save_embedding_layers=False)
+    return read_exactly((folder if adapter == MAIN_ADAPTER else folder / adapter) / LORA_FILE, expected)
+
+
+def _stage2_config(adapter: str, output_lora: dict[str, Any] | None) -> Stage2Config:
+    return Stage2Config(adapter, None if output_lora is None else LoraSettings(**output_lora))
 
 
 def _router_tensors(backbone: CompressedBackbone) -> dict[str, Tensor]:

@@ -54,6 +54,7 @@ class Family(ABC):
 
     name: str
     lora_pattern: str
+    """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
     auto_model: Any = AutoModelForImageTextToText
     auto_processor: Any = AutoProcessor
     tower_positions: PositionPolicy = "renumber"
@@ -66,6 +67,13 @@ class Family(ABC):
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
         self.processor = processor
+
+    @property
+    def output_pattern(self) -> str:
+        """Modules of the LoRA on the output projection: ``lora_pattern`` with ``o_proj`` in the place of q and v."""
+        pattern = self.lora_pattern.replace("(q_proj|v_proj)", "o_proj")
+        assert pattern != self.lora_pattern
+        return pattern
 
     @property
     @abstractmethod

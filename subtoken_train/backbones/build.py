@@ -8,23 +8,37 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.load import BackboneConfig, load_family
 from subtoken_train.backbones.lora import LoraSettings, add_lora
+from subtoken_train.backbones.stage2 import Stage2Config, add_stage2_lora, check_stage2
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 
 
 def build(
-    backbone: BackboneConfig, lora: LoraSettings, reducer: ReducerConfig, routing: RoutingConfig | None
+    backbone: BackboneConfig,
+    lora: LoraSettings,
+    reducer: ReducerConfig,
+    routing: RoutingConfig | None,
+    stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
     """Load the backbone and attach reducer, LoRA and routers, freshly initialised."""
-    return assemble(load_family(backbone), lora, reducer, routing)
+    return assemble(load_family(backbone), lora, reducer, routing, stage2)
 
 
 def assemble(
-    family: Family, lora: LoraSettings, reducer: ReducerConfig, routing: RoutingConfig | None
+    family: Family,
+    lora: LoraSettings,
+    reducer: ReducerConfig,
+    routing: RoutingConfig | None,
+    stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
-    """The same on a family that is already loaded (or laid out on the meta device)."""
+    """The same on a family that is already loaded (or laid out on the meta device).
+
+    With ``stage2`` the q/v LoRA is frozen; whoever calls loads stage 1's tensors into it.
+    """
     reducer_built = build_reducer(reducer, family.shape.num_layers)
-    peft_model = add_lora(family, lora)
+    peft_model = add_lora(family, lora) if stage2 is None else add_stage2_lora(family, lora, stage2)
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
+    if stage2 is not None:
+        check_stage2(stage2, bank)
     return CompressedBackbone(family, reducer_built, bank), peft_model

@@ -1,4 +1,4 @@
-"""q/v LoRA on the language model by peft, with the match counts asserted."""
+"""LoRA by peft with the match counts asserted: on q and v, and in two-stage training a second one on ``o_proj``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from subtoken_train.backbones.base import Family
+
+MAIN_ADAPTER = "default"
+OUTPUT_ADAPTER = "output"
+"""peft's names of the q/v adapter and of the one on ``o_proj``; peft saves the second into a folder of its name."""
 
 
 @dataclass
@@ -34,25 +38,53 @@ def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
     Raises:
         ValueError: rank or dropout out of range, or the backbone's modules are not named as the family expects.
     """
+    config = _peft_config(settings, family.lora_pattern)
+    family.model.requires_grad_(False)
+    peft_model = get_peft_model(family.model, config)
+    _check_matches(family, MAIN_ADAPTER, 2 * family.shape.num_layers, "q and v")
+    _trained_in_fp32(family)
+    return peft_model
+
+
+def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSettings) -> None:
+    """Put a second adapter on ``o_proj`` of every language-model layer; both are active, only the second trains.
+
+    Its initialisation is peft's usual one (the update starts at zero), not peft's OLoRA.
+
+    Raises:
+        ValueError: as ``add_lora``.
+    """
+    peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, family.output_pattern))
+    # the tuner takes several names, PeftModel only one; it also switches gradients on for all of them
+    peft_model.base_model.set_adapter([MAIN_ADAPTER, OUTPUT_ADAPTER])
+    for name, parameter in family.model.named_parameters():
+        parameter.requires_grad_(name.endswith(f".{OUTPUT_ADAPTER}.weight"))
+    _check_matches(family, OUTPUT_ADAPTER, family.shape.num_layers, "o_proj")
+    _trained_in_fp32(family)
+
+
+def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
     if settings.rank < 1 or not 0 <= settings.dropout < 1:
         raise ValueError(f"lora rank={settings.rank} must be >= 1 and dropout={settings.dropout} in [0, 1)")
-    family.model.requires_grad_(False)
-    config = LoraConfig(
+    return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        target_modules=family.lora_pattern,
+        target_modules=pattern,
         bias="none",
     )
-    peft_model = get_peft_model(family.model, config)
-    matched = [name for name, module in family.model.named_modules() if hasattr(module, "lora_A")]
-    expected = 2 * family.shape.num_layers
+
+
+def _check_matches(family: Family, adapter: str, expected: int, where: str) -> None:
+    matched = [name for name, module in family.model.named_modules() if adapter in getattr(module, "lora_A", ())]
     if len(matched) != expected:
         raise ValueError(
-            f"LoRA matched {len(matched)} modules, expected {expected} (q and v of {family.shape.num_layers} "
+            f"LoRA matched {len(matched)} modules, expected {expected} ({where} of {family.shape.num_layers} "
             f"language-model layers): this transformers version names them differently ({matched[:2]} ...)"
         )
+
+
+def _trained_in_fp32(family: Family) -> None:
     for parameter in family.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
-    return peft_model

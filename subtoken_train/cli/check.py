@@ -10,7 +10,8 @@ HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--
 The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
 matched token-only anchor, an estimate of the memory, the data and the optimiser steps. Loads no weights.
 Any key of the recipe can be overridden after --config, as for fit.
---offline reads no data and asks no server; without it the data files are parsed and the first record is encoded."""
+--offline reads no data, no stage-1 adapter, and asks no server; without it the data files are parsed, the first record
+is encoded, and what stage 2 starts from is checked."""
 
 OFFLINE = "--offline"
 
@@ -27,19 +28,20 @@ def run_raw(argv: list[str]) -> int:
 
     quiet_libraries()
     from subtoken_train.cli import check_lines
+    from subtoken_train.cli.check_data import data_lines
     from subtoken_train.cli.recipe import RecipeCLI, expand_flags
     from subtoken_train.training.preflight import lay_out, nominal_prompt
 
     recipe = [word for word in argv if word != OFFLINE]
     cli = RecipeCLI(expand_flags(recipe), with_trainer=False)
-    parts = lay_out(cli.model)
+    parts = lay_out(cli.model, offline)
     prompt = nominal_prompt(parts.family, cli.datamodule)
     steps = (
-        ("recipe", check_lines.settings_lines(cli, parts, prompt)),
+        ("recipe", check_lines.settings_lines(cli, parts, prompt, offline)),
         ("what trains", check_lines.training_lines(parts)),
         (prompt.title, check_lines.budget_lines(parts, prompt)),
         ("memory of one device (an estimate)", check_lines.memory_lines(cli, parts, prompt)),
-        ("data and steps", check_lines.data_lines(cli, parts, offline)),
+        ("data and steps", data_lines(cli, parts, offline)),
     )
     for number, (title, lines) in enumerate(steps, start=1):
         print(f"{number}/{len(steps)} {title}", *(f"  {line}" for line in lines), "", sep="\n")

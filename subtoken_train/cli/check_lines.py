@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.corpus import load_rows
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
-from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.functional.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import estimate_memory
@@ -21,25 +17,22 @@ from subtoken_train.training.preflight import (
     NominalPrompt,
     ParameterGroup,
     budget_of,
-    count_devices,
     equal_bytes_anchor,
-    first_sample,
     frozen_group,
     layer_bands,
+    lora_groups,
     nominal_anchor,
-    plan_steps,
     prompt_ledger,
     trained_groups,
 )
-from subtoken_train.types import Region
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
-    """Backbone, reducer, routing, LoRA and optimiser, a line each."""
+def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, offline: bool) -> Iterator[str]:
+    """Backbone, reducer, routing, LoRA, stage 2 and optimiser, a line each."""
     module = cli.model
-    backbone, lora, optimizer = module.backbone_config, module.lora_settings, module.optimizer_config
+    backbone, optimizer = module.backbone_config, module.optimizer_config
     seen = f"{prompt.tokens:,} visual tokens per {_image_words(parts)}" if prompt.region == "visual" else "text only"
     yield (
         f"backbone   {backbone.path}, {backbone.dtype}, {backbone.attention}, {parts.family.shape.num_layers} layers, "
@@ -47,7 +40,9 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     )
     yield f"reducer    {_reducer_words(parts, prompt)}"
     yield f"routing    {_routing_words(module.routing_config)}"
-    yield f"LoRA       rank {lora.rank}, alpha {lora.alpha}, dropout {lora.dropout:g}"
+    yield f"LoRA       {_lora_words(module.lora_settings)}"
+    if module.stage2_config is not None:
+        yield from _stage2_lines(module.stage2_config, offline)
     own_rate = optimizer.router_learning_rate
     routers = "" if own_rate is None else f" (routers {own_rate:g})"
     yield (
@@ -86,15 +81,32 @@ def _routing_words(config: RoutingConfig | None) -> str:
     )
 
 
+def _lora_words(lora: LoraSettings) -> str:
+    return f"rank {lora.rank}, alpha {lora.alpha}, dropout {lora.dropout:g}"
+
+
+def _stage2_lines(stage2: Stage2Config, offline: bool) -> Iterator[str]:
+    read = "not read: --offline; its LoRA is taken to be as above" if offline else "its LoRA, as above, is frozen"
+    yield f"stage 2    on {stage2.adapter} ({read})"
+    if stage2.output_lora is not None:
+        yield f"o_proj     LoRA {_lora_words(stage2.output_lora)}"
+
+
 def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     """The table of trained tensors, and how much stays frozen."""
-    groups, frozen = trained_groups(parts), frozen_group(parts)
-    trained = ParameterGroup("trained", sum(g.tensors for g in groups), sum(g.parameters for g in groups))
-    lora = ParameterGroup("LoRA together", sum(g.tensors for g in groups[:2]), sum(g.parameters for g in groups[:2]))
+    lora, frozen, first_stage = lora_groups(parts), frozen_group(parts), lora_groups(parts, trained=False)
+    groups = trained_groups(parts)
+    trained = _sum_of("trained", groups)
+    together = [_sum_of("LoRA together", lora)] if len(lora) > 1 else []
+    of_frozen = [_sum_of("of it stage 1's LoRA", first_stage)] if first_stage else []
     yield f"{'':<22}{'tensors':>8}{'parameters':>16}"
-    for group in (*groups[:2], lora, *groups[2:], trained, frozen):
+    for group in (*lora, *together, *groups[len(lora) :], trained, frozen, *of_frozen):
         yield _parameter_line(group)
     yield f"trained share {_percent(trained.parameters / (trained.parameters + frozen.parameters))}"
+
+
+def _sum_of(name: str, groups: list[ParameterGroup]) -> ParameterGroup:
+    return ParameterGroup(name, sum(g.tensors for g in groups), sum(g.parameters for g in groups))
 
 
 def _parameter_line(group: ParameterGroup) -> str:
@@ -172,63 +184,3 @@ def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPromp
     yield f"{data.batch_size} records of {before:,} tokens ({after:,} after the reducer); every device holds all of it"
     for name, size in (*estimate.parts, ("sum", estimate.total)):
         yield f"{name:<16}{_size(size):>12}"
-
-
-def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iterator[str]:
-    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
-    data, trainer = cli.datamodule, cli.config.trainer
-    devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
-    accumulate = trainer.accumulate_grad_batches
-    batches = None
-    if isinstance(data, CorpusDataModule):
-        yield from _corpus_lines(data, offline)
-    elif isinstance(data, RecallDataModule):
-        yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
-    elif offline:
-        yield f"{data.train_file} (not read: --offline)"
-    else:
-        records = yield from _record_lines(cli, parts)
-        batches = ResumableSampler(records, data.batch_size, data.seed, world_size=devices).batches_per_pass
-    plan = plan_steps(
-        data.batch_size * accumulate * devices, trainer.max_steps, trainer.max_epochs, batches, accumulate
-    )
-    yield (
-        f"{plan.samples_per_step:,} records per optimiser step: batch {data.batch_size} x accumulation {accumulate} x "
-        f"{devices} device{'s' if devices > 1 else ''}"
-    )
-    if plan.steps is None:
-        yield "optimiser steps: trainer.max_steps is not set; trainer.max_epochs and the data decide"
-        return
-    passes = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
-    yield f"{plan.steps:,} optimiser steps, {plan.steps * plan.samples_per_step:,} records{passes}"
-
-
-def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
-    """Where the text comes from and how a block is laid out; it is tokenised when training starts."""
-    source, prefix = data.train_source, data.prefix_tokens
-    name = source.name if source.config is None else f"{source.name}, {source.config}"
-    rows = "not read: --offline" if offline else f"{_number_of(load_rows(source, data.streaming))}"
-    yield f"{name}, split {source.split} ({rows})"
-    reads = f"{prefix} read without loss, {data.block_length - data.context_length - prefix} predicted"
-    region = reads if prefix else "all of it read and predicted: choices look ahead (the region reading)"
-    yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"
-
-
-def _number_of(rows: Any) -> str:
-    return f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
-
-
-def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Generator[str, None, int]:
-    """Parse the files and encode the first record; returns the number of training records."""
-    data = cli.datamodule
-    records = InstructionRecords(data.train_file, data.image_folder)
-    yield f"{data.train_file}: {len(records):,} records"
-    if data.val_file is not None:
-        yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
-    sample = first_sample(parts.family, cli.model.backbone_config, records, data.max_length)
-    if sample is None:
-        yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"
-    else:
-        counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
-        yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
-    return len(records)

@@ -37,6 +37,8 @@ def run_raw(argv: list[str]) -> int:
     cli.model.configure_model()
     if "LOCAL_RANK" not in os.environ:  # other processes find the tokenised text in the cache
         cli.datamodule.rehearse(cli.model.family)
+    if holds_first_stage(cli, folder):
+        raise ValueError(f"stage2.adapter lies in {folder}, which this run would replace; choose another --output_dir")
     if resume is None and folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,22 +70,28 @@ def holds_run(folder: Path) -> bool:
     return folder.exists() and any(item.name not in ("recipe.yaml", "logs") for item in folder.iterdir())
 
 
+def holds_first_stage(cli: Any, folder: Path) -> bool:
+    """Whether what stage 2 starts from lies in the run's own folder."""
+    stage2 = cli.model.stage2_config
+    return stage2 is not None and Path(stage2.adapter).resolve().is_relative_to(folder.resolve())
+
+
 def export(cli: Any, folder: Path) -> Path:
     """Write the adapter folder of a finished run."""
     from subtoken_train.artifact.folder import AdapterConfig, write_adapter
     from subtoken_train.artifact.identity import identify
 
     module = cli.model
+    training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
+    if module.first_stage is not None:
+        training["stage1"] = {**module.first_stage.config.training, "sha256": module.first_stage_digest}
     config = AdapterConfig(
         backbone=module.backbone_config,
         lora=module.lora_settings,
         reducer=module.reducer_config,
         routing=module.routing_config,
         identity=identify(module.family, module.backbone_config),
-        training={
-            "name": folder.name,
-            "steps": cli.trainer.global_step,
-            "seed": cli.config.seed_everything,
-        },
+        stage2=module.stage2_config,
+        training=training,
     )
     return write_adapter(folder / "adapter", config, module.parts, module.peft_model, overwrite=True)

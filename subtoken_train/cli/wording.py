@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args, get_type_hints
 
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
@@ -15,17 +15,14 @@ from lightning.pytorch.cli import LightningArgumentParser
 from subtoken_train.cli.recipes import recipe_files
 from subtoken_train.errors import unknown_name
 
-_OUTER_KEY = r'(?:Parser key "(?P<outer>[\w.]+)".*?)?'
-_UNKNOWN_KEY = re.compile(
-    _OUTER_KEY + r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<key>[\w.\-]+)'"
-)
+_UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<key>[\w.\-]+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"unrecognized arguments: (?P<argument>[^\s=]+)")
 _KEY = re.compile(r'Parser key "(?P<key>[\w.]+)"')
 _VALUE = re.compile(
     r"(?:Got value:|Given value:|Unable to load config) (?P<value>.*?)(?= Expected a | Given value type|$)"
 )
 _TYPES = re.compile(r"Subtypes: \[(?P<union>.*?)\] Errors|Expected a (?P<one><class '[\w.]+'>|typing\.\w+\[.*?\])")
-_MISSING = re.compile(r"the following arguments are required: (?P<keys>.+)")
+_MISSING = re.compile(r"the following arguments are required: (?P<keys>.+?)(?= Expected a |$)")
 _TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -46,10 +43,13 @@ def worded(message: str, keys: Iterable[str]) -> str:
     """
     text = " ".join(line.strip(" -") for line in message.splitlines() if line.strip(" -"))
     if found := _UNKNOWN_KEY.search(text):
-        return _unknown("key", ".".join(filter(None, (found["outer"], found["group"], found["key"]))), keys)
+        outer = _key_path(text[: found.start()])
+        return _unknown("key", ".".join(filter(None, (outer, found["group"], found["key"]))), keys)
     if found := _UNKNOWN_ARGUMENT.search(text):
         return _unknown_argument(found["argument"], keys)
     if found := _MISSING.search(text):
+        if group := _key_path(text[: found.start()]):
+            return f"{group}.{found['keys']} is not set"
         return f"{found['keys']} is not set; pass a recipe with --config ('subtoken-train recipes ls' lists them)"
     if _KEY.search(text) and _VALUE.search(text):
         return _wrong_value(text)
@@ -60,13 +60,20 @@ def recipe_keys(parser: LightningArgumentParser) -> list[str]:
     """Every key that a recipe may hold, those of optional groups (``model.routing``) included; no group itself."""
     keys: set[str] = set()
     for action in parser._actions:
-        hint = getattr(action, "_typehint", None)
-        optional_groups = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
-        fields = [f"{action.dest}.{field.name}" for part in optional_groups for field in dataclasses.fields(part)]
-        keys.update(fields or [action.dest])
+        keys.update(_keys_below(action.dest, getattr(action, "_typehint", None)))
     keys = {key for key in keys if key.rpartition(".")[2] != "help"}
     groups_of_keys = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
     return sorted(keys - groups_of_keys)
+
+
+def _keys_below(name: str, hint: Any) -> Iterator[str]:
+    """The keys of the optional groups in a type hint (their own optional groups included), or ``name`` itself."""
+    groups = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
+    if not groups:
+        yield name
+    for group in groups:
+        for key, inner in get_type_hints(group).items():
+            yield from _keys_below(f"{name}.{key}", inner)
 
 
 def check_recipe_file(path: str) -> None:
@@ -125,11 +132,17 @@ def _unknown_argument(argument: str, keys: Iterable[str]) -> str:
     return f"unexpected argument {argument!r}; {hint}"
 
 
+def _key_path(text: str) -> str:
+    """The whole key that a complaint is about: nested groups name their keys one by one, or repeat them in full."""
+    path = ""
+    for found in _KEY.finditer(text):
+        path = found["key"] if not path or found["key"].startswith(path) else f"{path}.{found['key']}"
+    return path
+
+
 def _wrong_value(text: str) -> str:
-    """The message for a value of the wrong type. Nested groups repeat it: the last key is the one that is wrong."""
-    outer, *deeper = [found["key"] for found in _KEY.finditer(text)]
-    inner = deeper[-1] if deeper else outer
-    key = inner if inner.startswith(outer) else f"{outer}.{inner}"
+    """The message for a value of the wrong type: the last key that is named holds it."""
+    key = _key_path(text)
     complaint = text[text.rindex("Parser key ") :]
     value, types = _VALUE.search(complaint), _TYPES.search(complaint)
     got = value["value"].strip("'\"") if value else ""

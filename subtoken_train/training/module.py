@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from peft import PeftModel
+from peft import PeftModel, set_peft_model_state_dict
 from torch import Tensor, nn
 
+from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import build
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.backbones.rows import PromptPass
+from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.functional.objective import answer_loss
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
 from subtoken_train.types import Batch, Region
+
+FIRST_STAGE_KEY = "first_stage_sha256"
 
 
 class SubTokenModule(L.LightningModule):
@@ -32,25 +37,32 @@ class SubTokenModule(L.LightningModule):
 
     Args:
         backbone: the frozen model.
-        lora: q/v LoRA of the language model.
+        lora: q/v LoRA of the language model; None takes the defaults or, in stage 2, what stage 1 had.
         reducer: token reducer, the same at training and inference.
         routing: value-group routing; None trains a token-only arm (LoRA-only where the reducer is ``none``).
+        stage2: two-stage training: freeze the LoRA of a token-only adapter and train the routers on top of it.
         optimizer: AdamW and schedule.
         gradient_checkpointing: recompute decoder layers in the backward pass (non-reentrant).
     """
 
     def __init__(
         self,
+        *,
         backbone: BackboneConfig,
-        lora: LoraSettings,
+        lora: LoraSettings | None = None,
         reducer: ReducerConfig,
         routing: RoutingConfig | None = None,
+        stage2: Stage2Config | None = None,
         optimizer: OptimizerConfig | None = None,
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        self.backbone_config, self.lora_settings = backbone, lora
+        self.backbone_config, self.lora_written = backbone, lora
         self.reducer_config, self.routing_config = reducer, routing
+        self.stage2_config = stage2
+        self.lora_settings = lora or LoraSettings()  # in stage 2 stage 1's, once its folder is read
+        self.first_stage: FirstStage | None = None
+        self.first_stage_digest: str | None = None
         self.optimizer_config = optimizer or OptimizerConfig()
         self.gradient_checkpointing = gradient_checkpointing
         self.strict_loading = False  # the frozen weights are not in the checkpoint; on_load_checkpoint is strict
@@ -76,13 +88,29 @@ class SubTokenModule(L.LightningModule):
         """Load and attach everything, once."""
         if self.compressed is not None:
             return
+        source, first = self.backbone_config, self.read_first_stage()
         compressed, peft_model = build(
-            self.backbone_config, self.lora_settings, self.reducer_config, self.routing_config
+            source, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config
         )
+        if first is not None:
+            set_peft_model_state_dict(peft_model, first.tensors(compressed.family, source, peft_model))
+            self.first_stage_digest = first.digest()
         if self.gradient_checkpointing:
             compressed.family.enable_checkpointing(compressed.bank)
         self.compressed = compressed
         object.__setattr__(self, "peft_model", peft_model)  # not a submodule: its modules are compressed's own
+
+    def read_first_stage(self) -> FirstStage | None:
+        """What stage 2 starts from, read and checked once; ``lora_settings`` are then stage 1's. None without stage 2.
+
+        Raises:
+            ValueError: see ``artifact.first_stage``.
+        """
+        if self.stage2_config is not None and self.first_stage is None:
+            folder = Path(self.stage2_config.adapter)
+            self.first_stage = read_first_stage(folder, self.reducer_config, self.lora_written)
+            self.lora_settings = self.first_stage.config.lora
+        return self.first_stage
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by name."""
@@ -127,8 +155,13 @@ class SubTokenModule(L.LightningModule):
         whole = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         return {name: whole[prefix + name] for name in self.trained()}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note which stage-1 tensors a stage-2 checkpoint stands on."""
+        if self.first_stage_digest is not None:
+            checkpoint[FIRST_STAGE_KEY] = self.first_stage_digest
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another set of trained tensors."""
+        """Refuse a checkpoint of another set of trained tensors, or one that stands on another stage 1."""
         self.configure_model()
         wanted = {name: parameter.shape for name, parameter in self.trained().items()}
         found = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
@@ -137,6 +170,11 @@ class SubTokenModule(L.LightningModule):
             raise ValueError(
                 f"the checkpoint does not fit this recipe: {len(differing)} trained tensors differ, first "
                 f"{differing[0]}; resume with the recipe that wrote it"
+            )
+        if checkpoint.get(FIRST_STAGE_KEY) != self.first_stage_digest:
+            raise ValueError(
+                "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
+                "anew with --overwrite"
             )
 
     def _global_tokens(self, window_tokens: int) -> float:

@@ -101,19 +101,37 @@ class StepPlan:
     epochs: float | None
 
 
-def lay_out(module: SubTokenModule) -> CompressedBackbone:
-    """Everything a module builds, without weights; wrong settings are the usual worded ``ValueError``."""
+def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
+    """Everything a module builds, without weights; wrong settings are the usual worded ``ValueError``.
+
+    What stage 2 starts from is read and checked; with ``offline`` the recipe's LoRA settings are taken for stage 1's.
+    """
     family = layout_family(module.backbone_config)
+    first = None if offline else module.read_first_stage()
     with torch.device("meta"):
-        return assemble(family, module.lora_settings, module.reducer_config, module.routing_config)[0]
+        parts, peft_model = assemble(
+            family, module.lora_settings, module.reducer_config, module.routing_config, module.stage2_config
+        )
+    if first is not None:
+        first.tensors(family, module.backbone_config, peft_model)
+    return parts
+
+
+def lora_groups(parts: CompressedBackbone, trained: bool = True) -> list[ParameterGroup]:
+    """The LoRA that trains (or stage 1's, which does not) on q, v and the output projection, where there is any."""
+    lora = {
+        name: parameter
+        for name, parameter in parts.model.named_parameters()
+        if ".lora_" in name and parameter.requires_grad == trained
+    }
+    sides = ("q_proj", "v_proj", "o_proj")
+    groups = [_count(f"LoRA {side}", (p for name, p in lora.items() if f".{side}." in name)) for side in sides]
+    return [group for group in groups if group.tensors]
 
 
 def trained_groups(parts: CompressedBackbone) -> list[ParameterGroup]:
-    """LoRA on q, LoRA on v, and the routers where there are any."""
-    trained = {name: parameter for name, parameter in parts.model.named_parameters() if parameter.requires_grad}
-    groups = [
-        _count(f"LoRA {side}", (p for name, p in trained.items() if side in name)) for side in ("q_proj", "v_proj")
-    ]
+    """The LoRA that trains, and the routers where there are any."""
+    groups = lora_groups(parts)
     if parts.bank is not None and parts.bank.learned:
         groups.append(_count(f"routers ({parts.bank.config.selector})", parts.bank.parameters()))
     return groups

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import torch
 
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
+
+from helpers import interrupted_fit
 
 
 def checkpoint(run: Path) -> dict:
@@ -104,30 +105,6 @@ def test_resume_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
     logs = tmp_path / "parts" / "logs"
     assert (logs / "csv" / "metrics.csv").exists()
     assert (logs / "csv-2" / "metrics.csv").exists()
-
-
-def interrupted_fit(argv: list[str], after_step: int) -> int:
-    """Run a fit in this process and send it SIGINT once ``after_step`` is done."""
-    from lightning.pytorch.callbacks import Callback
-
-    from subtoken_train.cli import recipe
-
-    class Interrupt(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.global_step == after_step:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    original = recipe.RecipeCLI.instantiate_trainer
-
-    def with_interrupt(self, **kwargs):
-        self.config_init.trainer.callbacks = [Interrupt()]
-        return original(self, **kwargs)
-
-    recipe.RecipeCLI.instantiate_trainer = with_interrupt
-    try:
-        return main(argv)
-    finally:
-        recipe.RecipeCLI.instantiate_trainer = original
 
 
 def test_ctrl_c_saves_and_says_where(tiny_run, tmp_path):

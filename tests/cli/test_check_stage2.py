@@ -1,0 +1,111 @@
+"""``subtoken-train check`` of stage-2 recipes: what trains, what is frozen, and the pair of stages."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAVA = ["--config", str(ROOT / "recipes" / "llava7b_fastv25_s16k4.yaml")]
+TINY = ["--config", str(ROOT / "recipes" / "tiny_fastv25_s16k4.yaml")]
+ANCHOR = ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4_anchor"
+ON_ANCHOR = ["--model.reducer.keep_ratio=0.15625", "--model.reducer.round_up=true", f"--model.stage2.adapter={ANCHOR}"]
+OUTPUT = ["--model.stage2.output_lora={rank: 8, alpha: 16, dropout: 0.05}"]
+
+
+def checked(capsys, argv):
+    """The lines of a check that must succeed, blanks joined."""
+    assert main(["check", *argv]) == 0
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def refused(capsys, argv):
+    """The one line of a check that must fail."""
+    assert main(["check", *argv]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err.removeprefix("subtoken-train: error: ").strip()
+
+
+def test_llava7b_offline_without_the_stage_1_folder(capsys):
+    lines = checked(capsys, [*LLAVA, "--model.stage2.adapter=runs/first/adapter", *OUTPUT, "--offline"])
+    for line in (
+        "stage 2 on runs/first/adapter (not read: --offline; its LoRA is taken to be as above)",
+        "LoRA rank 16, alpha 32, dropout 0.05",
+        "o_proj LoRA rank 8, alpha 16, dropout 0.05",
+        "LoRA o_proj 64 2,097,152",
+        "routers (linear) 64 2,097,664",
+        "trained 128 4,194,816",
+        "frozen 814 7,071,815,680",  # the backbone's 7,063,427,072 and stage 1's LoRA
+        "of it stage 1's LoRA 128 8,388,608",
+        "visual region: 45.00 MiB of 288.00 MiB, 15.625 % (and 9.00 KiB of group indices)",
+    ):
+        assert line in lines, line
+    assert not any("together" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("selector", "router"), [("linear", "routers (linear) 12 12,384"), ("mlp", "routers (mlp) 24 27,936")]
+)
+def test_routers_alone(capsys, selector, router):
+    extra = ["--model.stage2.adapter=nowhere", f"--model.routing.selector={selector}", "--offline"]
+    lines = checked(capsys, [*TINY, *extra])
+    assert router in lines
+    assert router.replace(f"routers ({selector})", "trained") in lines
+    assert "of it stage 1's LoRA 24 24,576" in lines
+    assert not any(line.startswith("LoRA o_proj") for line in lines)
+
+
+def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, tmp_path):
+    """The recipe leaves the LoRA out; the anchor's is rank 8."""
+    turns = [{"from": "human", "value": "how many 3 ?"}, {"from": "gpt", "value": "2"}]
+    data = tmp_path / "train.json"
+    data.write_text(json.dumps([{"id": "r", "conversations": turns}]))
+    argv = [*TINY, "--model.lora=null", *ON_ANCHOR, *OUTPUT, f"--data.train_file={data}", "--data.batch_size=1"]
+    lines = checked(capsys, argv)
+    assert f"stage 2 on {ANCHOR} (its LoRA, as above, is frozen)" in lines
+    assert "LoRA rank 8, alpha 16, dropout 0" in lines
+    assert "of it stage 1's LoRA 24 24,576" in lines
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ([f"--model.stage2.adapter={ANCHOR}"], "reducer.keep_ratio 0.15625 (the recipe has 0.25)"),
+        ([*ON_ANCHOR, "--model.lora.rank=4"], "lora.rank 8 (the recipe has 4)"),
+        (["--model.stage2.adapter=nowhere"], "stage2.adapter nowhere does not exist"),
+        (
+            [f"--model.stage2.adapter={ANCHOR.with_name('tiny_fastv25_s16k4')}"],
+            "already routes (linear, S=16, K=4); stage 2 starts from a token-only adapter",
+        ),
+        ([*ON_ANCHOR, "--model.backbone.path=llava-hf/llava-1.5-7b-hf"], "the adapter was trained on"),
+        ([*ON_ANCHOR, "--model.routing=null"], "set model.routing, or drop model.stage2"),
+    ],
+    ids=["keep_ratio", "lora", "missing", "routed", "backbone", "routing"],
+)
+def test_wrong_pairs(capsys, extra, words):
+    assert words in refused(capsys, [*TINY, *extra])
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("--model.stage2.output_lora.rank=4", "model.stage2.adapter is not set"),
+        ("--model.stage2.adaptr=x", "unknown key 'model.stage2.adaptr'. Did you mean 'model.stage2.adapter'?"),
+        (
+            "--model.stage2={adapter: x, output_lora: {rnk: 4}}",
+            "unknown key 'model.stage2.output_lora.rnk'. Did you mean 'model.stage2.output_lora.rank'?",
+        ),
+        (
+            "--model.stage2={adapter: x, output_lora: {rank: a}}",
+            "model.stage2.output_lora.rank is 'a'; it must be a whole number",
+        ),
+        ("--model.stage2=x", "model.stage2 is 'x'; it must be a group of keys or null"),
+        ("--model.lora=false", "model.lora is 'False'; it must be a group of keys or null"),
+        ("--model.lora.rnk=4", "unknown key 'model.lora.rnk'. Did you mean 'model.lora.rank'?"),
+    ],
+)
+def test_mistakes_in_the_keys(capsys, extra, message):
+    assert refused(capsys, [*TINY, "--offline", extra]) == message

@@ -1,0 +1,130 @@
+"""Two-stage fits on a random tiny LLaVA: stage 1 stays byte for byte, the rest trains, stops and goes on exactly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
+
+from helpers import interrupted_fit
+
+OUTPUT = "--model.stage2.output_lora={rank: 4, alpha: 8, dropout: 0.1}"
+
+
+@pytest.fixture
+def second(tiny_run, tmp_path):
+    """argv of a stage-2 fit on a stage 1 that has just been trained for two steps in ``<tmp>/first``."""
+    assert main(tiny_run("--trainer.max_steps=2", "--model.routing=null", output="first")) == 0
+
+    def argv(*extra: str, output: str = "second") -> list[str]:
+        folder = tmp_path / "first" / "adapter"
+        return tiny_run("--model.lora=null", f"--model.stage2.adapter={folder}", *extra, output=output)
+
+    return argv
+
+
+def tensors(run, wanted):
+    """Parameters of a run's adapter folder, by name, for which ``wanted(name)``."""
+    _, backbone, _ = read_adapter(run / "adapter")
+    return {name: parameter for name, parameter in backbone.named_parameters() if wanted(name)}
+
+
+def checkpoint(run):
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
+
+
+@pytest.mark.parametrize(
+    ("extra", "lora_tensors", "router_tensors"),
+    [
+        ([], 0, 8),
+        (["--model.routing.selector=mlp", "--model.gradient_checkpointing=true"], 0, 16),
+        ([OUTPUT], 8, 8),
+        ([OUTPUT, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"], 8, 8),
+        ([OUTPUT, "--model.reducer.stage=decoder", "--trainer.accumulate_grad_batches=2"], 8, 8),
+        ([OUTPUT, "--model.routing.selector=value_norm"], 8, 0),
+    ],
+    ids=["linear", "mlp-checkpointing", "olora", "olora-checkpointing-bf16", "olora-decoder", "olora-value_norm"],
+)
+def test_what_trains_moves_and_stage_1_does_not(tiny_run, second, tmp_path, extra, lora_tensors, router_tensors):
+    if "--model.reducer.stage=decoder" in extra:
+        again = ["--trainer.max_steps=2", "--model.routing=null", "--overwrite", "--model.reducer.stage=decoder"]
+        assert main(tiny_run(*again, output="first")) == 0
+    first = tmp_path / "first" / "adapter" / "adapter_model.safetensors"
+    before = first.read_bytes()
+    assert main(second("--trainer.max_steps=3", "--checkpoint.every_n_train_steps=1", *extra)) == 0
+    run = tmp_path / "second"
+    assert first.read_bytes() == before
+    assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == before
+    state = checkpoint(run)["state_dict"]
+    assert sum(".o_proj.lora_" in name for name in state) == lora_tensors
+    assert sum(".bank." in name for name in state) == router_tensors
+    assert len(state) == lora_tensors + router_tensors
+    assert all(tensor.any() for name, tensor in state.items() if "lora_B" in name)
+    biases = [tensor for name, tensor in state.items() if name.endswith("bias")]  # they start at zero
+    assert all(tensor.any() for tensor in biases[len(biases) // 2 :])  # the decoder stage routes no layer below L_f
+    written = tensors(run, lambda name: "compressed." + name in state)
+    assert all(torch.equal(state["compressed." + name], tensor) for name, tensor in written.items())
+    assert len(written) == len(state)
+
+
+def test_frozen_tensors_are_identical_during_training(second):
+    from subtoken_train.cli.recipe import RecipeCLI
+
+    cli = RecipeCLI(second(OUTPUT)[1:])
+    frozen = {n: p.clone() for n, p in cli.model.parts.named_parameters() if not p.requires_grad}
+    assert sum(".default." in name for name in frozen) == 16
+    cli.trainer.fit(cli.model, cli.datamodule)
+    after = dict(cli.model.parts.named_parameters())
+    assert all(torch.equal(after[name], tensor) for name, tensor in frozen.items())
+
+
+def test_the_folder_says_where_it_comes_from(second, tmp_path):
+    assert main(second("--trainer.max_steps=1", OUTPUT)) == 0
+    record = json.loads((tmp_path / "second" / "adapter" / "subtoken_config.json").read_text())
+    assert record["stage2"]["adapter"] == str(tmp_path / "first" / "adapter")
+    assert record["lora"] == {"rank": 8, "alpha": 16, "dropout": 0.0}  # stage 1's; the recipe left them out
+    stage1 = record["training"]["stage1"]
+    assert (stage1["name"], stage1["steps"], len(stage1["sha256"])) == ("first", 2, 64)
+
+
+def test_resume_gives_the_weights_of_never_having_stopped(second, tmp_path):
+    assert main(second(OUTPUT, output="whole")) == 0
+    assert interrupted_fit(second(OUTPUT, output="parts"), after_step=2) == 130
+    assert main(["fit", "--config", str(tmp_path / "parts" / "recipe.yaml"), "--resume"]) == 0
+    whole, parts = tensors(tmp_path / "whole", lambda _: True), tensors(tmp_path / "parts", lambda _: True)
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+
+
+def test_resume_on_another_stage_1_is_refused(tiny_run, second, capsys):
+    assert main(second("--trainer.max_steps=1", "--checkpoint.every_n_train_steps=1")) == 0
+    again = ["--trainer.max_steps=1", "--model.routing=null", "--overwrite"]
+    assert main(tiny_run(*again, output="first")) == 0
+    assert main(second("--resume")) == 2
+    assert "model.stage2.adapter is not the one that the checkpoint was trained on" in capsys.readouterr().err
+
+
+def test_stage_1_inside_the_run_is_refused_before_it_is_lost(second, tmp_path, capsys):
+    assert main(second("--overwrite", output="first")) == 2
+    assert "which this run would replace; choose another --output_dir" in capsys.readouterr().err
+    assert (tmp_path / "first" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("--model.reducer.keep_ratio=0.125", "reducer.keep_ratio 0.25 (the recipe has 0.125)"),
+        ("--model.lora.rank=16", "lora.rank 8 (the recipe has 16)"),
+        ("--model.routing=null", "set model.routing"),
+        ("--model.stage2.adapter=nowhere", "nowhere does not exist"),
+    ],
+)
+def test_mistakes_come_out_before_anything_is_written(second, tmp_path, capsys, mistake, words):
+    assert main(second(mistake)) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "second").exists()
