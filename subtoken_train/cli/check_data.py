@@ -1,4 +1,4 @@
-"""The data step of ``subtoken-train check``: where it comes from, what one sample looks like, how many steps it makes."""
+"""The data step of ``subtoken-train check``: where data come from, what one sample looks like, how many steps."""
 
 from __future__ import annotations
 
