@@ -24,6 +24,7 @@ from recipe_texts import (
     METHOD_NOTES,
     MODEL,
     OUTPUT_LORA,
+    QWEN_PIXELS,
     ROUTING,
     STAGE2,
     VISION_DATA,
@@ -101,6 +102,11 @@ class Arm:
         return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
 
     @property
+    def selector(self) -> str:
+        """What chooses groups."""
+        return "mlp" if "_mlp" in self.variant else "linear"
+
+    @property
     def routed(self) -> bool:
         """Whether it routes value groups."""
         return self.num_groups > 0 and not self.anchor
@@ -111,8 +117,7 @@ class Arm:
         if self.reducer == "none":
             return tokens
         if self.reducer == "quest":
-            pages = kept_count(tokens // 16, Fraction(str(self.keep_ratio)), round_up=self.anchor)
-            return 16 * pages
+            return 16 * kept_count(tokens // 16, Fraction(str(self.keep_ratio)), round_up=self.anchor)
         return kept_count(tokens, self.keep_ratio, round_up=self.anchor)
 
 
@@ -164,7 +169,7 @@ def _header(arm: Arm) -> str:
     if arm.reducer != "none":
         title = {"fastv": "FastV", "visionzip": "VisionZip", "quest": "Quest"}[arm.reducer]
         words.append(f"{title} {100 * kept / backbone.tokens:.6g} % ({kept} of {backbone.tokens})")
-    router = "MLP router" if "_mlp" in arm.variant else "linear router"
+    router = {"linear": "linear router", "mlp": "MLP router"}[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
         words.append(f"S={arm.num_groups}, K={arm.kept_groups}, {router}{also}")
@@ -194,8 +199,8 @@ def _first(arm: Arm) -> str:
 def _model_band(arm: Arm) -> str:
     """Backbone, LoRA, reducer and routing."""
     lora = LANGUAGE_LORA if arm.backbone.is_text else VISION_LORA
-    staged = "_stage2" in arm.variant
-    text = MODEL.format(name=arm.name, path=arm.backbone.path, lora="" if staged else lora)
+    staged, pixels = "_stage2" in arm.variant, QWEN_PIXELS if arm.model.startswith("qwenvl") else ""
+    text = MODEL.format(name=arm.name, path=arm.backbone.path, lora=lora, pixels=pixels)
     if staged:
         text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")
     text += f"  reducer:\n    name: {arm.reducer}\n"
@@ -206,8 +211,7 @@ def _model_band(arm: Arm) -> str:
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
     if arm.routed:
-        selector = "mlp" if "_mlp" in arm.variant else "linear"
-        text += ROUTING.format(selector=selector, S=arm.num_groups, K=arm.kept_groups)
+        text += ROUTING.format(selector=arm.selector, S=arm.num_groups, K=arm.kept_groups)
         text += LANGUAGE_ROUTING if arm.backbone.is_text else ""
     return text
 

@@ -39,9 +39,13 @@ model:
     path: {path}
     dtype: bfloat16                     # of the frozen weights; routers and LoRA stay fp32
     attention: sdpa
-
+{pixels}
   ### method
 {lora}"""
+
+QWEN_PIXELS = """\
+    max_pixels: 112896                  # at most 144 visual tokens an image, as in the paper's prompt (Table 8)
+"""
 
 VISION_LORA = """\
   lora:                                 # on q and v of every language-model layer
@@ -153,7 +157,7 @@ trainer:
 
 IMAGE_WORDS = {
     "llava": "images are padded to a square (aspect-ratio padding), then 336 x 336",
-    "qwenvl": "images are padded to a square (aspect-ratio padding); 336 x 336 makes 144 tokens",
+    "qwenvl": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
 }
 
 STAGE2 = """\
