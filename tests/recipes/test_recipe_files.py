@@ -18,8 +18,8 @@ NAME = re.compile(
     r"(?P<model>[a-z0-9]+)_"
     r"(?:lora_only|(?P<reducer>[a-z]+)(?P<keep>\d+(?:p\d+)?)"
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
-    r"(?:_(?P<variant>mlp|query|global|valuenorm|random|static))?"
-    r"(?:_lf(?P<layer>\d+))?(?P<anchor>_anchor)?)"
+    r"(?:_(?P<variant>mlp|query|global|valuenorm|random|static|olora))?"
+    r"(?:_lf(?P<layer>\d+))?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
 SELECTORS = {"mlp": "mlp", "valuenorm": "value_norm", "random": "random", "static": "static"}
 
@@ -66,7 +66,9 @@ class Recipe:
 def recipe(request) -> Recipe:
     path = request.param
     match = NAME.fullmatch(path.stem)
-    assert match, f"{path.name} does not follow <model>_<reducer><keep%>[_s<S>k<K>][_<variant>][_lf<L>][_anchor].yaml"
+    assert match, (
+        f"{path.name} does not follow <model>_<reducer><keep%>[_s<S>k<K>][_<variant>][_lf<L>][_anchor|_stage2].yaml"
+    )
     words = match.groupdict()
     assert words["model"] in MODELS
     cli = RecipeCLI(["--config", str(path)], with_trainer=False)
@@ -115,6 +117,33 @@ def test_routing(recipe):
     assert routing.budget == ("global" if words["variant"] == "global" else "per_token")
 
 
+def test_stage2(recipe):
+    """The suffix, ``_olora``, and a stage 1 that is its own recipe: token-only, and otherwise trained alike."""
+    stage2 = recipe.cli.model.stage2_config
+    assert (stage2 is not None) == bool(recipe.words["stage2"])
+    if stage2 is None:
+        assert recipe.words["variant"] != "olora"
+        return
+    assert (stage2.output_lora is not None) == (recipe.words["variant"] == "olora")
+    name = Path(stage2.adapter).parent.name
+    assert stage2.adapter == f"runs/{name}/adapter"
+    assert f"subtoken-train fit --config recipes/{name}.yaml" in "\n".join(recipe.lines)
+    first = RecipeCLI(["--config", str(FOLDER / f"{name}.yaml")], with_trainer=False)
+    assert first.model.routing_config is None
+    assert first.model.reducer_config == recipe.cli.model.reducer_config
+    assert recipe.cli.model.lora_written is None  # stage 1's, not repeated
+    assert_trained_alike(first.config, recipe.cli.config, ("backbone", "optimizer", "gradient_checkpointing"))
+
+
+def assert_trained_alike(ours, theirs, keys):
+    """The same data, seed, steps and trainer, and the same ``model`` groups."""
+    assert ours.seed_everything == theirs.seed_everything
+    assert ours.data == theirs.data
+    assert {**vars(ours.trainer), "default_root_dir": ""} == {**vars(theirs.trainer), "default_root_dir": ""}
+    for key in keys:
+        assert ours.model[key] == theirs.model[key]
+
+
 def test_first_line_agrees_with_the_ledger(recipe):
     summary = recipe.lines[0]
     assert summary.startswith("# ")
@@ -145,11 +174,7 @@ def test_an_arm_and_its_anchor_train_alike(anchor):
     """Everything but reducer, routing and the folder is the routed arm's, so that a comparison is one of methods."""
     routed = FOLDER / f"{anchor.stem.removesuffix('_anchor')}.yaml"
     ours, theirs = (RecipeCLI(["--config", str(path)], with_trainer=False).config for path in (anchor, routed))
-    assert ours.seed_everything == theirs.seed_everything
-    assert ours.data == theirs.data
-    assert {**vars(ours.trainer), "default_root_dir": ""} == {**vars(theirs.trainer), "default_root_dir": ""}
-    for key in ("backbone", "lora", "optimizer", "gradient_checkpointing"):
-        assert ours.model[key] == theirs.model[key]
+    assert_trained_alike(ours, theirs, ("backbone", "lora", "optimizer", "gradient_checkpointing"))
 
 
 def test_llava7b_is_table_7():
