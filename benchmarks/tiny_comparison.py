@@ -1,26 +1,34 @@
-"""The embedded comparison: train every arm with several seeds, ask the test questions once, keep a record per run.
+"""The embedded comparisons: train every arm with several seeds, ask the test questions once, keep a record per run.
 
     subtoken-train data scenes --seed 1 --out data/scenes-seed1 --train 1 --dev 1     # the test questions
     python benchmarks/tiny_comparison.py --seeds 0 1 2 3 4 --out benchmarks/results
     python benchmarks/tiny_comparison.py --table            # recipes/README.md's table from the records
+    python benchmarks/tiny_comparison.py --list recipes/ablations/two_stage_tiny.yaml     # another table's arms
 
 Run two of these side by side with OMP_NUM_THREADS=1 and different --seeds on a 2-core machine. A run whose record
-exists is skipped, so a second call goes on where the first stopped.
+exists is skipped, and an adapter in --work that the same recipe trained is not trained again, so a second call goes on
+where the first stopped. A stage-2 recipe starts from the adapter of the same seed; its stage 1 is trained when needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from subtoken_train.cli.main import main as subtoken
-from subtoken_train.evaluation.comparison import ARMS, comparison_markdown, read_records
+from subtoken_train.evaluation.comparison import EMBEDDED, comparison_markdown, read_comparison, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
+RECIPES = ROOT / "recipes"
+TRAINED = "trained.json"
 
 
 def run_arm(arm: str, seed: int, data: Path, work: Path, out: Path) -> None:
@@ -33,23 +41,52 @@ def run_arm(arm: str, seed: int, data: Path, work: Path, out: Path) -> None:
     target = out / f"{arm}-seed{seed}.json"
     if target.exists():
         return
-    recipe, folder = ROOT / "recipes" / f"{arm}.yaml", work / f"{arm}-seed{seed}"
-    argv = ["fit", "--config", str(recipe), "--seed_everything", str(seed), "--data.seed", str(seed)]
+    adapter, trained = train_arm(arm, seed, work)
+    _, backbone, _ = read_adapter(adapter)
+    answers = answer_all(backbone, InstructionRecords(data), batch_size=128)
+    extra = {"seed": seed, "recipe_sha256": sha256(recipe_bytes(arm)), **trained}
+    write_record(run_record(arm_facts(arm, backbone, answers), answers, data, extra), target)
+
+
+def train_arm(arm: str, seed: int, work: Path) -> tuple[Path, dict[str, Any]]:
+    """The adapter of one recipe and seed, trained unless it is there, with the commit and seconds of its training."""
+    folder, key = work / f"{arm}-seed{seed}", run_key(arm)
+    note = folder / TRAINED
+    if note.exists() and (found := json.loads(note.read_text())).pop("key") == key:
+        return folder / "adapter", found
+    argv = ["fit", "--config", str(RECIPES / f"{arm}.yaml"), "--seed_everything", str(seed), "--data.seed", str(seed)]
     argv += ["--output_dir", str(folder), "--overwrite", "--trainer.enable_progress_bar", "false"]
+    if first := first_stage(arm):
+        argv += ["--model.stage2.adapter", str(train_arm(first, seed, work)[0])]
     clock = time.perf_counter()
     if subtoken(argv) != 0:
         raise SystemExit(f"{arm} seed {seed} did not train")
-    train_seconds = time.perf_counter() - clock
-    _, backbone, _ = read_adapter(folder / "adapter")
-    answers = answer_all(backbone, InstructionRecords(data), batch_size=128)
-    extra = {
-        "seed": seed,
-        "recipe_sha256": hashlib.sha256(recipe.read_bytes()).hexdigest(),
-        "commit": commit(),
-        "train_seconds": round(train_seconds, 1),
-    }
-    write_record(run_record(arm_facts(arm, backbone, answers), answers, data, extra), target)
+    trained = {"commit": commit(), "train_seconds": round(time.perf_counter() - clock, 1)}
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    note.write_text(json.dumps({"key": key, **trained}))
+    return folder / "adapter", trained
+
+
+def first_stage(arm: str) -> str | None:
+    """The recipe whose run a stage-2 recipe starts from (``adapter: runs/NAME/adapter``); None for other recipes."""
+    stage2 = yaml.safe_load(recipe_bytes(arm))["model"].get("stage2")
+    return None if stage2 is None else Path(stage2["adapter"]).parent.name
+
+
+def run_key(arm: str) -> str:
+    """A digest of the recipe and of the one it starts from: an adapter with another key is trained anew."""
+    first = first_stage(arm)
+    return sha256(recipe_bytes(arm) + (b"" if first is None else run_key(first).encode()))
+
+
+def recipe_bytes(arm: str) -> bytes:
+    """The recipe's file."""
+    return (RECIPES / f"{arm}.yaml").read_bytes()
+
+
+def sha256(content: bytes) -> str:
+    """The digest in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def commit() -> str:
@@ -62,18 +99,22 @@ def commit() -> str:
 def main() -> None:
     """Run arms x seeds, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--list", type=Path, help="a table's arms and pairs (default: the embedded comparison)")
+    parser.add_argument("--arms", nargs="+", help="only these of the list")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--data", type=Path, default=ROOT / "data/scenes-seed1/test.json")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--table", action="store_true", help="print the table of the records in --out and stop")
     args = parser.parse_args()
+    comparison = EMBEDDED if args.list is None else read_comparison(args.list)
+    if unknown := set(args.arms or ()) - set(comparison.arms):
+        parser.error(f"--arms {' '.join(sorted(unknown))}: not in the list, which has {' '.join(comparison.arms)}")
     if args.table:
-        print(comparison_markdown(read_records(args.out)))
+        print(comparison_markdown(read_records(args.out), comparison))
         return
     for seed in args.seeds:
-        for arm in args.arms:
+        for arm in args.arms or comparison.arms:
             run_arm(arm, seed, args.data, args.work, args.out)
 
 

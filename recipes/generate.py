@@ -97,7 +97,7 @@ class Arm:
         """What the recipe's reducer keeps: r, or the anchor's share with the same bytes."""
         if not self.anchor:
             return float(self.keep) / 100
-        if self.backbone.is_text:  # whole pages round it up, see the recipe's comment
+        if self.backbone.is_text or self.model.startswith("qwenvl"):  # pages, and images of any size, round it up
             return float(self.budget.exact_total)
         return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
 
@@ -199,6 +199,7 @@ def _first(arm: Arm) -> str:
 def _model_band(arm: Arm) -> str:
     """Backbone, LoRA, reducer and routing."""
     lora = LANGUAGE_LORA if arm.backbone.is_text else VISION_LORA
+    lora = "" if "_stage2" in arm.variant else lora
     staged, pixels = "_stage2" in arm.variant, QWEN_PIXELS if arm.model.startswith("qwenvl") else ""
     text = MODEL.format(name=arm.name, path=arm.backbone.path, lora=lora, pixels=pixels)
     if staged:

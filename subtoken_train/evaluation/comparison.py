@@ -1,4 +1,7 @@
-"""The matched-budget comparison of the embedded arms, from committed run records.
+"""The matched-budget comparisons of the embedded arms, from committed run records.
+
+A comparison is a list of arms and of the differences to print. The main one stands here; others, ablations, are YAML
+files with the same two things (``read_comparison``). All share one folder of records: an arm is run once.
 
 Legend: s seeds, n questions.
 """
@@ -12,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -40,6 +44,22 @@ PAIRS = (
 )
 """(arm, what it is compared with), both answering the same questions."""
 
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one table shows.
+
+    Attributes:
+        arms: recipe -> words of the table's row, in the table's order.
+        pairs: (arm, what it is compared with).
+    """
+
+    arms: dict[str, str]
+    pairs: tuple[tuple[str, str], ...]
+
+
+EMBEDDED = Comparison(ARMS, PAIRS)
+
 Scores = npt.NDArray[np.float64]
 
 
@@ -59,6 +79,22 @@ class Arm:
         described = np.isin(self.kinds, DESCRIPTION_KINDS)
         chosen = {"questions": ~described, "descriptions": described}.get(group, self.kinds == group)
         return self.scores_sn[:, chosen]
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a YAML file with ``arms`` (a mapping) and ``differences`` (pairs of arms).
+
+    Raises:
+        ValueError: other keys, or a difference of arms that are not listed.
+    """
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or content.keys() != {"arms", "differences"}:
+        raise ValueError(f"{path} must have the keys arms and differences, and no other")
+    pairs = tuple((first, second) for first, second in content["differences"])
+    strangers = {arm for pair in pairs for arm in pair} - content["arms"].keys()
+    if strangers:
+        raise ValueError(f"{path} compares {', '.join(sorted(strangers))}, which its arms do not list")
+    return Comparison(content["arms"], pairs)
 
 
 def read_records(folder: Path) -> dict[str, Arm]:
@@ -90,10 +126,13 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
     )
 
 
-def comparison_markdown(arms: dict[str, Arm]) -> str:
-    """The tables of ``recipes/README.md``: scores per arm, then paired differences with intervals."""
-    columns = ("questions", "descriptions", *KINDS)
-    known = [name for name in ARMS if name in arms]
+def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED) -> str:
+    """The tables of ``recipes/README.md``: scores per arm, then paired differences with intervals.
+
+    Arms without records are left out.
+    """
+    columns, words = ("questions", "descriptions", *KINDS), comparison.arms
+    known = [name for name in words if name in arms]
     lines = [
         "| arm | recipe | visual tokens | KV nominal | KV realised | seeds | " + " | ".join(columns) + " |",
         "|---|---|---|---|---|---|" + "---|" * len(columns),
@@ -102,12 +141,12 @@ def comparison_markdown(arms: dict[str, Arm]) -> str:
         arm = arms[name]
         cells = [_mean_cell(arm.scores_of(column)) for column in columns]
         budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
-        lines.append(f"| {ARMS[name]} | `{name}` | {budget} | " + " | ".join(cells) + " |")
+        lines.append(f"| {words[name]} | `{name}` | {budget} | " + " | ".join(cells) + " |")
     lines += ["", "| difference | questions | descriptions |", "|---|---|---|"]
-    for first, second in PAIRS:
+    for first, second in comparison.pairs:
         if first in arms and second in arms:
             cells = [_difference_cell(arms[first], arms[second], group) for group in ("questions", "descriptions")]
-            lines.append(f"| {ARMS[first]} - {ARMS[second]} | " + " | ".join(cells) + " |")
+            lines.append(f"| {words[first]} - {words[second]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

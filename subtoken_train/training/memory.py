@@ -11,6 +11,8 @@ Counted, for a batch of B records of ``max_length`` tokens, one image each, M ro
 * logits of V entries: e bytes each and e for their gradient, and an fp32 copy with its log-softmax (every row counts as
   labelled).
 
+Stage 2 of two-stage training saves less of this (no q/v LoRA trains); it is counted alike, a little too high.
+
 Left out: attention matrices (``sdpa`` makes none), the vision tower and the scout, which run without gradient, the
 allocator's slack and the framework's own memory.
 """
