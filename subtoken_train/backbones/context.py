@@ -42,6 +42,7 @@ class ContextSplit:
         routing: what the routers read and did.
         collects: remember the routed values of every layer in ``routed``, for a cache.
         seen: per layer the rows that query rows and all later ones see, bool [B, N].
+        routed: per layer the routed values, [B, h, N, d], where ``collects``.
     """
 
     reducer: ContextReducer | None
