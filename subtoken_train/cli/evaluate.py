@@ -64,17 +64,13 @@ def _answer(folder: Path, records: InstructionRecords, args: argparse.Namespace)
     from dataclasses import replace
 
     from subtoken_train.artifact.folder import read_adapter, read_config
+    from subtoken_train.cli.progress import counter
     from subtoken_train.evaluation.answer import answer_all
     from subtoken_train.evaluation.report import arm_facts
 
     source = replace(read_config(folder).backbone, path=args.backbone) if args.backbone else None
     config, backbone, _ = read_adapter(folder, source)
     answers = answer_all(
-        backbone, records, args.max_length, args.batch_size, args.max_new_tokens, args.limit, _show_progress
+        backbone, records, args.max_length, args.batch_size, args.max_new_tokens, args.limit, counter("questions")
     )
     return arm_facts(str(config.training.get("name", folder.name)), backbone, answers), answers
-
-
-def _show_progress(done: int, total: int) -> None:
-    """A counter on stderr, in place."""
-    print(f"\r{done}/{total} questions", end="\n" if done == total else "", file=sys.stderr, flush=True)

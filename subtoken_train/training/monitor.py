@@ -1,34 +1,16 @@
-"""What a run shows: group usage per layer, kept fraction, tokens per second before and after reduction.
-
-Legend: B batch, N positions, S value groups.
-"""
+"""What a run shows: group usage per layer, kept fraction, tokens per second before and after reduction."""
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 
+from subtoken_train.functional.usage import group_usage, usage_entropy
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import SubTokenModule
-
-
-def group_usage(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """Share of the kept (token, group) pairs that falls on each group, [S]; routed tokens only."""
-    counts_S = (mask_BNS & routed_BN[..., None]).float().sum((0, 1))
-    return counts_S / counts_S.sum().clamp(min=1)
-
-
-def usage_entropy(usage_S: Tensor) -> float:
-    """Entropy of the usage over log S: 1 where all groups are used alike, 0 where one is."""
-    if len(usage_S) == 1:
-        return 1.0
-    logs = usage_S.clamp(min=1e-12).log()
-    return float(-(usage_S * logs).sum() / math.log(len(usage_S)))
 
 
 class RunMonitor(Callback):

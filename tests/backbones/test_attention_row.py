@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from subtoken_train.backbones.attention_row import attention_row
+from subtoken_train.backbones import attention_row as rows_module
+from subtoken_train.backbones.attention_row import attention_row, region_attention
 from subtoken_train.backbones.lora import LoraSettings, add_lora
 from subtoken_train.types import Region
 
@@ -86,3 +87,37 @@ def test_lora_counts(tiny_family):
     assert torch.equal(row_of(tiny_family, batch, 0, batch.rank_position_B), before)
     torch.nn.init.normal_(tiny_family.decoder.layers[0].self_attn.q_proj.lora_B["default"].weight)
     assert not torch.allclose(row_of(tiny_family, batch, 0, batch.rank_position_B), before, atol=1e-4)
+
+
+def region_of(family, batch, layer, region_BN):
+    visible = batch.regions_BN != Region.PADDING
+    positions = family.positions(batch)
+    below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
+    return region_attention(family, layer, below, visible, positions, region_BN)
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@pytest.mark.parametrize("block", [3, 32])
+@torch.no_grad()
+def test_a_region_is_the_mean_of_its_rows(family, pad_left, block, monkeypatch):
+    """Against the full matrix, for regions of different sizes, some of more rows than a block holds."""
+    monkeypatch.setattr(rows_module, "ROW_BLOCK", block)
+    batch = make_batch(MIXED, pad_left)
+    full = full_attention(family, batch)
+    region_BN = batch.regions_BN == Region.QUERY
+    assert sorted(region_BN.sum(-1).tolist()) == [5, 7, 10]
+    for layer in range(4):
+        expected = torch.stack([full[layer][i, region_BN[i]].mean(0) for i in range(3)])
+        assert torch.allclose(region_of(family, batch, layer, region_BN), expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_an_empty_region_is_zeros_and_leaves_the_others_alone(family):
+    batch = make_batch(MIXED)
+    region_BN = batch.regions_BN == Region.QUERY
+    whole = region_of(family, batch, 1, region_BN)
+    region_BN[1] = False
+    found = region_of(family, batch, 1, region_BN)
+    assert not found[1].any()
+    assert torch.allclose(found[[0, 2]], whole[[0, 2]], atol=1e-6)
+    assert not region_of(family, batch, 1, torch.zeros_like(region_BN)).any()

@@ -1,0 +1,75 @@
+"""``subtoken-train diagnose``: what an adapter's routers do with their budget."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from subtoken_train.evaluation.diagnostics_files import LayerRow
+
+HELP = """What an adapter's routers do with their budget, on the prompts of a data file.
+
+Writes, as CSV tables and PNG pictures: the paper's Figure 1 (how many groups K_j tokens keep under a global budget, and
+how K_j goes with relevance, the mean attention of the query region on a token), the use of every group per layer with
+its entropy, and how far the choice agrees with the groups of largest value norm."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--adapter", required=True, metavar="DIR", help="adapter folder with routing")
+    parser.add_argument(
+        "--data", default="data/scenes/dev.json", metavar="FILE", help="prompts (default: data/scenes/dev.json)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
+    parser.add_argument("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, run the prompts, write and print."""
+    if args.limit < 1:
+        raise ValueError(f"--limit {args.limit} must be at least 1")
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from rich.console import Console
+
+    from subtoken_train.artifact.folder import read_adapter, read_config
+    from subtoken_train.cli.progress import counter
+    from subtoken_train.datasets.records import InstructionRecords
+    from subtoken_train.evaluation.diagnostics import diagnose
+    from subtoken_train.evaluation.diagnostics_files import draw_figures, layer_rows, write_tables
+
+    adapter = Path(args.adapter)
+    name = read_config(adapter).training.get("name", adapter.name)
+    folder = Path(args.out or f"runs/diagnostics/{name}")
+    if folder.exists():
+        raise ValueError(f"{folder} exists; choose another --out")
+    records = InstructionRecords(args.data)
+    config, backbone, _ = read_adapter(adapter)
+    diagnosis = diagnose(backbone, records, args.limit, progress=counter("prompts"))
+    assert config.routing is not None
+    folder.mkdir(parents=True)
+    write_tables(diagnosis, config.routing, folder)
+    draw_figures(diagnosis, config.routing, folder)
+    Console(width=None if sys.stdout.isatty() else 100).print(_table(layer_rows(diagnosis, config.routing)))
+    if config.routing.budget != "global":
+        print(f"Figure 1 shows these routers under a global budget; the adapter's own is {config.routing.budget}.")
+    print(f"{', '.join(sorted(path.name for path in folder.iterdir()))} written to {folder}")
+    return 0
+
+
+def _table(rows: list[LayerRow]) -> Table:
+    """The rows of ``layers.csv``."""
+    from rich.table import Table
+
+    table = Table()
+    for column in rows[0]._fields:
+        table.add_column(column.replace("_", " "), justify="right")
+    for layer, *values in rows:
+        table.add_row(str(layer), *[f"{value:.3f}" for value in values])
+    return table

@@ -1,0 +1,208 @@
+"""What a routed arm does with its budget on real prompts: the paper's Figure 1, group usage, agreement with value norm.
+
+Figure 1 shows how many groups K_j a token keeps under a *global* budget. A router with another budget is shown there as
+it would allot a global one of the same size, since its own K_j are given beforehand; all else is under its own budget.
+Prompts only, without answers, reducer and routers as at inference. Values are whole or zeroed, nothing is packed.
+
+Legend: B batch, N positions after the reducer, S value groups, L routed layers, R ranks (tokens of one prompt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.attention_row import region_attention
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.functional.groups import split_groups
+from subtoken_train.functional.masks import global_mask
+from subtoken_train.functional.usage import best_of_each, by_relevance, group_counts, kept_histogram, shared_pairs
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.types import Batch
+
+
+@dataclass
+class Observation:
+    """One pass over a batch of prompts, per routed layer.
+
+    Attributes:
+        routed_BN: the routed tokens.
+        masks: kept groups, bool [B, N, S].
+        norms: ||v_g|| of the whole value vectors, fp32 [B, N, S].
+        relevance: alpha_j, attention of the query region on every token, fp32 [B, N]; empty unless asked for.
+    """
+
+    routed_BN: Tensor
+    masks: dict[int, Tensor]
+    norms: dict[int, Tensor]
+    relevance: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Diagnosis:
+    """Counts over all prompts; rows of L are ``layers``.
+
+    Attributes:
+        layers: the routed layers.
+        counts_LS: routed tokens that keep each group.
+        kept_LK: routed tokens by the number of groups that they keep, 0 to S.
+        norm_pairs_L: kept (token, group) pairs that value norm would keep at the same budget.
+        figure_LK: as ``kept_LK``, under a global budget.
+        rank_tokens_R: (token, layer) pairs of each relevance rank, most relevant first.
+        rank_relevance_R: their summed relevance.
+        rank_kept_R: their summed K_j under a global budget.
+    """
+
+    layers: list[int]
+    counts_LS: Tensor
+    kept_LK: Tensor
+    norm_pairs_L: Tensor
+    figure_LK: Tensor
+    rank_tokens_R: Tensor
+    rank_relevance_R: Tensor
+    rank_kept_R: Tensor
+
+
+def diagnose(
+    backbone: CompressedBackbone,
+    records: InstructionRecords,
+    limit: int,
+    max_length: int = 2048,
+    batch_size: int = 16,
+    progress: Callable[[int, int], None] | None = None,
+) -> Diagnosis:
+    """Run the first ``limit`` prompts and count.
+
+    Args:
+        backbone: in evaluation mode, with routing.
+        records: questions; the last turn of every record is asked.
+        limit: only the first records.
+        max_length: prompt tokens, visual ones included.
+        batch_size: prompts of one pass.
+        progress: called with (done, total) after every batch.
+
+    Raises:
+        ValueError: a token-only arm, or no prompt has anything to route.
+    """
+    if backbone.bank is None:
+        raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; take a routed adapter")
+    total = min(limit, len(records))
+    collate = Collator(backbone.family, max_length, padding_side="left", generation=True)
+    diagnosis: Diagnosis | None = None
+    for start in range(0, total, batch_size):
+        stop = min(start + batch_size, total)
+        found = _count(backbone, backbone.bank, collate([records[i] for i in range(start, stop)]))
+        diagnosis = found if diagnosis is None else _added(diagnosis, found)
+        if progress is not None:
+            progress(stop, total)
+    if diagnosis is None or not int(diagnosis.rank_tokens_R.sum()):
+        raise ValueError(f"none of the {total} prompts has a token to route (no image?); choose other --data")
+    return diagnosis
+
+
+@torch.no_grad()
+def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = False) -> Observation:
+    """Run a batch of prompts and keep what the routers saw and did."""
+    bank, layers = backbone.bank, backbone.family.decoder.layers
+    assert bank is not None
+    hidden: dict[int, Tensor] = {}
+    norms: dict[int, Tensor] = {}
+
+    def keep_hidden(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        hidden[layer] = args[0]
+
+    def keep_norms(layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> None:
+        config = bank.config
+        groups_BNSg = split_groups(value_BND, config.num_groups, bank.shape.num_kv_heads, config.layout)
+        norms[layer] = torch.linalg.vector_norm(groups_BNSg.float(), dim=-1)
+
+    # a scout runs the lowest layers first; the routed run comes last and overwrites what they left
+    handles: list[Any] = []
+    for index, layer in enumerate(layers):
+        handles.append(layer.register_forward_pre_hook(partial(keep_hidden, index)))
+        value_hook = partial(keep_norms, index)  # before the routers' own hook: whole values
+        handles.append(layer.self_attn.v_proj.register_forward_hook(value_hook, prepend=True))
+    try:
+        result = backbone.run(batch, pad_left=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    state, rows = result.state, result.rows
+    assert state is not None
+    found = Observation(state.routed_BN, dict(state.masks), {layer: norms[layer] for layer in state.masks})
+    if with_relevance:
+        for layer in state.masks:
+            found.relevance[layer] = region_attention(
+                backbone.family, layer, hidden[layer], rows.visible_BM, rows.position, state.query_BN
+            )
+    return found
+
+
+@contextmanager
+def global_budget(bank: RouterBank) -> Iterator[None]:
+    """Inside the block the routers share out N * K groups over all tokens of a sample."""
+    previous = bank.config
+    bank.config = replace(previous, budget="global")
+    try:
+        yield
+    finally:
+        bank.config = previous
+
+
+def value_norm_mask(observation: Observation, layer: int, bank: RouterBank) -> Tensor:
+    """What selection by value norm keeps at the budget of the observed masks, bool [B, N, S]."""
+    norms_BNS, mask_BNS = observation.norms[layer], observation.masks[layer]
+    if bank.config.budget == "global":
+        return global_mask(norms_BNS, bank.config.kept_groups, observation.routed_BN)
+    return best_of_each(norms_BNS, mask_BNS)
+
+
+def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diagnosis:
+    """One batch's diagnosis."""
+    own_is_global = bank.config.budget == "global"
+    own = observe(backbone, batch, with_relevance=own_is_global)
+    shared = own
+    if not own_is_global:
+        with global_budget(bank):
+            shared = observe(backbone, batch, with_relevance=True)
+    layers, routed = list(own.masks), own.routed_BN
+    ordered = [by_relevance(shared.masks[layer], shared.relevance[layer], routed) for layer in layers]
+    kept, relevance, valid = (torch.stack(parts) for parts in zip(*ordered, strict=True))
+    pairs = [shared_pairs(own.masks[layer], value_norm_mask(own, layer, bank), routed) for layer in layers]
+    return Diagnosis(
+        layers,
+        torch.stack([group_counts(own.masks[layer], routed) for layer in layers]).cpu(),
+        torch.stack([kept_histogram(own.masks[layer], routed) for layer in layers]).cpu(),
+        torch.tensor(pairs),
+        torch.stack([kept_histogram(shared.masks[layer], routed) for layer in layers]).cpu(),
+        valid.sum((0, 1)).cpu(),
+        (relevance.double() * valid).sum((0, 1)).cpu(),
+        (kept * valid).sum((0, 1)).cpu(),
+    )
+
+
+def _added(first: Diagnosis, second: Diagnosis) -> Diagnosis:
+    """The counts of both; ranks that only one has are the other's zeros."""
+    longest = max(len(first.rank_tokens_R), len(second.rank_tokens_R))
+
+    def padded(sums_R: Tensor) -> Tensor:
+        return nn.functional.pad(sums_R, (0, longest - len(sums_R)))
+
+    return Diagnosis(
+        first.layers,
+        first.counts_LS + second.counts_LS,
+        first.kept_LK + second.kept_LK,
+        first.norm_pairs_L + second.norm_pairs_L,
+        first.figure_LK + second.figure_LK,
+        padded(first.rank_tokens_R) + padded(second.rank_tokens_R),
+        padded(first.rank_relevance_R) + padded(second.rank_relevance_R),
+        padded(first.rank_kept_R) + padded(second.rank_kept_R),
+    )

@@ -1,0 +1,155 @@
+"""Diagnosing a routed arm: what is observed is what the pass did, and the counts add up under every budget."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.evaluation.diagnostics import diagnose, global_budget, observe, value_norm_mask
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+
+from helpers import compress, gqa_family, make_batch, sharpen
+
+S4K1 = RoutingConfig(num_groups=4, kept_groups=1)
+GLOBAL = RoutingConfig(num_groups=4, kept_groups=1, budget="global")
+MIXED = [(1, 9), (2, 7), (0, 12)]
+
+
+def routed_arm(family, routing=S4K1, **reducer):
+    """A fresh arm in evaluation mode that keeps a quarter of the tokens by FastV."""
+    torch.manual_seed(1)
+    return compress(family, routing, **{"name": "fastv", "keep_ratio": 0.25, **reducer}).eval()
+
+
+@pytest.fixture
+def questions(tmp_path):
+    write_scenes(tmp_path / "scenes", train=4, dev=20, test=4)
+    return InstructionRecords(tmp_path / "scenes" / "dev.json")
+
+
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@torch.no_grad()
+def test_an_observation_is_what_the_pass_did(tiny_family, stage):
+    backbone, batch = routed_arm(tiny_family, stage=stage), make_batch(MIXED)
+    result = backbone.run(batch, pad_left=True)
+    found = observe(backbone, batch, with_relevance=True)
+    layers = list(range(4) if stage == "embeds" else range(2, 4))
+    assert list(found.masks) == list(found.norms) == list(found.relevance) == layers
+    for layer in layers:
+        assert torch.equal(found.masks[layer], result.state.masks[layer])
+    visual_BM = result.rows.regions_BM == Region.VISUAL
+    assert torch.equal(found.routed_BN, visual_BM)
+    assert found.routed_BN.sum(-1).tolist() == [16, 32, 0]
+    for layer in layers:
+        assert (found.relevance[layer][visual_BM] > 0).all()
+        assert (found.relevance[layer].sum(-1) < 1 + 1e-5).all()
+    modules = list(tiny_family.decoder.modules())
+    assert sum(len(part._forward_pre_hooks) for part in modules) == 0
+    assert sum(len(part._forward_hooks) for part in modules) == 4  # the routers' own
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
+@torch.no_grad()
+def test_norms_are_those_of_whole_values(layout):
+    """Of the first layer, whose input no routing has touched, under grouped-query attention."""
+    family, batch = gqa_family(), make_batch([(1, 9)])
+    backbone = routed_arm(family, RoutingConfig(num_groups=4, kept_groups=1, layout=layout))
+    found = observe(backbone, batch)
+    result = backbone.run(batch, pad_left=True)
+    block = family.decoder.layers[0]
+    embedded = family.embed(batch)[:, result.rows.index_BM[0]]
+    value = block.self_attn.v_proj(block.input_layernorm(embedded))[0].reshape(-1, 2, 32)
+    for group in range(4):
+        channels = value.flatten(1)[:, 16 * group :][:, :16]
+        if layout == "per_head":
+            channels = value[:, :, 8 * group : 8 * group + 8].flatten(1)
+        assert torch.allclose(found.norms[0][0, :, group], channels.norm(dim=-1), atol=1e-5)
+
+
+@torch.no_grad()
+def test_relevance_reads_the_query_region(tiny_family):
+    """A question about nothing else than the image attends elsewhere when its words change."""
+    sharpen(tiny_family)
+    backbone, batch = routed_arm(tiny_family, name="none", keep_ratio=1.0), make_batch([(1, 9)])
+    before = observe(backbone, batch, with_relevance=True).relevance[0]
+    batch.input_ids_BN[batch.regions_BN == Region.ANSWER] = 11
+    assert torch.equal(observe(backbone, batch, with_relevance=True).relevance[0], before)
+    batch.input_ids_BN[batch.regions_BN == Region.QUERY] = 11
+    assert not torch.allclose(observe(backbone, batch, with_relevance=True).relevance[0], before, atol=1e-3)
+
+
+def test_the_global_budget_is_lent(tiny_family):
+    bank = routed_arm(tiny_family).bank
+    with global_budget(bank):
+        assert bank.config == GLOBAL
+    assert bank.config == S4K1
+
+    def fail():
+        with global_budget(bank):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert bank.config == S4K1
+
+
+@pytest.mark.parametrize("routing", [S4K1, GLOBAL], ids=["per_token", "global"])
+def test_counts_add_up(tiny_family, questions, routing):
+    diagnosis = diagnose(routed_arm(tiny_family, routing), questions, limit=20, batch_size=6)
+    tokens = 20 * 16
+    assert diagnosis.layers == [0, 1, 2, 3]
+    assert diagnosis.counts_LS.sum(-1).tolist() == [tokens] * 4  # mean K is 1
+    assert diagnosis.kept_LK.sum(-1).tolist() == [tokens] * 4
+    assert diagnosis.figure_LK.sum(-1).tolist() == [tokens] * 4
+    groups = torch.arange(5)
+    assert (diagnosis.figure_LK * groups).sum(-1).tolist() == [tokens] * 4
+    assert diagnosis.rank_tokens_R[:17].tolist() == [20 * 4] * 16 + [0]
+    assert int(diagnosis.rank_kept_R.sum()) == 4 * tokens
+    relevance = diagnosis.rank_relevance_R[:16]
+    assert (relevance.diff() <= 0).all()
+    if routing is S4K1:
+        assert diagnosis.kept_LK.tolist() == [[0, tokens, 0, 0, 0]] * 4
+        assert (diagnosis.figure_LK[:, 1] < tokens).all()
+    else:
+        assert torch.equal(diagnosis.kept_LK, diagnosis.figure_LK)
+
+
+def test_batches_do_not_matter(tiny_family, questions):
+    backbone = routed_arm(tiny_family)
+    alone, together = (diagnose(backbone, questions, limit=7, batch_size=size) for size in (1, 7))
+    for name in ("counts_LS", "kept_LK", "norm_pairs_L", "figure_LK"):
+        assert torch.equal(getattr(alone, name), getattr(together, name)), name
+    assert torch.allclose(alone.rank_relevance_R[:16], together.rank_relevance_R[:16], atol=1e-5)
+    assert int(diagnose(backbone, questions, limit=3).rank_tokens_R[0]) == 3 * 4
+
+
+@pytest.mark.parametrize("budget", ["per_token", "global"])
+def test_value_norm_agrees_with_itself_and_random_by_chance(tiny_family, questions, budget):
+    settings = {"num_groups": 16, "kept_groups": 4, "budget": budget}
+    norm = diagnose(routed_arm(tiny_family, RoutingConfig(selector="value_norm", **settings)), questions, limit=20)
+    assert torch.equal(norm.norm_pairs_L, norm.counts_LS.sum(-1))
+    random = diagnose(routed_arm(tiny_family, RoutingConfig(selector="random", **settings)), questions, limit=20)
+    assert (random.norm_pairs_L / random.counts_LS.sum(-1) - 0.25).abs().max() < 0.05
+
+
+@torch.no_grad()
+def test_the_value_norm_mask_keeps_the_budget(tiny_family):
+    for routing in (S4K1, GLOBAL):
+        backbone = routed_arm(tiny_family, routing)
+        found = observe(backbone, make_batch(MIXED))
+        mask = value_norm_mask(found, 2, backbone.bank) & found.routed_BN[..., None]
+        assert mask.sum((1, 2)).tolist() == [16, 32, 0]
+
+
+def test_nothing_to_diagnose(tiny_family, questions, tmp_path):
+    with pytest.raises(ValueError, match="a token-only arm routes nothing"):
+        diagnose(compress(tiny_family, None), questions, limit=2)
+    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
+    (tmp_path / "text.json").write_text(json.dumps([{"id": "t", "conversations": turns}]))
+    with pytest.raises(ValueError, match="none of the 1 prompts has a token to route"):
+        diagnose(routed_arm(tiny_family), InstructionRecords(tmp_path / "text.json"), limit=5)
