@@ -6,7 +6,7 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,11 @@ from transformers import Cache
 
 from subtoken_train.backbones.attention_row import attention_row
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.context import ContextSplit, use_split_attention
 from subtoken_train.backbones.rows import PromptPass, Rows, count_positions
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
-from subtoken_train.reducers import RankingReducer, Reducer, ReducerView, TowerReducer
+from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
 
@@ -31,8 +32,18 @@ class CompressedBackbone(nn.Module):
         self.model = family.model
         self.reducer = reducer
         self.bank = bank
+        _check_fit(reducer, family)
+        self.routes = bank is not None and not bank.neutral
+        self.splits = family.image_token_id is None and (reducer.stage == "context" or self.routes)
+        """Whether context and query rows of a language model see different caches."""
+        if self.splits:
+            use_split_attention(family.decoder.config)
         if bank is not None:
-            bank.attach([layer.self_attn.v_proj for layer in family.decoder.layers])
+            if bank.config.budget == "ranked":
+                reducer.check_ranks()
+            attention = [layer.self_attn for layer in family.decoder.layers]
+            bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
+            bank.freeze_below(reducer.cut_layer)
 
     def run(
         self, batch: Batch, cache: Cache | None = None, pad_left: bool = False, force_gather: bool = False
@@ -50,6 +61,8 @@ class CompressedBackbone(nn.Module):
         index = torch.arange(visible.shape[1], device=visible.device).expand(visible.shape)
         rows = Rows(index, visible, family.positions(batch), count_positions(visible), batch.regions_BN)
         neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
+        if self.splits and (not neutral or self.routes):
+            return self._context_split(batch, rows, cache, None if neutral else reducer)
         if isinstance(reducer, TowerReducer) and not neutral:
             return self._tower_reduced(reducer, batch, rows, cache, pad_left)
         hidden = family.embed(batch)
@@ -57,14 +70,44 @@ class CompressedBackbone(nn.Module):
             return self._routed_span(batch, hidden, rows, cache, [], reducer.cut_layer)
         assert isinstance(reducer, RankingReducer)
         if reducer.stage == "embeds":
-            keep = reducer.keep_mask(self._view(batch, lambda layer: self._scout(batch, hidden, rows, layer)))
+            keep, rank = reducer.select(self._view(batch, lambda layer: self._scout(batch, hidden, rows, layer)))
             rows, gather = rows.take(keep, pad_left)
-            return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0)
+            return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0, rank)
         return self._decoder_reduced(reducer, batch, hidden, rows, cache, pad_left)
 
     def logits(self, result: PromptPass) -> Tensor:
         """Logits of a pass's rows, [B, M, V]."""
         return self.family.logits(result.hidden_BMD)
+
+    def _context_split(self, batch: Batch, rows: Rows, cache: Cache | None, reducer: Reducer | None) -> PromptPass:
+        """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
+        assert reducer is None or isinstance(reducer, ContextReducer)
+        regions = rows.regions_BM
+        if not bool((regions == Region.CONTEXT).any()):
+            raise ValueError(
+                f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
+                "reducer and routers need packed text (data.train) or prompts with a context"
+            )
+        asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
+        state = None if self.bank is None else self._routing_state(batch, rows, apart=True)
+        split = ContextSplit(
+            reducer=reducer,
+            visible_BN=rows.visible_BM,
+            context_BN=regions == Region.CONTEXT,
+            reads_whole_BN=(regions == Region.SYSTEM) | (regions == Region.CONTEXT),
+            asks_BN=asks,
+            bank=self.bank,
+            routing=state,
+            collects=cache is not None,
+        )
+        with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
+            hidden = self.family.run_layers(
+                self.family.embed(batch), rows.visible_BM, rows.position, cache, context_split=split
+            )
+        if cache is not None:
+            for layer, routed_BhNd in split.routed.items():
+                cache.layers[layer].values = routed_BhNd
+        return PromptPass(hidden, rows, [], state, split.seen)
 
     def _tower_reduced(
         self, reducer: TowerReducer, batch: Batch, rows: Rows, cache: Cache | None, pad_left: bool
@@ -96,9 +139,9 @@ class CompressedBackbone(nn.Module):
         with evaluation_mode(family.decoder.layers[last]):
             row = attention_row(family, last, hidden, rows.visible_BM, rows.position, batch.rank_position_B)
         hidden = family.run_layers(hidden, rows.visible_BM, rows.position, cache, last, cut)
-        keep = reducer.keep_mask(self._view(batch, lambda _: row))
+        keep, rank = reducer.select(self._view(batch, lambda _: row))
         kept, gather = rows.take(keep, pad_left)
-        return self._routed_span(batch, take_rows(hidden, gather), kept, cache, [(0, cut, rows)], cut)
+        return self._routed_span(batch, take_rows(hidden, gather), kept, cache, [(0, cut, rows)], cut, rank)
 
     def _routed_span(
         self,
@@ -108,8 +151,12 @@ class CompressedBackbone(nn.Module):
         cache: Cache | None,
         spans: list[tuple[int, int, Rows]],
         start: int,
+        rank_BN: Tensor | None = None,
     ) -> PromptPass:
-        """Run the layers from ``start`` on under routing; layers before it must have run (``spans``)."""
+        """Run the layers from ``start`` on under routing; layers before it must have run (``spans``).
+
+        ``rank_BN`` is the reducer's rank of every row of the unreduced sequence.
+        """
         depth = self.family.shape.num_layers
         if not spans and start:  # nothing was cut: the layers below still run unrouted
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, 0, start)
@@ -118,15 +165,22 @@ class CompressedBackbone(nn.Module):
         if self.bank is None:
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, start, depth)
             return PromptPass(hidden, rows, spans)
-        state = RoutingState(
-            routed_BN=(rows.regions_BM == Region.VISUAL) | (rows.regions_BM == Region.CONTEXT),
-            query_BN=(rows.regions_BM == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
-            position_BN=rows.ordinal_BM,
-            sample_seed_B=sample_seeds(batch.record_ids, hidden.device),
-        )
+        state = self._routing_state(batch, rows)
+        state.rank_BN = None if rank_BN is None else take_rows(rank_BN, rows.index_BM)
         with self.bank.routing(state):
             hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, start, depth)
         return PromptPass(hidden, rows, spans, state)
+
+    def _routing_state(self, batch: Batch, rows: Rows, apart: bool = False) -> RoutingState:
+        """What the routers read of a pass over ``rows``."""
+        regions = rows.regions_BM
+        return RoutingState(
+            routed_BN=(regions == Region.VISUAL) | (regions == Region.CONTEXT),
+            query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
+            position_BN=rows.ordinal_BM,
+            sample_seed_B=sample_seeds(batch.record_ids, regions.device),
+            apart=apart,
+        )
 
     def _view(self, batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
         """What the reducer may look at."""
@@ -142,6 +196,16 @@ class CompressedBackbone(nn.Module):
             below = self.family.run_layers(hidden[:, :length], visible, position, stop=layer)
             row = attention_row(self.family, layer, below, visible, position, batch.rank_position_B)
         return nn.functional.pad(row, (0, hidden.shape[1] - length))
+
+
+def _check_fit(reducer: Reducer, family: Family) -> None:
+    """Context reducers are for language models, the others for models that see images."""
+    is_text, name = family.image_token_id is None, reducer.config.name
+    if reducer.stage == "context" and not is_text:
+        allowed = f"{family.name} takes fastv or visionzip"
+        raise ValueError(f"reducer {name!r} evicts the context of a language model; {allowed}")
+    if reducer.stage in ("tower", "embeds", "decoder") and is_text:
+        raise ValueError(f"reducer {name!r} reduces visual tokens and {family.name} has none; use quest or none")
 
 
 @contextmanager

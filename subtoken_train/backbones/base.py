@@ -8,11 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from transformers.masking_utils import create_causal_mask
 
 from subtoken_train.backbones.rows import count_positions
@@ -55,8 +55,14 @@ class Family(ABC):
     name: str
     lora_pattern: str
     """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
+    auto_model: Any = AutoModelForImageTextToText
+    auto_processor: Any = AutoProcessor
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
+    nominal_image: tuple[int, int] | None = None
+    """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
+    paper_text: ClassVar[dict[str, int]]
+    """Text tokens beside the image in the paper's prompt (Table 8), by region."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
@@ -85,7 +91,10 @@ class Family(ABC):
 
     @abstractmethod
     def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
-        """Visual tokens of one image of (height, width) pixels; a fixed-resolution family ignores the size."""
+        """Visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
+
+        A fixed-resolution family ignores the size.
+        """
 
     @abstractmethod
     def process_images(self, images: list[Any]) -> tuple[Tensor, Tensor | None]:
@@ -105,6 +114,14 @@ class Family(ABC):
     @abstractmethod
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Apply the family's rotary embedding to [B, H, N, d] queries and keys."""
+
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Cap the pixels of an image.
+
+        Raises:
+            ValueError: the family has one image size, or the cap is too small.
+        """
+        raise ValueError(f"max_pixels={max_pixels}: {self.name} scales every image to one size; remove max_pixels")
 
     @property
     def tokenizer(self) -> Any:
@@ -163,12 +180,13 @@ class Family(ABC):
         cache: Cache | None = None,
         start: int = 0,
         stop: int | None = None,
+        **options: Any,
     ) -> Tensor:
         """Decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
 
         The padding mask is always passed: without one, transformers reads jumps in the position ids (shortened inputs
         keep their original positions) as packed sequences and silently cuts the attention between the pieces.
-        ``position_ids`` are [B, N], or [3, B, N] under mRoPE.
+        ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
         """
         decoder = self.decoder
         position_embeddings = decoder.rotary_emb(hidden_BND, position_ids)
@@ -189,6 +207,7 @@ class Family(ABC):
                 past_key_values=cache,
                 use_cache=cache is not None,
                 position_embeddings=position_embeddings,
+                **options,
             )
         return hidden_BND
 

@@ -6,7 +6,7 @@ Legend: B batch, N positions, D model width, I images, T visual tokens, C tower 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class LlavaFamily(Family):
     name = "llava"
     # Anchored: the CLIP tower has q_proj and v_proj too.
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    # 595 = 576 + 19; how the 19 split is our reading
+    paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 14}
 
     @property
     def decoder(self) -> Any:

@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig
 
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.llava import LlavaFamily
 from subtoken_train.backbones.offline import offline_config
+from subtoken_train.backbones.qwen2_5_vl import Qwen25VLFamily
+from subtoken_train.backbones.text import TextFamily
 from subtoken_train.errors import unknown_name
 from subtoken_train.resources import resource_root
 
-FAMILIES: dict[str, type[Family]] = {"llava": LlavaFamily}
+FAMILIES: dict[str, type[Family]] = {
+    "llava": LlavaFamily,
+    "qwen2_5_vl": Qwen25VLFamily,
+    "llama": TextFamily,
+    "qwen2": TextFamily,
+    "mistral": TextFamily,
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -29,12 +37,15 @@ class BackboneConfig:
         revision: branch, tag or commit on the Hub; None takes the default branch.
         dtype: ``float32``, ``bfloat16`` or ``float16``, of the frozen weights.
         attention: transformers' attention implementation (``sdpa``, ``eager``, ``flash_attention_2``).
+        max_pixels: cap of an image, where images keep their own size (Qwen2.5-VL); 784 pixels are one visual token.
+            None: the processor's own cap, and at most 1,003,520 (1,280 visual tokens).
     """
 
     path: str = "checkpoints/tiny-llava"
     revision: str | None = None
     dtype: str = "float32"
     attention: str = "sdpa"
+    max_pixels: int | None = None
 
 
 def resolve(path: str) -> str:
@@ -54,10 +65,10 @@ def load_family(config: BackboneConfig) -> Family:
     model_config = _read_config(config)
     family = _family_of(model_config)
     source = resolve(config.path)
-    model = AutoModelForImageTextToText.from_pretrained(
+    model = family.auto_model.from_pretrained(
         source, revision=config.revision, dtype=_dtype(config), attn_implementation=config.attention
     )
-    return family(model.eval(), AutoProcessor.from_pretrained(source, revision=config.revision))
+    return _put_together(family, model.eval(), _read_processor(family, config), config)
 
 
 def layout_family(config: BackboneConfig) -> Family:
@@ -65,8 +76,28 @@ def layout_family(config: BackboneConfig) -> Family:
     model_config = offline_config(config.path) or _read_config(config)
     family = _family_of(model_config)
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(model_config, dtype=_dtype(config))
-    return family(model, None)
+        model = family.auto_model.from_config(model_config, dtype=_dtype(config))
+    return _put_together(family, model, None, config)
+
+
+def with_processor(layout: Family, config: BackboneConfig) -> Family:
+    """A layout that can encode records: the same with its tokenizer and image processor.
+
+    Raises:
+        OSError, ValueError: the processor is not at hand.
+    """
+    return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
+
+
+def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
+    return family.auto_processor.from_pretrained(resolve(config.path), revision=config.revision)
+
+
+def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
+    made = family(model, processor)
+    if config.max_pixels is not None:
+        made.limit_pixels(config.max_pixels)
+    return made
 
 
 def _dtype(config: BackboneConfig) -> torch.dtype:

@@ -69,16 +69,29 @@ class PromptPass:
         rows: the rows of ``hidden``.
         spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
         state: what the routers did; None without routing.
+        kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
     """
 
     hidden_BMD: Tensor
     rows: Rows
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
     state: RoutingState | None = None
+    kept: dict[int, Tensor] = field(default_factory=dict)
+
+    def cached(self) -> list[tuple[int, int, Tensor]]:
+        """(first layer, last layer + 1, bool [B, M]) of each stretch of layers whose caches hold the same rows."""
+        if self.kept:
+            return [(layer, layer + 1, kept_BM) for layer, kept_BM in sorted(self.kept.items())]
+        return [(start, stop, rows.visible_BM) for start, stop, rows in self.spans]
 
     def plan(self) -> Plan:
         """Which entries and value groups every layer's cache holds after this pass."""
         layers = []
+        for layer, kept_BM in sorted(self.kept.items()):
+            index, valid = kept_index(kept_BM, pad_left=False)
+            entries = take_rows(self.rows.index_BM, index).masked_fill(~valid, -1)
+            mask = None if self.state is None else take_rows(self.state.masks[layer], index)
+            layers.append(LayerPlan(entries, mask))
         for start, stop, rows in self.spans:
             entries = rows.index_BM.masked_fill(~rows.visible_BM, -1)
             for layer in range(start, stop):

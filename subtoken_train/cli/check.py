@@ -28,18 +28,20 @@ def run_raw(argv: list[str]) -> int:
 
     quiet_libraries()
     from subtoken_train.cli import check_lines
+    from subtoken_train.cli.check_data import data_lines
     from subtoken_train.cli.recipe import RecipeCLI, expand_flags
-    from subtoken_train.training.preflight import lay_out
+    from subtoken_train.training.preflight import lay_out, nominal_prompt
 
     recipe = [word for word in argv if word != OFFLINE]
     cli = RecipeCLI(expand_flags(recipe), with_trainer=False)
     parts = lay_out(cli.model, offline)
+    prompt = nominal_prompt(parts.family, cli.datamodule)
     steps = (
-        ("recipe", check_lines.settings_lines(cli, parts, offline)),
+        ("recipe", check_lines.settings_lines(cli, parts, prompt, offline)),
         ("what trains", check_lines.training_lines(parts)),
-        ("KV budget of a prompt with one image", check_lines.budget_lines(parts)),
-        ("memory of one device (an estimate)", check_lines.memory_lines(cli, parts)),
-        ("data and steps", check_lines.data_lines(cli, parts, offline)),
+        (prompt.title, check_lines.budget_lines(parts, prompt)),
+        ("memory of one device (an estimate)", check_lines.memory_lines(cli, parts, prompt)),
+        ("data and steps", data_lines(cli, parts, offline)),
     )
     for number, (title, lines) in enumerate(steps, start=1):
         print(f"{number}/{len(steps)} {title}", *(f"  {line}" for line in lines), "", sep="\n")

@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.sampler import ResumableSampler
+from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.functional.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.preflight import (
-    PAPER_TEXT,
     LayerBand,
+    NominalPrompt,
     ParameterGroup,
     budget_of,
-    count_devices,
     equal_bytes_anchor,
-    first_sample,
     frozen_group,
     layer_bands,
     lora_groups,
     nominal_anchor,
-    plan_steps,
     prompt_ledger,
     trained_groups,
 )
-from subtoken_train.types import Region
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iterator[str]:
+def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, offline: bool) -> Iterator[str]:
     """Backbone, reducer, routing, LoRA, stage 2 and optimiser, a line each."""
     module = cli.model
     backbone, optimizer = module.backbone_config, module.optimizer_config
+    seen = f"{prompt.tokens:,} visual tokens per {_image_words(parts)}" if prompt.region == "visual" else "text only"
     yield (
         f"backbone   {backbone.path}, {backbone.dtype}, {backbone.attention}, {parts.family.shape.num_layers} layers, "
-        f"{parts.family.visual_tokens()} visual tokens per image"
+        f"{seen}"
     )
-    yield f"reducer    {_reducer_words(parts)}"
+    yield f"reducer    {_reducer_words(parts, prompt)}"
     yield f"routing    {_routing_words(module.routing_config)}"
     yield f"LoRA       {_lora_words(module.lora_settings)}"
     if module.stage2_config is not None:
@@ -58,19 +54,30 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> 
     yield f"output     {cli.output_dir}"
 
 
-def _reducer_words(parts: CompressedBackbone) -> str:
-    config, visual = parts.reducer.config, parts.family.visual_tokens()
-    where = f", stage {config.stage}, L_f={config.layer}" if config.name == "fastv" else ""
-    return f"{config.name}, keeps {config.keep_ratio:g} ({parts.reducer.kept_tokens(visual)} of {visual}){where}"
+def _image_words(parts: CompressedBackbone) -> str:
+    size = parts.family.nominal_image
+    return "image" if size is None else f"image of {size[0]} x {size[1]} pixels"
+
+
+def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
+    config = parts.reducer.config
+    own = {
+        "fastv": f", stage {config.stage}, L_f={config.layer}",
+        "quest": f", pages of {config.page_size}, window {config.window}",
+    }
+    kept = f"{parts.reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
+    return f"{config.name}, keeps {config.keep_ratio:g} ({kept}){own.get(config.name, '')}"
 
 
 def _routing_words(config: RoutingConfig | None) -> str:
     if config is None:
         return "none, a token-only arm"
     query = ", query-conditioned" if config.query_conditioned else ""
+    prior = "" if config.score_prior == "none" else f"{config.score_prior} prior, "
+    gate = "value gate, " if config.value_gate else ""
     return (
-        f"{config.selector}{query}, S={config.num_groups}, K={config.kept_groups}, {config.layout}, {config.budget}, "
-        f"balance weight {config.balance_weight:g}"
+        f"{config.selector}{query}, S={config.num_groups}, K={config.kept_groups}, {config.layout}, "
+        f"{config.budget} budget, {prior}{gate}balance weight {config.balance_weight:g}"
     )
 
 
@@ -106,23 +113,22 @@ def _parameter_line(group: ParameterGroup) -> str:
     return f"{group.name:<22}{group.tensors:>8,}{group.parameters:>16,}"
 
 
-def budget_lines(parts: CompressedBackbone) -> Iterator[str]:
+def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
     """The ledger by layer and region, its totals, and the token-only arm of equal bytes."""
-    ledger = prompt_ledger(parts)
+    ledger = prompt_ledger(parts, prompt)
     dtype = str(parts.family.model.dtype).removeprefix("torch.")
-    text = " + ".join(f"{count} {region}" for region, count in PAPER_TEXT.items())
-    yield f"{sum(PAPER_TEXT.values())} text tokens as in the paper ({text}), no answer; bytes of one layer, {dtype}"
+    yield f"{prompt.note}; bytes of one layer, {dtype}"
     yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
     for band in layer_bands(ledger):
         yield from _band_lines(band, 2 * ledger.shape.side_bytes)
-    yield _total_line("visual region", ledger, "visual")
+    yield _total_line(f"{prompt.region} region", ledger, prompt.region)
     yield _total_line("whole prompt", ledger, None)
     if parts.bank is None:
         yield "matched anchor: none, this arm routes nothing"
         return
-    yield f"matched anchor: {_anchor_words(equal_bytes_anchor(parts, ledger))}"
+    yield f"matched anchor: {_anchor_words(equal_bytes_anchor(parts, ledger, prompt), prompt)}"
     if parts.reducer.cut_layer:
-        yield _nominal_anchor_line(parts)
+        yield _nominal_anchor_line(parts, prompt)
 
 
 def _band_lines(band: LayerBand, dense_token_bytes: int) -> Iterator[str]:
@@ -144,19 +150,19 @@ def _total_line(name: str, ledger: Ledger, region: str | None) -> str:
     return f"{name}: {_size(payload)} of {_size(dense)}, {_percent(payload / dense)}{note}"
 
 
-def _nominal_anchor_line(parts: CompressedBackbone) -> str:
+def _nominal_anchor_line(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
     """Decoder-stage reducers keep every token below the cut: what that makes of the paper's nominal fraction."""
     nominal = f"at the nominal {_percent(budget_of(parts).total_kv_fraction)} of all layers"
     try:
-        return f"{nominal}: {_anchor_words(nominal_anchor(parts))}"
+        return f"{nominal}: {_anchor_words(nominal_anchor(parts, prompt), prompt)}"
     except ValueError as error:
         return f"{nominal}: {error}"
 
 
-def _anchor_words(anchor: Anchor) -> str:
+def _anchor_words(anchor: Anchor, prompt: NominalPrompt) -> str:
     return (
-        f"{anchor.kept_tokens} of {anchor.tokens} visual tokens, every group (keep_ratio {anchor.keep_ratio:g}), "
-        f"{_percent(anchor.fraction)}"
+        f"{anchor.kept_tokens} of {anchor.tokens} {prompt.region} tokens, every group "
+        f"(keep_ratio {anchor.keep_ratio:g}), {_percent(anchor.fraction)}"
     )
 
 
@@ -169,52 +175,12 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / unit:,.2f} {name}"
 
 
-def memory_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
+def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
     """The estimate by purpose; training/memory.py has the formula."""
     data, checkpointing = cli.datamodule, cli.model.gradient_checkpointing
-    estimate = estimate_memory(parts, data.batch_size, data.max_length, checkpointing)
+    length = data.max_length if isinstance(data, InstructionDataModule) else 2 * prompt.tokens
+    estimate = estimate_memory(parts, data.batch_size, length, checkpointing, prompt.tokens)
     before, after = estimate.rows
     yield f"{data.batch_size} records of {before:,} tokens ({after:,} after the reducer); every device holds all of it"
     for name, size in (*estimate.parts, ("sum", estimate.total)):
         yield f"{name:<16}{_size(size):>12}"
-
-
-def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iterator[str]:
-    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
-    data, trainer = cli.datamodule, cli.config.trainer
-    devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
-    accumulate = trainer.accumulate_grad_batches
-    batches = None
-    if offline:
-        yield f"{data.train_file} (not read: --offline)"
-    else:
-        records = yield from _record_lines(cli, parts)
-        batches = ResumableSampler(records, data.batch_size, data.seed, world_size=devices).batches_per_pass
-    plan = plan_steps(
-        data.batch_size * accumulate * devices, trainer.max_steps, trainer.max_epochs, batches, accumulate
-    )
-    yield (
-        f"{plan.samples_per_step:,} records per optimiser step: batch {data.batch_size} x accumulation {accumulate} x "
-        f"{devices} device{'s' if devices > 1 else ''}"
-    )
-    if plan.steps is None:
-        yield "optimiser steps: trainer.max_steps is not set; trainer.max_epochs and the data decide"
-        return
-    passes = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
-    yield f"{plan.steps:,} optimiser steps, {plan.steps * plan.samples_per_step:,} records{passes}"
-
-
-def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Generator[str, None, int]:
-    """Parse the files and encode the first record; returns the number of training records."""
-    data = cli.datamodule
-    records = InstructionRecords(data.train_file, data.image_folder)
-    yield f"{data.train_file}: {len(records):,} records"
-    if data.val_file is not None:
-        yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
-    sample = first_sample(parts.family, cli.model.backbone_config, records, data.max_length)
-    if sample is None:
-        yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"
-    else:
-        counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
-        yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
-    return len(records)

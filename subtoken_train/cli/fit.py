@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -34,6 +35,8 @@ def run_raw(argv: list[str]) -> int:
     # what a user can get wrong comes out before anything is replaced
     cli.datamodule.read()
     cli.model.configure_model()
+    if "LOCAL_RANK" not in os.environ:  # other processes find the tokenised text in the cache
+        cli.datamodule.rehearse(cli.model.family)
     if holds_first_stage(cli, folder):
         raise ValueError(f"stage2.adapter lies in {folder}, which this run would replace; choose another --output_dir")
     if resume is None and folder.exists():

@@ -1,7 +1,7 @@
 """Recipes as typed settings: the one parser that ``fit`` and ``check`` share.
 
 LightningCLI without its subcommands: a recipe's ``model``, ``data`` and ``trainer`` bands are the arguments of
-SubTokenModule, InstructionDataModule and Trainer; the keys beside them are added here.
+SubTokenModule, a data module (``data_module_of``) and Trainer; the keys beside them are added here.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from subtoken_train.cli.wording import check_recipe_file, recipe_keys, worded
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.interrupt import SaveOnInterrupt
 from subtoken_train.training.module import SubTokenModule
@@ -55,7 +59,7 @@ class RecipeCLI(LightningCLI):
             check_recipe_file(path)
         super().__init__(
             SubTokenModule,
-            InstructionDataModule,
+            data_module_of(argv),
             args=argv,
             run=False,
             save_config_callback=None,
@@ -121,6 +125,17 @@ class RecipeCLI(LightningCLI):
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
         self.config.overwrite = self.config.resume = False  # meant for this call alone
         self.parser.save(self.config, str(path), overwrite=True, skip_check=True, multifile=False)
+
+
+def data_module_of(argv: list[str]) -> type[OrderedDataModule[Any]]:
+    """Which data a recipe's ``data`` band speaks of: a corpus (``train``), recall (``num_facts``) or records."""
+    keys: set[str] = set()
+    for path in recipe_paths(argv):
+        band = (yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}).get("data")
+        keys |= set(band) if isinstance(band, dict) else set()
+    if "train" in keys:
+        return CorpusDataModule
+    return RecallDataModule if "num_facts" in keys else InstructionDataModule
 
 
 def recipe_paths(argv: list[str]) -> list[str]:

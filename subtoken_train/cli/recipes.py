@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from subtoken_train.errors import unknown_name
@@ -11,6 +12,7 @@ from subtoken_train.resources import resource
 HELP = """The recipes that travel with the package: one commented YAML per run.
 
   subtoken-train recipes ls
+  subtoken-train recipes ls llava7b visionzip
   subtoken-train recipes show tiny_fastv25_s16k4
   subtoken-train recipes copy tiny_fastv25_s16k4 my_run.yaml"""
 
@@ -18,7 +20,8 @@ HELP = """The recipes that travel with the package: one commented YAML per run.
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the three actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("ls", help="names and first lines")
+    listing = actions.add_parser("ls", help="names and first lines")
+    listing.add_argument("word", metavar="WORD", nargs="*", help="only recipes whose name or first line has every word")
     show = actions.add_parser("show", help="print a recipe")
     show.add_argument("name", metavar="NAME")
     copy = actions.add_parser("copy", help="write a recipe to a file of your own")
@@ -52,12 +55,21 @@ def first_comment(path: Path) -> str:
     return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")
 
 
-def list_recipes() -> None:
-    """Print the name and the first comment line of each recipe."""
-    files = recipe_files()
-    width = max(map(len, files), default=0)
-    for name, path in files.items():
-        print(f"{name:<{width}}  {first_comment(path)}".rstrip())
+def list_recipes(words: Sequence[str] = ()) -> None:
+    """Print the name and the first comment line of each recipe that has all ``words``, whatever their case.
+
+    Raises:
+        ValueError: no recipe has them.
+    """
+    lines = {name: first_comment(path) for name, path in recipe_files().items()}
+    chosen = {
+        name: line for name, line in lines.items() if all(word.lower() in f"{name} {line}".lower() for word in words)
+    }
+    if not chosen:
+        raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
+    width = max(map(len, chosen))
+    for name, line in chosen.items():
+        print(f"{name:<{width}}  {line}".rstrip())
 
 
 def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
@@ -76,7 +88,7 @@ def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
 def run(args: Namespace) -> int:
     """Carry out the chosen action."""
     if args.action == "ls":
-        list_recipes()
+        list_recipes(args.word)
     elif args.action == "show":
         print(recipe_file(args.name).read_text(encoding="utf-8"), end="")
     else:

@@ -67,7 +67,7 @@ def encode(
             is left to learn from.
     """
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
-    rendered = _expand_images(family.render(turns), [family.visual_tokens((i.height, i.width)) for i in images], record)
+    rendered = _expand_images(family.render(turns), [_visual_tokens(family, image, record) for image in images], record)
     encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
     tokens = _Tokens(encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]])
     visual = [token == family.image_token_id for token in tokens.ids] if images else [False] * len(tokens.ids)
@@ -87,6 +87,13 @@ def encode(
         num_images=len(images),
         record_id=record.id,
     )
+
+
+def _visual_tokens(family: Family, image: Image.Image, record: Record) -> int:
+    try:
+        return family.visual_tokens((image.height, image.width))
+    except ValueError as error:
+        raise ValueError(f"record {record.id!r}: {error}") from error
 
 
 def _expand_images(rendered: RenderedPrompt, visual_tokens: list[int], record: Record) -> RenderedPrompt:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from torch.utils.data import DataLoader
 
-from subtoken_train.datasets.records import Record
 from subtoken_train.types import Batch
 
 
@@ -22,7 +22,7 @@ class AccumulationWindows:
         size: micro-batches per optimiser step (``trainer.accumulate_grad_batches``).
     """
 
-    def __init__(self, loader: DataLoader[Record], size: int) -> None:
+    def __init__(self, loader: DataLoader[Any], size: int) -> None:
         self.loader = loader
         self.size = size
 

@@ -74,11 +74,11 @@ class Arm:
     nominal_kv: float
     realised_kv: float
 
-    def mean_scores(self, group: str) -> Scores:
-        """Per-question means over seeds of ``questions``, ``descriptions`` or one kind, [n of that group]."""
+    def scores_of(self, group: str) -> Scores:
+        """Scores of ``questions``, ``descriptions`` or one kind, [s, n of that group]."""
         described = np.isin(self.kinds, DESCRIPTION_KINDS)
         chosen = {"questions": ~described, "descriptions": described}.get(group, self.kinds == group)
-        return np.asarray(self.scores_sn[:, chosen].mean(0), dtype=np.float64)
+        return self.scores_sn[:, chosen]
 
 
 def read_comparison(path: Path) -> Comparison:
@@ -118,7 +118,7 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
     first = records[0]
     return Arm(
         name=name,
-        scores_sn=np.array([record["scores"] for record in records]),
+        scores_sn=np.array([record["scores"] for record in sorted(records, key=lambda record: record["seed"])]),
         kinds=np.array(first["kinds"]),
         visual_tokens=first["visual_tokens"],
         nominal_kv=first["nominal_kv"],
@@ -139,7 +139,7 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
     ]
     for name in known:
         arm = arms[name]
-        cells = [_mean_cell(arm.mean_scores(column)) for column in columns]
+        cells = [_mean_cell(arm.scores_of(column)) for column in columns]
         budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
         lines.append(f"| {words[name]} | `{name}` | {budget} | " + " | ".join(cells) + " |")
     lines += ["", "| difference | questions | descriptions |", "|---|---|---|"]
@@ -156,6 +156,6 @@ def _mean_cell(scores: Scores) -> str:
 
 
 def _difference_cell(first: Arm, second: Arm, group: str) -> str:
-    difference = first.mean_scores(group) - second.mean_scores(group)
+    difference = first.scores_of(group) - second.scores_of(group)
     low, high = bootstrap_interval(difference)
     return f"{100 * difference.mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"

@@ -1,6 +1,6 @@
-"""Bootstrap intervals over questions.
+"""Bootstrap intervals over questions, and over training seeds where there are several.
 
-Legend: n questions, R resamples.
+Legend: s seeds, n questions.
 """
 
 from __future__ import annotations
@@ -16,18 +16,27 @@ RESAMPLES = 2000
 def bootstrap_interval(
     scores: Sequence[float] | npt.NDArray[np.float64], level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval of the mean of ``scores`` (one per question), over questions resampled with replacement.
+    """Percentile interval of the mean of ``scores``, resampled with replacement.
 
-    For a paired comparison pass per-question differences: both arms then meet the same resampled questions. A mean
-    over several seeds per question treats the questions, not the seeds, as the sample.
+    Args:
+        scores: one per question, [n], or per training seed and question, [s, n]. Of several seeds, seeds *and*
+            questions are resampled, so the interval holds the spread between trainings too; with few seeds it is a
+            rough one. For a paired comparison pass differences: both arms then meet the same seeds and questions.
+        level: coverage.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: there are no scores.
     """
-    values = np.asarray(scores, dtype=np.float64)
-    if not len(values):
+    values_sn = np.atleast_2d(np.asarray(scores, dtype=np.float64))
+    if not values_sn.size:
         raise ValueError("no scores to resample")
+    num_seeds, num_questions = values_sn.shape
     rng = np.random.default_rng(seed)
     means = np.empty(RESAMPLES)
-    for start in range(0, RESAMPLES, 100):  # in blocks: R x n indices at once would be large
-        picks = rng.integers(0, len(values), (100, len(values)))
-        means[start : start + 100] = values[picks].mean(-1)
+    for i in range(RESAMPLES):
+        weight_s = np.bincount(rng.integers(0, num_seeds, num_seeds), minlength=num_seeds) / num_seeds
+        weight_n = np.bincount(rng.integers(0, num_questions, num_questions), minlength=num_questions) / num_questions
+        means[i] = weight_s @ values_sn @ weight_n
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

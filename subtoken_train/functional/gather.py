@@ -9,15 +9,22 @@ import torch
 from torch import Tensor
 
 
-def keep_best(scores_BN: Tensor, candidates_BN: Tensor, count_B: Tensor) -> Tensor:
-    """The ``count_B`` best-scored candidates of each sample, bool [B, N]; ties go to the lower index."""
+def rank_candidates(scores_BN: Tensor, candidates_BN: Tensor) -> Tensor:
+    """Rank of each position by score, int64 [B, N]: 0 is the sample's best candidate; ties go to the lower index.
+
+    Positions that are no candidates come after all that are.
+    """
     lowest = torch.finfo(torch.float32).min  # a candidate that scores -inf still comes before what is none
     scores = scores_BN.float().clamp(min=lowest).masked_fill(~candidates_BN, -torch.inf)
     order_BN = scores.sort(dim=-1, descending=True, stable=True).indices
-    rank_BN = torch.empty_like(order_BN).scatter_(
+    return torch.empty_like(order_BN).scatter_(
         -1, order_BN, torch.arange(scores.shape[-1], device=scores.device).expand_as(order_BN)
     )
-    return candidates_BN & (rank_BN < count_B[:, None])
+
+
+def keep_best(scores_BN: Tensor, candidates_BN: Tensor, count_B: Tensor) -> Tensor:
+    """The ``count_B`` best-scored candidates of each sample, bool [B, N]; ties go to the lower index."""
+    return candidates_BN & (rank_candidates(scores_BN, candidates_BN) < count_B[:, None])
 
 
 def kept_index(keep_BN: Tensor, pad_left: bool) -> tuple[Tensor, Tensor]:

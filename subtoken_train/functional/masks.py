@@ -1,7 +1,8 @@
 """Group masks with exact budgets.
 
 Legend: B batch, N positions, S groups. Scores may be any real dtype; ranking is done in fp32. Ties go to the lower
-index (group within a token; token, then group, across a sample), and a mask never keeps more than its budget.
+index (group within a token; token, then group, across a sample), and a mask never keeps more than its budget. The
+global and the ranked budget spend n * K pairs on a sample of n routed tokens, as the fixed one does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,37 @@ def fixed_mask(scores_BNS: Tensor, kept_groups: int) -> Tensor:
     """Fixed budget (paper, section 3.3): bool [B, N, S] with exactly ``kept_groups`` True per token."""
     mask_BNS = torch.zeros_like(scores_BNS, dtype=torch.bool)
     return mask_BNS.scatter_(-1, top_indices(scores_BNS, kept_groups), True)
+
+
+def counted_mask(scores_BNS: Tensor, count_BN: Tensor) -> Tensor:
+    """A budget per token: bool [B, N, S] with exactly ``count_BN`` (int64, 0 to S) True in each token."""
+    order_BNS = top_indices(scores_BNS, scores_BNS.shape[-1])
+    within_BNS = torch.arange(scores_BNS.shape[-1], device=scores_BNS.device) < count_BN[..., None]
+    return torch.zeros_like(scores_BNS, dtype=torch.bool).scatter_(-1, order_BNS, within_BNS)
+
+
+def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_groups: int) -> Tensor:
+    """Ranked budget (ours): groups of each routed token by its rank, int64 [B, N], n * K in each sample exactly.
+
+    The best token of n should get ``high = min(S, 2K)`` groups and the worst ``low = 2K - high``, linearly between:
+    rank j gets ``high + (low - high) * (j + 0.5) / n``, whose mean is K. These are rounded down, and what is missing
+    from n * K goes to the best-ranked, one group each: so counts never rise with the rank and lie in [0, S]. In whole
+    numbers throughout. K = S gives every token S.
+
+    Args:
+        rank_BN: the reducer's rank of each routed token, int64, 0 (best) to n - 1, each once; ignored elsewhere.
+        routed_BN: routed tokens, bool; all others get 0.
+        kept_groups: K, groups per token on average.
+        num_groups: S.
+    """
+    high = min(num_groups, 2 * kept_groups)
+    low = 2 * kept_groups - high
+    n_B1 = routed_BN.sum(-1, keepdim=True)
+    # 2n times the ideal count, so that it is whole
+    scaled_BN = 2 * n_B1 * high + (low - high) * (2 * rank_BN + 1)
+    floor_BN = torch.where(routed_BN, scaled_BN // (2 * n_B1).clamp(min=1), 0)
+    missing_B1 = n_B1 * kept_groups - floor_BN.sum(-1, keepdim=True)
+    return floor_BN + (routed_BN & (rank_BN < missing_B1))
 
 
 def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tensor:

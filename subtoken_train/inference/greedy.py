@@ -39,7 +39,7 @@ def generate_greedy(backbone: CompressedBackbone, prompts: Batch, max_new_tokens
     end, pad = family.tokenizer.eos_token_id, family.tokenizer.pad_token_id
     cache = DynamicCache(config=family.decoder.config)
     result = backbone.run(prompts, cache=cache, pad_left=True)
-    spans = [(start, stop, rows.visible_BM) for start, stop, rows in result.spans]
+    spans = result.cached()
     last_B1 = _last_visible(result.rows.visible_BM)
     hidden = result.hidden_BMD.gather(1, last_B1[..., None].expand(-1, -1, result.hidden_BMD.shape[-1]))
     next_B = family.logits(hidden)[:, -1].argmax(-1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.reducers.base import (
+    ContextReducer,
+    ContextView,
     PositionPolicy,
     RankingReducer,
     Reducer,
@@ -13,6 +15,7 @@ from subtoken_train.reducers.base import (
 )
 from subtoken_train.reducers.fastv import FastV
 from subtoken_train.reducers.none import NoReducer
+from subtoken_train.reducers.quest import Quest
 from subtoken_train.reducers.random import RandomReducer
 from subtoken_train.reducers.visionzip import VisionZip
 
@@ -21,6 +24,7 @@ REDUCERS: dict[str, type[Reducer]] = {
     "random": RandomReducer,
     "fastv": FastV,
     "visionzip": VisionZip,
+    "quest": Quest,
 }
 
 
@@ -36,6 +40,8 @@ def build_reducer(config: ReducerConfig, num_layers: int) -> Reducer:
 
 __all__ = [
     "REDUCERS",
+    "ContextReducer",
+    "ContextView",
     "PositionPolicy",
     "RankingReducer",
     "Reducer",

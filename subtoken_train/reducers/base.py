@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.gather import keep_best
+from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.functional.ledger import check_keep_ratio, kept_count
 from subtoken_train.types import MergedStates, Region, VisualStates
 
@@ -26,13 +26,15 @@ class ReducerConfig:
     """Settings of the token reducer.
 
     Attributes:
-        name: ``none``, ``random``, ``fastv`` or ``visionzip``.
+        name: ``none``, ``random``, ``fastv``, ``visionzip`` or ``quest``.
         keep_ratio: r, tokens kept / tokens before, in (0, 1].
         round_up: round the kept count up (matched anchors) instead of down (routed arms).
         stage: where FastV cuts. ``embeds``: a no-grad scout ranks, then the shortened input starts again at layer 0
             (the paper's lengths count this); ``decoder``: the published FastV, rows leave at layer ``layer``.
         layer: FastV's L_f; the ranking is the attention of layer L_f - 1, counted from 0.
         seed: seed of the ``random`` reducer.
+        page_size: Quest's tokens per page.
+        window: Quest's last context tokens that always stay, inside the budget.
     """
 
     name: str = "fastv"
@@ -41,6 +43,8 @@ class ReducerConfig:
     stage: Literal["embeds", "decoder"] = "embeds"
     layer: int = 2
     seed: int = 0
+    page_size: int = 16
+    window: int = 64
 
 
 @dataclass
@@ -69,6 +73,8 @@ class Reducer:
     """First decoder layer that sees the reduced set."""
     scout_layers: int = 0
     """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
+    ranks: bool = False
+    """Whether its scores order the tokens that stay, which is what a ranked budget reads."""
 
     def __init__(self, config: ReducerConfig) -> None:
         check_keep_ratio(config.keep_ratio)
@@ -78,6 +84,15 @@ class Reducer:
         """Tokens kept of ``tokens``."""
         return kept_count(tokens, self.config.keep_ratio, self.config.round_up)
 
+    def check_ranks(self) -> None:
+        """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""
+        if not self.ranks or self.config.keep_ratio == 1:
+            raise ValueError(
+                f"budget 'ranked' follows the token reducer's ranking, but reducer {self.config.name!r} at "
+                f"keep_ratio={self.config.keep_ratio:g} ranks nothing; take fastv with keep_ratio below 1, or budget "
+                "per_token or global"
+            )
+
 
 class RankingReducer(Reducer, ABC):
     """Ranks the visual tokens of a sample in or before the language model (stages ``embeds`` and ``decoder``)."""
@@ -86,17 +101,26 @@ class RankingReducer(Reducer, ABC):
     def scores(self, view: ReducerView) -> Tensor:
         """A score for every position, [B, N]; among visual tokens the highest stay."""
 
-    @torch.no_grad()
     def keep_mask(self, view: ReducerView) -> Tensor:
-        """Positions that stay, bool [B, N]: every real token but the visual ones that lost.
+        """The first of ``select``."""
+        return self.select(view)[0]
 
-        All images of a sample are ranked together.
+    @torch.no_grad()
+    def select(self, view: ReducerView) -> tuple[Tensor, Tensor | None]:
+        """Which positions stay, and in which order they were chosen.
+
+        Returns:
+            (keep_BN, rank_BN): bool, every real token but the visual ones that lost, all images of a sample ranked
+            together; and the rank of each visual token by its score, int64, 0 is the sample's best, meaningless
+            elsewhere, or None where the reducer does not rank.
         """
         visual_BN = view.regions_BN == Region.VISUAL
         counts = [self.kept_tokens(tokens) if tokens else 0 for tokens in visual_BN.sum(-1).tolist()]
         count_B = torch.tensor(counts, device=visual_BN.device)
-        kept_visual_BN = keep_best(self.scores(view), visual_BN, count_B)
-        return kept_visual_BN | (~visual_BN & (view.regions_BN != Region.PADDING))
+        scores_BN = self.scores(view)
+        kept_visual_BN = keep_best(scores_BN, visual_BN, count_B)
+        keep_BN = kept_visual_BN | (~visual_BN & (view.regions_BN != Region.PADDING))
+        return keep_BN, rank_candidates(scores_BN, visual_BN) if self.ranks else None
 
 
 class TowerReducer(Reducer, ABC):
@@ -107,3 +131,30 @@ class TowerReducer(Reducer, ABC):
     @abstractmethod
     def merge(self, states: VisualStates) -> MergedStates:
         """Fewer tokens for every image, and the placeholders that take them."""
+
+
+@dataclass
+class ContextView:
+    """What a context reducer may look at, in one layer, for prompt tokens only.
+
+    Attributes:
+        query_BHNd: rotated queries.
+        key_BhNd: rotated keys; several query heads may share one.
+        context_BN: the region that is compressed, bool.
+        asks_BN: the query rows that choose, bool.
+    """
+
+    query_BHNd: Tensor
+    key_BhNd: Tensor
+    context_BN: Tensor
+    asks_BN: Tensor
+
+
+class ContextReducer(Reducer, ABC):
+    """Evicts context tokens of a language model, in every layer its own set of the same size."""
+
+    stage = "context"
+
+    @abstractmethod
+    def keep_context(self, view: ContextView) -> Tensor:
+        """Context tokens that stay in this layer, bool [B, N]."""

@@ -22,6 +22,8 @@ _STAGES = ("embeds", "decoder")
 class FastV(RankingReducer):
     """FastV with ``layer`` = L_f >= 1; see the module's text for the two stages."""
 
+    ranks = True
+
     def __init__(self, config: ReducerConfig) -> None:
         super().__init__(config)
         if config.stage not in _STAGES:

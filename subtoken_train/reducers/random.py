@@ -10,7 +10,9 @@ from subtoken_train.reducers.base import RankingReducer, ReducerView
 
 
 class RandomReducer(RankingReducer):
-    """Uniform scores from a hash of (seed, sample, position)."""
+    """Uniform scores from a hash of (seed, sample, position); they are its ranking too."""
+
+    ranks = True
 
     def scores(self, view: ReducerView) -> Tensor:
         """Random scores [B, N]; padding must stand on the right for positions to be the sample's own."""

@@ -21,9 +21,12 @@ from torch.utils.hooks import RemovableHandle
 from subtoken_train.functional.balance import balance_loss
 from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.ledger import KVShape
-from subtoken_train.functional.masks import fixed_mask, global_mask
+from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts
+from subtoken_train.functional.prior import standardised_log
 from subtoken_train.functional.straight_through import straight_through
-from subtoken_train.routing import RoutingConfig, SelectorInput, build_selector
+from subtoken_train.routing import RoutingConfig, SelectorInput, build_prior, build_selector
+from subtoken_train.routing.gate import ValueGate
+from subtoken_train.routing.output_norm import OutputNorms
 
 
 @dataclass
@@ -35,7 +38,12 @@ class RoutingState:
         query_BN: tokens of the query summary, bool.
         position_BN: original positions, int64.
         sample_seed_B: a number per sample, int64.
+        rank_BN: the token reducer's rank of each routed token within its sample, int64, 0 is the best; None where the
+            reducer ranks nothing.
         masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
+        apart: leave the projections' outputs as they are and note what ``route`` needs in ``pending``: some rows of
+            the layer (a language model's context) read whole values, and which tokens stay is not known yet.
+        pending: per layer the projection's input and output, where ``apart``.
         balance: per layer the balance loss of each sample, [B]; learned selectors only.
     """
 
@@ -43,6 +51,9 @@ class RoutingState:
     query_BN: Tensor
     position_BN: Tensor
     sample_seed_B: Tensor
+    apart: bool = False
+    pending: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    rank_BN: Tensor | None = None
     masks: dict[int, Tensor] = field(default_factory=dict)
     balance: dict[int, Tensor] = field(default_factory=dict)
 
@@ -54,7 +65,13 @@ class RoutingState:
 
 
 class RouterBank(nn.Module):
-    """One selector per decoder layer; ``attach`` hooks them to the value projections."""
+    """One selector per decoder layer, with its value gate; ``attach`` hooks them to the value projections.
+
+    A score prior is added to a router's logits, and everything reads the sum: the choice, the straight-through
+    sigmoid and the balance loss, whose probabilities would otherwise be of another router than the one that chooses,
+    and the gate. Where K = S nothing is chosen, so the straight-through gradient is left out: the gradient of a gate
+    over all groups is then exact.
+    """
 
     def __init__(self, config: RoutingConfig, hidden_size: int, shape: KVShape) -> None:
         super().__init__()
@@ -62,6 +79,9 @@ class RouterBank(nn.Module):
         self.config = config
         self.shape = shape
         self.selectors = nn.ModuleList([build_selector(hidden_size, config) for _ in range(shape.num_layers)])
+        self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
+        self.prior = build_prior(hidden_size, config)
+        self._output_norms: OutputNorms | None = None
         self._state: RoutingState | None = None
 
     @property
@@ -69,10 +89,28 @@ class RouterBank(nn.Module):
         """Whether the selectors have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
 
-    def attach(self, value_projections: Sequence[nn.Module]) -> list[RemovableHandle]:
-        """Hook every layer's value projection (its outermost module, LoRA included); returns the handles."""
-        assert len(value_projections) == len(self.selectors)
-        return [module.register_forward_hook(partial(self._route, i)) for i, module in enumerate(value_projections)]
+    @property
+    def neutral(self) -> bool:
+        """Whether every group is kept as it is."""
+        return self.config.kept_groups == self.config.num_groups and not self.config.value_gate
+
+    def attach(
+        self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module]
+    ) -> list[RemovableHandle]:
+        """Hook every layer's value projection (its outermost module, LoRA included); returns the handles.
+
+        Raises:
+            ValueError: ``output_norm`` is asked for and an output projection is quantised.
+        """
+        assert len(value_projections) == len(output_projections) == len(self.selectors)
+        if any(part.reads_output for part in (*self.selectors, self.prior) if part is not None):
+            self._output_norms = OutputNorms(output_projections, self.config, self.shape)
+        return [module.register_forward_hook(partial(self._hook, i)) for i, module in enumerate(value_projections)]
+
+    def freeze_below(self, layer: int) -> None:
+        """Train nothing in the layers below ``layer``: they hold every token whole, and their routers never run."""
+        for part in (*self.selectors[:layer], *self.gates[:layer]):
+            part.requires_grad_(False)
 
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
@@ -88,13 +126,40 @@ class RouterBank(nn.Module):
         state = self._state
         return nullcontext(), nullcontext() if state is None else self.routing(state)
 
-    def _route(self, layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> Tensor:
-        """Forward hook of a value projection: values with the unselected groups of routed tokens zeroed."""
-        state, config = self._state, self.config
+    def _hook(self, layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> Tensor:
+        """Forward hook of a value projection."""
+        state = self._state
         if state is None:
             return value_BND
-        selector = self.selectors[layer]
-        hidden_BND = args[0]
+        if state.apart:
+            state.pending[layer] = (args[0], value_BND)
+            return value_BND
+        return self.route(layer, args[0], value_BND, state)
+
+    def route(self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState) -> Tensor:
+        """A layer's routed values, [B, N, d_v]: unselected groups of routed tokens zeroed, kept ones gated.
+
+        The mask and the balance loss are noted in ``state``.
+        """
+        config = self.config
+        scores_BNS = self._scores(layer, hidden_BND, value_BND, state)
+        hard_BNS = self._choose(scores_BNS.detach(), state)
+        routed_BN1 = state.routed_BN[..., None]
+        state.masks[layer] = hard_BNS | ~routed_BN1
+        factor_BNS = state.masks[layer]
+        if self.selectors[layer].learned:
+            state.balance[layer] = balance_loss(scores_BNS, hard_BNS, state.routed_BN)
+            factor_BNS = torch.where(routed_BN1, self._factors(layer, hard_BNS, scores_BNS), 1.0)
+        return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout)
+
+    def _scores(self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState) -> Tensor:
+        """Scores of a layer's groups, [B, N, S] in fp32, prior included."""
+        selector, config = self.selectors[layer], self.config
+
+        def output_norms() -> Tensor:
+            assert self._output_norms is not None
+            return self._output_norms(layer, value_BND)
+
         view = SelectorInput(
             hidden_BND=hidden_BND,
             value_groups_BNSg=split_groups(value_BND, config.num_groups, self.shape.num_kv_heads, config.layout),
@@ -102,20 +167,29 @@ class RouterBank(nn.Module):
             position_BN=state.position_BN,
             sample_seed_B=state.sample_seed_B,
             layer=layer,
+            output_norms=output_norms,
         )
-        scores_BNS = selector(view)
-        hard_BNS = (
-            fixed_mask(scores_BNS.detach(), config.kept_groups)
-            if config.budget == "per_token"
-            else global_mask(scores_BNS.detach(), config.kept_groups, state.routed_BN)
-        )
-        routed_BN1 = state.routed_BN[..., None]
-        state.masks[layer] = hard_BNS | ~routed_BN1
-        gate_BNS = state.masks[layer]
-        if selector.learned:
-            state.balance[layer] = balance_loss(scores_BNS, hard_BNS, state.routed_BN)
-            gate_BNS = torch.where(routed_BN1, straight_through(hard_BNS, scores_BNS), 1.0)
-        return apply_group_mask(value_BND, gate_BNS, self.shape.num_kv_heads, config.layout)
+        scores_BNS: Tensor = selector(view)
+        if self.prior is not None:
+            scores_BNS = scores_BNS + standardised_log(self.prior(view), state.routed_BN)
+        return scores_BNS
+
+    def _choose(self, scores_BNS: Tensor, state: RoutingState) -> Tensor:
+        """The hard mask of the budget, bool [B, N, S]."""
+        config = self.config
+        if config.budget == "global":
+            return global_mask(scores_BNS, config.kept_groups, state.routed_BN)
+        if config.budget == "ranked":
+            assert state.rank_BN is not None
+            counts_BN = ranked_counts(state.rank_BN, state.routed_BN, config.kept_groups, config.num_groups)
+            return counted_mask(scores_BNS, counts_BN)
+        return fixed_mask(scores_BNS, config.kept_groups)
+
+    def _factors(self, layer: int, hard_BNS: Tensor, logits_BNS: Tensor) -> Tensor:
+        """What a learned router multiplies routed groups by, [B, N, S] in fp32: the mask, times the gate."""
+        chosen = self.config.kept_groups < self.config.num_groups
+        factors_BNS = straight_through(hard_BNS, logits_BNS) if chosen else hard_BNS.to(logits_BNS.dtype)
+        return factors_BNS * self.gates[layer](logits_BNS) if self.config.value_gate else factors_BNS
 
 
 def _masked_mean(hidden_BND: Tensor, mask_BN: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Legend: B batch, N positions, D model width, S value groups, g channels of a gro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,7 +16,8 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.functional.groups import Layout, check_groups
 from subtoken_train.functional.ledger import KVShape
 
-BudgetKind = Literal["per_token", "global"]
+BudgetKind = Literal["per_token", "global", "ranked"]
+ScorePrior = Literal["none", "value_norm", "output_norm"]
 
 
 @dataclass
@@ -24,11 +26,15 @@ class RoutingConfig:
 
     Attributes:
         selector: what chooses groups: the learned routers ``linear`` and ``mlp``, or the router-free controls
-            ``value_norm``, ``random`` and ``static``.
+            ``value_norm``, ``output_norm``, ``random`` and ``static``.
         num_groups: S, value groups per token.
-        kept_groups: K, groups kept per routed token (on average, under a global budget).
+        kept_groups: K, groups kept per routed token (on average, under a global or ranked budget).
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
-        budget: ``per_token`` keeps K groups of each token; ``global`` the best N*K pairs of each sample.
+        budget: ``per_token`` keeps K groups of each token; ``global`` the best N*K pairs of each sample; ``ranked`` as
+            many pairs, of which a token gets the more the higher the token reducer ranks it.
+        value_gate: kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer; learned routers only.
+            With ``kept_groups`` = ``num_groups`` it is the gate alone, without selection.
+        score_prior: a norm whose standardised logarithm is added to a learned router's logits; ``none``: nothing.
         query_conditioned: the mean router input of the query region joins a learned router's input.
         balance_weight: lambda, weight of the load-balance loss of learned routers.
         seed: seed of the ``random`` and ``static`` selectors.
@@ -39,6 +45,8 @@ class RoutingConfig:
     kept_groups: int = 4
     layout: Layout = "contiguous"
     budget: BudgetKind = "per_token"
+    value_gate: bool = False
+    score_prior: ScorePrior = "none"
     query_conditioned: bool = False
     balance_weight: float = 0.01
     seed: int = 0
@@ -48,6 +56,8 @@ class RoutingConfig:
         check_groups(self.num_groups, self.kept_groups, shape.num_kv_heads, shape.head_dim, self.layout)
         if self.budget not in get_args(BudgetKind):
             raise unknown_name("budget", self.budget, get_args(BudgetKind))
+        if self.score_prior not in get_args(ScorePrior):
+            raise unknown_name("score_prior", self.score_prior, get_args(ScorePrior))
         if self.balance_weight < 0:
             raise ValueError(f"balance_weight={self.balance_weight} must not be negative; 0 turns the loss off")
 
@@ -63,6 +73,8 @@ class SelectorInput:
         position_BN: original positions, int64.
         sample_seed_B: a number that belongs to the sample, int64.
         layer: layer index.
+        output_norms: the groups' contribution norms behind ``o_proj``, [B, N, S] in fp32, computed when called; only
+            for selectors that declare ``reads_output``.
     """
 
     hidden_BND: Tensor
@@ -71,6 +83,7 @@ class SelectorInput:
     position_BN: Tensor
     sample_seed_B: Tensor
     layer: int
+    output_norms: Callable[[], Tensor]
 
 
 class Selector(nn.Module, ABC):
@@ -78,6 +91,8 @@ class Selector(nn.Module, ABC):
 
     learned: bool = False
     query_conditioned: bool = False
+    reads_output: bool = False
+    """Whether it calls ``SelectorInput.output_norms``."""
 
     @abstractmethod
     def forward(self, view: SelectorInput) -> Tensor:

@@ -44,16 +44,19 @@ class MemoryEstimate:
         return sum(size for _, size in self.parts)
 
 
-def estimate_memory(parts: CompressedBackbone, batch_size: int, max_length: int, checkpointing: bool) -> MemoryEstimate:
-    """The estimate of the module's text.
+def estimate_memory(
+    parts: CompressedBackbone, batch_size: int, max_length: int, checkpointing: bool, compressed: int
+) -> MemoryEstimate:
+    """The estimate of the module's text; ``compressed`` tokens of a record are the image's (or the context's).
 
     Raises:
         ValueError: ``max_length`` holds no more than the image.
     """
-    visual = parts.family.visual_tokens()
-    if max_length <= visual:
-        raise ValueError(f"max_length={max_length} leaves no room for text beside the {visual} tokens of an image")
-    left = max_length - visual + parts.reducer.kept_tokens(visual)
+    if max_length <= compressed:
+        raise ValueError(f"max_length={max_length} leaves no room for text beside the {compressed} tokens of an image")
+    # context is evicted from caches; its rows still run
+    dropped = 0 if parts.reducer.stage == "context" else compressed - parts.reducer.kept_tokens(compressed)
+    left = max_length - dropped
     shape, config = parts.family.shape, parts.family.decoder.config
     element = shape.element_bytes
     trained = sum(parameter.numel() for parameter in parts.parameters() if parameter.requires_grad)

@@ -7,22 +7,65 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoProcessor
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import BackboneConfig, layout_family, resolve
+from subtoken_train.backbones.load import BackboneConfig, layout_family, with_processor
 from subtoken_train.datasets.collate import EncodedSample, encode
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
 from subtoken_train.functional.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
 from subtoken_train.training.module import SubTokenModule
 
-PAPER_TEXT = {"system": 5, "query": 14}
-"""Text tokens beside the image in the paper's prompt lengths (595 = 576 + 19); how the 19 split is our reading."""
+
+@dataclass(frozen=True)
+class NominalPrompt:
+    """What a pre-flight takes for a prompt.
+
+    Attributes:
+        title: the prompt in words.
+        note: how its text is made up.
+        region: the region that reducer and routers compress, ``visual`` or ``context``.
+        regions: tokens of each region before reduction.
+    """
+
+    title: str
+    note: str
+    region: str
+    regions: dict[str, int]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the compressed region."""
+        return self.regions[self.region]
+
+
+def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
+    """One image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
+    if isinstance(data, RecallDataModule):
+        regions = {"context": data.context_length}
+        return NominalPrompt("KV budget of a context", f"{data.context_length:,} context tokens", "context", regions)
+    if isinstance(data, CorpusDataModule):
+        regions = {"context": data.context_length, "query": data.block_length - data.context_length}
+        note = f"{regions['context']:,} context + {regions['query']:,} query tokens"
+        return NominalPrompt("KV budget of a block of text", note, "context", regions)
+    if family.image_token_id is None:
+        raise ValueError(
+            f"{family.model.config.model_type} is a language model, but data names instruction records; name a corpus "
+            "in data.train (recipes/llama7b_quest25_s8k7.yaml shows one)"
+        )
+    words = family.paper_text
+    text = " + ".join(f"{count} {region}" for region, count in words.items())
+    note = f"{sum(words.values())} text tokens as in the paper ({text}), no answer"
+    regions = {"system": words["system"], "visual": family.visual_tokens(), "query": words["query"]}
+    return NominalPrompt("KV budget of a prompt with one image", note, "visual", regions)
 
 
 @dataclass(frozen=True)
@@ -99,12 +142,10 @@ def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
     return _count("frozen", (parameter for parameter in parts.parameters() if not parameter.requires_grad))
 
 
-def prompt_ledger(parts: CompressedBackbone) -> Ledger:
-    """Nominal cache of a prompt with one image and the paper's 19 text tokens."""
-    visual = parts.family.visual_tokens()
-    regions = {"system": PAPER_TEXT["system"], "visual": visual, "query": PAPER_TEXT["query"]}
-    kept = parts.reducer.kept_tokens(visual)
-    return nominal_ledger(parts.family.shape, regions, budget_of(parts), parts.reducer.cut_layer, kept)
+def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
+    """Nominal cache of a prompt."""
+    kept = parts.reducer.kept_tokens(prompt.tokens)
+    return nominal_ledger(parts.family.shape, prompt.regions, budget_of(parts), parts.reducer.cut_layer, kept)
 
 
 def budget_of(parts: CompressedBackbone) -> KVBudget:
@@ -121,20 +162,20 @@ def layer_bands(ledger: Ledger) -> list[LayerBand]:
     return [LayerBand(members[0][0].layer, members[-1][0].layer, members[0]) for members in alike]
 
 
-def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger) -> Anchor:
-    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the image."""
-    held = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
-    return solve_anchor(ledger.shape, parts.family.visual_tokens(), held, parts.reducer.cut_layer)
+def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: NominalPrompt) -> Anchor:
+    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the region."""
+    held = Fraction(ledger.bytes_of(prompt.region, with_index=False), ledger.dense_bytes(prompt.region))
+    return solve_anchor(ledger.shape, prompt.tokens, held, parts.reducer.cut_layer, prompt.region)
 
 
-def nominal_anchor(parts: CompressedBackbone) -> Anchor:
+def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     """The same for the paper's fraction r (1 + K/S) / 2 of *all* layers.
 
     Raises:
         ValueError: infeasible; the layers below the cut cost more alone.
     """
     target = budget_of(parts).exact_total
-    return solve_anchor(parts.family.shape, parts.family.visual_tokens(), target, parts.reducer.cut_layer)
+    return solve_anchor(parts.family.shape, prompt.tokens, target, parts.reducer.cut_layer, prompt.region)
 
 
 def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
@@ -172,12 +213,12 @@ def first_sample(
 ) -> EncodedSample | None:
     """The first record as the loss sees it; None where the backbone's processor is not at hand."""
     try:
-        processor = AutoProcessor.from_pretrained(resolve(backbone.path), revision=backbone.revision)
+        ready = with_processor(family, backbone)
     except (OSError, ValueError):
         return None
     record = records[0]
     images = [open_image(path, record.id) for path in record.image_paths]
-    return encode(record, type(family)(family.model, processor), max_length, images)
+    return encode(record, ready, max_length, images)
 
 
 def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:

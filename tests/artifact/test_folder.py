@@ -52,6 +52,23 @@ def test_round_trip_gives_the_same_logits(written):
 
 
 @torch.no_grad()
+def test_gates_travel_with_the_routers(tmp_path, tiny_family):
+    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
+    routing = RoutingConfig(num_groups=64, kept_groups=16, budget="ranked", value_gate=True, score_prior="output_norm")
+    folder, backbone = write(tmp_path / "adapter", source, routing)
+    config, reloaded, _ = read_adapter(folder)
+    assert config.routing == routing
+    betas = [gate.beta.item() for gate in reloaded.bank.gates]
+    assert betas == [gate.beta.item() for gate in backbone.bank.gates]
+    assert 0 not in betas
+    batch = make_batch([(1, 8), (0, 5)])
+    assert torch.equal(reloaded.logits(reloaded.run(batch)), backbone.logits(backbone.run(batch)))
+    edit(folder, "router.safetensors", lambda tensors: tensors.pop("gates.2.beta"))
+    with pytest.raises(ValueError, match=r"1 tensors missing \['gates.2.beta'\]"):
+        read_adapter(folder)
+
+
+@torch.no_grad()
 def test_plain_peft_loads_the_lora(written):
     folder, backbone = written
     base = AutoModelForImageTextToText.from_pretrained(backbone.family.model.config._name_or_path)

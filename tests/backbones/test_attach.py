@@ -159,3 +159,16 @@ def test_plan_counts_what_layers_keep(tiny_family):
     assert plan.layers[1].group_mask_BNS is None
     kept = plan.layers[2].group_mask_BNS[0].sum(-1)
     assert kept.tolist() == [16, 16, *[4] * 16, *[16] * 9]
+
+
+def test_a_decoder_cut_trains_no_router_below_it(tiny_family):
+    """A trained parameter without a gradient stops a run on several processes."""
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
+    routing = RoutingConfig(num_groups=16, kept_groups=4, value_gate=True)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage="decoder")
+    trained = {name: parameter for name, parameter in backbone.named_parameters() if parameter.requires_grad}
+    routers = {name for name in trained if name.startswith("bank.")}
+    assert {name.split(".")[2] for name in routers} == {"2", "3"}
+    result = backbone.run(make_batch(MIXED))
+    backbone.logits(result)[result.rows.visible_BM].logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None for parameter in trained.values())

@@ -7,12 +7,14 @@ import torch
 
 from subtoken_train.backbones.build import assemble
 from subtoken_train.backbones.llava import LlavaFamily
-from subtoken_train.backbones.load import BackboneConfig, layout_family, load_family
+from subtoken_train.backbones.load import BackboneConfig, layout_family, load_family, with_processor
 from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.backbones.qwen2_5_vl import Qwen25VLFamily
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 
 from helpers import make_batch, save_backbone
+from qwen_tiny import qwen_batch, qwen_family, qwen_records
 
 
 @pytest.fixture
@@ -87,6 +89,69 @@ def test_llava_7b_counts_without_weights_or_network():
     assert (lora, routers) == (8_388_608, 2_097_664)
     assert family.shape.token_bytes == 512 * 1024
     assert family.visual_tokens() == 576
+
+
+@pytest.mark.parametrize(
+    ("size", "total", "lora", "routers", "kibibytes"),
+    [("3B", 3_754_622_976, 3_686_400, 1_180_224, 36), ("7B", 8_292_166_656, 5_046_272, 1_606_080, 56)],
+)
+def test_qwen25vl_counts_without_weights_or_network(size, total, lora, routers, kibibytes):
+    family = layout_family(BackboneConfig(f"Qwen/Qwen2.5-VL-{size}-Instruct", dtype="bfloat16"))
+    assert sum(parameter.numel() for parameter in family.model.parameters()) == total
+    routing = RoutingConfig(num_groups=16, kept_groups=4)
+    with torch.device("meta"):
+        compressed, _ = assemble(family, LoraSettings(rank=16), ReducerConfig(keep_ratio=0.25), routing)
+    assert sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad) == lora
+    assert sum(parameter.numel() for parameter in compressed.bank.parameters()) == routers
+    assert family.shape.token_bytes == kibibytes * 1024
+    assert family.visual_tokens() == 144
+
+
+@pytest.fixture
+def qwen_folder(tmp_path):
+    return save_backbone(qwen_family(), tmp_path / "qwen")
+
+
+@torch.no_grad()
+def test_a_qwen_folder_loads_without_its_video_processor(qwen_folder, tmp_path):
+    original, loaded = qwen_family(), load_family(BackboneConfig(str(qwen_folder)))
+    assert isinstance(loaded, Qwen25VLFamily)
+    batch, other = (qwen_batch(family, qwen_records(tmp_path)) for family in (original, loaded))
+    assert torch.equal(other.input_ids_BN, batch.input_ids_BN)
+    assert torch.equal(loaded.embed(other), original.embed(batch))
+    assert torch.equal(loaded.positions(other), original.positions(batch))
+
+
+def test_a_published_image_processor_is_read_whatever_class_it_names(qwen_folder):
+    """The Hub's file names a class that needs torchvision, and allows 16,384 visual tokens per image."""
+    published = {
+        "min_pixels": 3136,
+        "max_pixels": 12845056,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+    }
+    (qwen_folder / "preprocessor_config.json").write_text(json.dumps(published))
+    family = load_family(BackboneConfig(str(qwen_folder)))
+    assert (family.min_pixels, family.max_pixels) == (3136, 1_003_520)
+    assert family.processor.image_processor.size["longest_edge"] == 12845056
+
+
+@pytest.mark.parametrize("max_pixels", [None, 112_896])
+def test_the_cap_reaches_every_way_to_build_a_family(qwen_folder, max_pixels):
+    config = BackboneConfig(str(qwen_folder), max_pixels=max_pixels)
+    layout = layout_family(config)
+    families = [load_family(config), layout, with_processor(layout, config)]
+    assert {family.max_pixels for family in families} == {max_pixels or 1_003_520}
+    assert {family.visual_tokens((1000, 1000)) for family in families} == {144 if max_pixels else 1225}
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_a_cap_for_a_family_of_one_size_is_refused(folder, load):
+    with pytest.raises(ValueError, match="max_pixels=112896: llava scales every image to one size"):
+        load(BackboneConfig(str(folder), max_pixels=112_896))
 
 
 def test_a_model_type_that_nobody_knows_is_named(tmp_path):

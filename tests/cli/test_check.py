@@ -10,6 +10,9 @@ from PIL import Image
 
 from subtoken_train.cli.main import main
 
+from helpers import save_backbone
+from qwen_tiny import qwen_family
+
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 LLAVA = ["--config", str(RECIPES / "llava7b_fastv25_s16k4.yaml")]
 
@@ -81,6 +84,30 @@ def test_llava7b_offline(capsys, no_network):
     assert lines[-1] == f"ready: subtoken-train fit {' '.join(LLAVA)}"
 
 
+def test_qwen25vl_offline(capsys, no_network):
+    """The paper's 336 x 336 image: 171 = 27 + 144 tokens."""
+    lines = checked(capsys, [*LLAVA, "--offline", "--model.backbone.path", "Qwen/Qwen2.5-VL-7B-Instruct"])
+    for line in (
+        "backbone Qwen/Qwen2.5-VL-7B-Instruct, bfloat16, sdpa, 28 layers, 144 visual tokens per image of "
+        "336 x 336 pixels",
+        "LoRA together 112 5,046,272",
+        "routers (linear) 56 1,606,080",
+        "frozen 729 8,292,166,656",
+        "27 text tokens as in the paper (15 system + 12 query), no answer; bytes of one layer, bfloat16",
+        "visual 144 36 36,864 9,216 72 15.625 %",
+        "matched anchor: 23 of 144 visual tokens, every group (keep_ratio 0.159722), 15.9722 %",
+    ):
+        assert line in lines
+
+
+def test_the_first_record_of_a_qwen_backbone_obeys_the_cap(capsys, tiny, data_file, tmp_path):
+    folder = str(save_backbone(qwen_family(), tmp_path / "qwen"))
+    argv = [*tiny, "--data.train_file", str(data_file), "--data.batch_size", "1", "--data.max_length", "512"]
+    for cap, visual in (("null", 9), ("5000", 4)):  # a.png is 96 x 96
+        lines = checked(capsys, [*argv, "--model.backbone.path", folder, "--model.backbone.max_pixels", cap])
+        assert any(line.startswith("first record 'r0': ") and f"{visual} visual" in line for line in lines)
+
+
 def test_tiny_offline_with_overrides(capsys, no_network, tiny):
     lines = checked(capsys, [*tiny, "--offline", "--model.routing.selector", "value_norm", "--trainer.max_steps=10"])
     assert "trained 24 24,576" in lines  # q and v of 6 layers; a value-norm selector has nothing to train
@@ -97,6 +124,19 @@ def test_tiny_offline_with_overrides(capsys, no_network, tiny):
 )
 def test_routers_are_counted(capsys, tiny, selector, line):
     assert line in checked(capsys, [*tiny, "--offline", "--model.routing.selector", selector])
+
+
+def test_gate_prior_and_budget_are_named_and_the_gate_is_counted(capsys, tiny):
+    chosen = {"value_gate": "true", "score_prior": "output_norm", "budget": "ranked", "kept_groups": "6"}
+    argv = [word for key, value in chosen.items() for word in (f"--model.routing.{key}", value)]
+    lines = checked(capsys, [*tiny, "--offline", *argv])
+    assert (
+        "routing linear, S=16, K=6, contiguous, ranked budget, output_norm prior, value gate, balance weight 0.01"
+    ) in lines
+    assert "routers (linear) 18 12,390" in lines  # one beta more in each of 6 layers
+    assert "visual 64 16 8,192 3,072 32 17.1875 %" in lines
+    plain = "routing linear, S=16, K=4, contiguous, per_token budget, balance weight 0.01"
+    assert plain in checked(capsys, [*tiny, "--offline"])
 
 
 def test_a_token_only_arm_has_no_anchor(capsys, tiny):
@@ -165,16 +205,23 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--model.reducer.name", "fastvv"], ["unknown reducer 'fastvv'. Did you mean 'fastv'?"]),
         (["--model.routing.selector", "lineer"], ["unknown selector 'lineer'. Did you mean 'linear'?"]),
         (["--model.routing.selector", "static", "--model.routing.query_conditioned", "true"], ["learned router"]),
+        (
+            ["--model.routing.selector", "random", "--model.routing.value_gate", "true"],
+            ["value_gate", "learned router"],
+        ),
+        (["--model.routing.score_prior", "value_nrm"], ["score_prior 'value_nrm'. Did you mean 'value_norm'?"]),
+        (["--model.routing.budget", "ranked", "--model.reducer.keep_ratio", "1"], ["budget 'ranked'", "ranks nothing"]),
         (["--model.reducer.layer", "9"], ["layer=9", "6 layers"]),
         (["--model.reducer.stage", "tower"], ["model.reducer.stage 'tower'", "decoder, embeds"]),
         (["--model.backbone.dtype", "bfloat"], ["unknown dtype 'bfloat'. Did you mean 'bfloat16'?"]),
         (["--model.backbone.path", "/nowhere/model"], ["'/nowhere/model'", "config.json"]),
+        (["--model.backbone.max_pixels", "10000"], ["max_pixels=10000", "one size"]),
         (["--model.routing.kept_group", "4"], ["Did you mean 'model.routing.kept_groups'?"]),
         (["--data.batch_size", "0"], ["batch_size is 0"]),
         (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),
         (["--model.lora.rank", "0"], ["lora rank=0"]),
     ],
-    ids=lambda value: value[1] if value[0].startswith("--") else None,
+    ids=lambda value: " ".join(value[1::2]) if value[0].startswith("--") else None,
 )
 def test_wrong_settings(capsys, tiny, changed, words):
     line = refused(capsys, [*tiny, "--offline", *changed])

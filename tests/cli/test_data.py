@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from subtoken_train.cli.main import main
+from subtoken_train.datasets.english import documents
 
 
 def scenes(folder, *extra: str) -> list[str]:
@@ -28,6 +29,17 @@ def test_existing_folder_needs_overwrite(tmp_path, capsys):
     assert (folder / "train.json").read_bytes() == before
     assert main(scenes(folder, "--seed", "1", "--overwrite")) == 0
     assert (folder / "train.json").read_bytes() != before
+
+
+def test_english_documents(tmp_path, capsys):
+    folder = tmp_path / "english"
+    command = ["data", "english", "--out", str(folder)]
+    assert main(command) == 0
+    lines = (folder / "dev.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == documents("dev")
+    assert main(command) == 2
+    assert "exists; choose another folder or overwrite it" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0
 
 
 def test_unknown_data_set_names_the_nearest(capsys):

@@ -1,5 +1,8 @@
 """``subtoken-train recipes``: on a folder of two recipes, and on the shipped one."""
 
+import subprocess
+import sys
+
 import pytest
 
 from subtoken_train import resources
@@ -75,3 +78,17 @@ def test_every_shipped_recipe_is_listed_with_a_comment(capsys):
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert rows
     assert all(len(row) == 2 for row in rows), "a recipe opens with a comment that says what it is"
+
+
+def test_ls_takes_words(capsys):
+    assert main(["recipes", "ls", "LLaVA-1.5-13B", "visionzip25_s4"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["llava13b_visionzip25_s4k1"]
+    assert main(["recipes", "ls", "gpt5", "fastv"]) == 2
+    assert "no recipe has gpt5 and fastv in its name or first line" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{sys.executable} -m subtoken_train recipes ls | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1

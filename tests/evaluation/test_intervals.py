@@ -1,4 +1,4 @@
-"""Bootstrap intervals: coverage, pairing, reproducibility."""
+"""Bootstrap intervals: coverage, pairing, seeds, reproducibility."""
 
 from __future__ import annotations
 
@@ -38,3 +38,24 @@ def test_same_seed_same_interval_and_no_scores():
     assert bootstrap_interval([1.0]) == (1.0, 1.0)
     with pytest.raises(ValueError, match="no scores"):
         bootstrap_interval([])
+
+
+def test_the_spread_between_seeds_widens_the_interval():
+    rng = np.random.default_rng(3)
+    questions = rng.normal(0, 0.3, 1000)
+    alike = questions + rng.normal(0, 0.01, (5, 1))
+    apart = questions + rng.normal(0, 0.2, (5, 1))
+    widths = [high - low for low, high in map(bootstrap_interval, (questions, alike, apart))]
+    assert widths[1] == pytest.approx(widths[0], rel=0.2)
+    assert widths[2] > 3 * widths[0]
+
+
+def test_several_seeds_cover_the_truth_less_than_one_would_wish():
+    """Resampling five seeds is known to be a little narrow; it must still be far better than ignoring them."""
+    rng = np.random.default_rng(4)
+    hits = 0
+    for trial in range(100):
+        scores = 0.5 + rng.normal(0, 0.1, (5, 1)) + rng.normal(0, 0.2, 200)
+        low, high = bootstrap_interval(scores, seed=trial)
+        hits += low <= 0.5 <= high
+    assert 75 <= hits <= 97

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.functional.gather import keep_best, kept_index, take_rows
+from subtoken_train.functional.gather import keep_best, kept_index, rank_candidates, take_rows
 
 from helpers import random_mask, random_scores
 
@@ -25,6 +25,19 @@ def test_keep_best_equals_a_sort_per_sample(sizes, seed, levels, bf16, data):
         for n in sorted(marked, key=lambda n: (-float(scores[sample, n]), n))[:count]:
             expected[sample, n] = True
     assert torch.equal(keep_best(scores, candidates, torch.tensor(counts)), expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=SIZES, seed=SEEDS, levels=st.sampled_from([None, 1, 3]), bf16=st.booleans())
+def test_ranks_equal_a_sort_per_sample(sizes, seed, levels, bf16):
+    scores = random_scores(seed, *sizes, levels=levels, dtype=torch.bfloat16 if bf16 else torch.float32)
+    candidates = random_mask(seed, *sizes)
+    rank = rank_candidates(scores, candidates)
+    for sample in range(sizes[0]):
+        marked = [n for n in range(sizes[1]) if candidates[sample, n]]
+        order = sorted(marked, key=lambda n: (-float(scores[sample, n]), n))
+        assert [int(rank[sample, n]) for n in order] == list(range(len(order)))
+        assert sorted(rank[sample].tolist()) == list(range(sizes[1]))
 
 
 def test_keep_best_fills_its_count_even_with_minus_infinity():

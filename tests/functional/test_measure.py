@@ -1,6 +1,7 @@
 """What a plan keeps: counted by loops, and reconciled with the nominal ledger through the tiny model."""
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.base import BudgetKind
 from subtoken_train.types import LayerPlan, Plan, Region
 
 from helpers import compress, make_batch, random_mask, random_scores
@@ -62,15 +64,21 @@ def test_reconciles_for_the_arms_with_one_part(tiny_family, arm):
     assert (measured.fraction() == 1) == (arm == "backbone")
 
 
+@pytest.mark.parametrize("settings", [{}, {"value_gate": True, "score_prior": "output_norm"}], ids=["plain", "gated"])
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@pytest.mark.parametrize(("num_groups", "kept_groups"), [(16, 4), (16, 14), (64, 16)])
 @torch.no_grad()
-def test_a_global_budget_costs_the_same_payload(tiny_family):
+def test_every_budget_costs_the_same_payload(tiny_family, stage, num_groups, kept_groups, settings):
     batch = make_batch(MIXED)
-    ledgers = []
-    for budget in ("per_token", "global"):
-        backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4, budget=budget))
-        ledgers.append(measured_ledger(backbone.run(batch).plan(), batch.regions_BN, tiny_family.shape))
-    assert ledgers[0].bytes_of(with_index=False) == ledgers[1].bytes_of(with_index=False)
-    assert ledgers[0].fraction("visual") == ledgers[1].fraction("visual") == 0.625
+    payloads = set()
+    for budget in get_args(BudgetKind):
+        routing = RoutingConfig(num_groups=num_groups, kept_groups=kept_groups, budget=budget, **settings)
+        backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage=stage)
+        ledger = measured_ledger(backbone.run(batch).plan(), batch.regions_BN, tiny_family.shape)
+        payloads.add((ledger.bytes_of(with_index=False), ledger.bytes_of("visual", with_index=False)))
+        if stage == "embeds":
+            assert ledger.fraction("visual") == KVBudget(0.25, num_groups, kept_groups).total_kv_fraction
+    assert len(payloads) == 1
 
 
 @settings(max_examples=50, deadline=None)

@@ -10,6 +10,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 
 from helpers import compress, make_batch
+from qwen_tiny import qwen_batch, qwen_family, qwen_records
 
 PROMPTS = [(1, 6), (2, 9), (0, 7)]
 
@@ -26,6 +27,7 @@ def extended(prompts: Batch, tokens: torch.Tensor) -> Batch:
         prompts.pixel_values,
         prompts.images_per_sample_B,
         prompts.record_ids,
+        prompts.image_grid_I3,
     )
 
 
@@ -82,3 +84,54 @@ def test_routers_run_once_on_the_prompt(tiny_family):
         selector.register_forward_hook(lambda *_: calls.append(1))
     generate_greedy(backbone, make_batch(PROMPTS[:1]), 5)
     assert len(calls) == tiny_family.shape.num_layers
+
+
+@pytest.fixture
+def qwen():
+    return qwen_family(seed=1)
+
+
+def hf_answers(family, prompts: Batch, steps: int) -> torch.Tensor:
+    """Greedy answers by transformers' own ``generate``, mRoPE ids and all."""
+    generated = family.model.generate(
+        input_ids=prompts.input_ids_BN,
+        attention_mask=(prompts.regions_BN != Region.PADDING).long(),
+        pixel_values=prompts.pixel_values,
+        image_grid_thw=prompts.image_grid_I3,
+        mm_token_type_ids=(prompts.input_ids_BN == family.image_token_id).int(),
+        max_new_tokens=steps,
+        do_sample=False,
+    )
+    return generated[:, prompts.input_ids_BN.shape[1] :]
+
+
+@torch.no_grad()
+def test_qwen_decodes_as_transformers_generates(qwen, tmp_path):
+    """Images of different sizes, left-padded; one answer ends early at ``<|im_end|>``."""
+    records = qwen_records(tmp_path)[:2]
+    prompts = qwen_batch(qwen, records, pad_left=True, generation=True)
+    assert (prompts.regions_BN == Region.PADDING).any()
+    expected = hf_answers(qwen, prompts, 12)
+    assert torch.equal(generate_greedy(compress(qwen), prompts, 12).token_ids_BT, expected)
+    right = qwen_batch(qwen, records, generation=True)
+    assert torch.equal(generate_greedy(compress(qwen), right, 12).token_ids_BT, expected)
+
+    end, fourth = qwen.tokenizer.eos_token_id, int(expected[0, 3])
+    rows = qwen.model.lm_head.weight
+    rows[[end, fourth]] = rows[[fourth, end]]
+    ended = hf_answers(qwen, prompts, 12)
+    assert ended[0, 3:].tolist() == [end] + [qwen.tokenizer.pad_token_id] * 8
+    assert torch.equal(generate_greedy(compress(qwen), prompts, 12).token_ids_BT, ended)
+
+
+@pytest.mark.parametrize("reducer", [{"name": "fastv"}, {"name": "fastv", "stage": "decoder"}, {"name": "visionzip"}])
+@torch.no_grad()
+def test_qwen_cached_greedy_equals_full_recompute(qwen, tmp_path, reducer):
+    backbone = compress(qwen, RoutingConfig(num_groups=16, kept_groups=4), keep_ratio=0.5, **reducer)
+    prompts = qwen_batch(qwen, qwen_records(tmp_path), pad_left=True, generation=True)
+    tokens = torch.empty(3, 0, dtype=torch.long)
+    for _ in range(5):
+        logits = backbone.logits(backbone.run(extended(prompts, tokens), pad_left=True))
+        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
+    assert not (tokens == qwen.tokenizer.eos_token_id).any()
+    assert torch.equal(generate_greedy(backbone, prompts, 5).token_ids_BT, tokens)

@@ -1,5 +1,6 @@
 """Every recipe says the same thing four times: in its name, its keys, its first line and the ledger."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.functional.geometries import GEOMETRIES
-from subtoken_train.functional.ledger import KVBudget, KVShape, kept_count, nominal_ledger, solve_anchor
+from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger, solve_anchor
+from subtoken_train.reducers import build_reducer
 
 from tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 
@@ -18,10 +20,18 @@ NAME = re.compile(
     r"(?P<model>[a-z0-9]+)_"
     r"(?:lora_only|(?P<reducer>[a-z]+)(?P<keep>\d+(?:p\d+)?)"
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
-    r"(?:_(?P<variant>mlp|query|global|valuenorm|random|static|olora))?"
+    r"(?:_(?P<selector>mlp|query|valuenorm|outputnorm|random|static|olora))?"
+    r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?"
     r"(?:_lf(?P<layer>\d+))?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
-SELECTORS = {"mlp": "mlp", "valuenorm": "value_norm", "random": "random", "static": "static"}
+PATTERN = "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_lf<L>][_anchor|_stage2].yaml"
+SELECTORS = {
+    "mlp": "mlp",
+    "valuenorm": "value_norm",
+    "outputnorm": "output_norm",
+    "random": "random",
+    "static": "static",
+}
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,19 @@ class Model:
 
     path: str
     shape: KVShape
-    visual_tokens: int
+    tokens: int
+    region: str = "visual"
+    sized: bool = False  # images keep their own size: token counts vary
 
 
 MODELS = {
     "tiny": Model("checkpoints/tiny-llava", KVShape(TEXT_LAYERS, HEADS, WIDTH // HEADS, 4), VISUAL_TOKENS),
     "llava7b": Model("llava-hf/llava-1.5-7b-hf", GEOMETRIES["llava-1.5-7b"], 576),
+    "llava13b": Model("llava-hf/llava-1.5-13b-hf", GEOMETRIES["llava-1.5-13b"], 576),
+    "qwenvl3b": Model("Qwen/Qwen2.5-VL-3B-Instruct", GEOMETRIES["qwen2.5-vl-3b"], 144, sized=True),
+    "qwenvl7b": Model("Qwen/Qwen2.5-VL-7B-Instruct", GEOMETRIES["qwen2.5-vl-7b"], 144, sized=True),
+    "llama7b": Model("meta-llama/Llama-2-7b-hf", GEOMETRIES["llama-2-7b"], 1024, "context"),
+    "qwen7b": Model("Qwen/Qwen2.5-7B", GEOMETRIES["qwen2.5-7b"], 1024, "context"),
 }
 
 
@@ -57,18 +74,15 @@ class Recipe:
 
     @property
     def kept_tokens(self) -> int:
-        """Visual tokens that the recipe's own keys keep."""
-        reducer = self.cli.model.reducer_config
-        return kept_count(self.model.visual_tokens, reducer.keep_ratio, reducer.round_up)
+        """Tokens of the compressed region that the recipe's own keys keep."""
+        return build_reducer(self.cli.model.reducer_config, self.model.shape.num_layers).kept_tokens(self.model.tokens)
 
 
 @pytest.fixture(scope="module", params=RECIPES, ids=lambda path: path.stem)
 def recipe(request) -> Recipe:
     path = request.param
     match = NAME.fullmatch(path.stem)
-    assert match, (
-        f"{path.name} does not follow <model>_<reducer><keep%>[_s<S>k<K>][_<variant>][_lf<L>][_anchor|_stage2].yaml"
-    )
+    assert match, f"{path.name} does not follow {PATTERN}"
     words = match.groupdict()
     assert words["model"] in MODELS
     cli = RecipeCLI(["--config", str(path)], with_trainer=False)
@@ -94,27 +108,53 @@ def test_reducer(recipe):
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
     if words["anchor"]:
-        tokens = recipe.model.visual_tokens
-        anchor = solve_anchor(recipe.model.shape, tokens, recipe.budget.total_kv_fraction)
+        tokens, whole_pages = recipe.model.tokens, reducer.name == "quest"
+        anchor = solve_anchor(recipe.model.shape, tokens, recipe.budget.exact_total, region=recipe.model.region)
         assert reducer.round_up
-        assert reducer.keep_ratio == anchor.keep_ratio
-        assert recipe.kept_tokens == anchor.kept_tokens
+        varies = whole_pages or recipe.model.sized
+        assert reducer.keep_ratio == (float(recipe.budget.exact_total) if varies else anchor.keep_ratio)
+        page = reducer.page_size if whole_pages else 1
+        assert recipe.kept_tokens == math.ceil(anchor.kept_tokens / page) * page
     else:
         assert not reducer.round_up
         assert reducer.keep_ratio == recipe.budget.keep_ratio
 
 
 def test_routing(recipe):
+    """An anchor routes nothing; the anchor of a gated arm has the same gate, over all groups."""
     words, routing = recipe.words, recipe.cli.model.routing_config
-    if words["num_groups"] is None or words["anchor"]:
+    if words["num_groups"] is None or (words["anchor"] and not words["gated"]):
         assert routing is None
         return
     assert routing is not None
     routing.check(recipe.model.shape)
-    assert (routing.num_groups, routing.kept_groups) == (recipe.budget.num_groups, recipe.budget.kept_groups)
-    assert routing.selector == SELECTORS.get(words["variant"] or "", "linear")
-    assert routing.query_conditioned == (words["variant"] == "query")
-    assert routing.budget == ("global" if words["variant"] == "global" else "per_token")
+    kept_groups = recipe.budget.num_groups if words["anchor"] else recipe.budget.kept_groups
+    assert (routing.num_groups, routing.kept_groups) == (recipe.budget.num_groups, kept_groups)
+    assert routing.selector == SELECTORS.get(words["selector"] or "", "linear")
+    is_text = recipe.model.region == "context"  # the paper's routers of language models read the query (Table 5)
+    assert routing.query_conditioned == (is_text or words["selector"] == "query")
+    assert routing.budget == (words["budget"] or ("global" if is_text else "per_token"))
+    assert (routing.score_prior != "none") == (words["prior"] is not None)
+    assert routing.value_gate == (words["gated"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tiny_fastv25_s64k16_global_prior_gated", ["64", "16", None, "global", "_prior", "_gated", None, None]),
+        ("tiny_fastv25_s16k4_mlp_ranked_lf4", ["16", "4", "mlp", "ranked", None, None, "4", None]),
+        ("tiny_fastv25_s16k4_outputnorm_global", ["16", "4", "outputnorm", "global", None, None, None, None]),
+        ("tiny_fastv25_s16k4_gated_anchor", ["16", "4", None, None, None, "_gated", None, "_anchor"]),
+        ("tiny_fastv25_s16k16_gated", ["16", "16", None, None, None, "_gated", None, None]),
+        ("tiny_fastv25_s16k4_gated_prior", None),
+        ("tiny_fastv25_s16k4_global_ranked", None),
+        ("tiny_fastv25_s16k4_global_mlp", None),
+    ],
+)
+def test_names_hold_their_words_in_one_order(name, words):
+    match = NAME.fullmatch(name)
+    keys = ("num_groups", "kept_groups", "selector", "budget", "prior", "gated", "layer", "anchor")
+    assert (match and [match[key] for key in keys]) == words
 
 
 def test_stage2(recipe):
@@ -122,9 +162,9 @@ def test_stage2(recipe):
     stage2 = recipe.cli.model.stage2_config
     assert (stage2 is not None) == bool(recipe.words["stage2"])
     if stage2 is None:
-        assert recipe.words["variant"] != "olora"
+        assert recipe.words["selector"] != "olora"
         return
-    assert (stage2.output_lora is not None) == (recipe.words["variant"] == "olora")
+    assert (stage2.output_lora is not None) == (recipe.words["selector"] == "olora")
     name = Path(stage2.adapter).parent.name
     assert stage2.adapter == f"runs/{name}/adapter"
     assert f"subtoken-train fit --config recipes/{name}.yaml" in "\n".join(recipe.lines)
@@ -150,13 +190,13 @@ def test_first_line_agrees_with_the_ledger(recipe):
     routing = recipe.cli.model.routing_config
     groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
     budget = KVBudget(recipe.cli.model.reducer_config.keep_ratio, *groups)
-    tokens = {"visual": recipe.model.visual_tokens}
+    tokens = {recipe.model.region: recipe.model.tokens}
     ledger = nominal_ledger(recipe.model.shape, tokens, budget, kept_tokens=recipe.kept_tokens)
     figure = re.search(r"([\d.]+) % KV", summary)
     assert figure
-    assert float(figure[1]) == 100 * ledger.fraction()
+    assert float(figure[1]) == pytest.approx(100 * ledger.fraction(), rel=1e-7)
     if counts := re.search(r"\((\d+) of (\d+)\)", summary):
-        assert (int(counts[1]), int(counts[2])) == (recipe.kept_tokens, recipe.model.visual_tokens)
+        assert (int(counts[1]), int(counts[2])) == (recipe.kept_tokens, recipe.model.tokens)
     if written := re.search(r"S=(\d+), K=(\d+)", summary):
         assert (int(written[1]), int(written[2])) == groups
 

@@ -24,7 +24,7 @@ class GoldenFamily(Family):
 
     name = "golden"
     render = visual_tokens = process_images = visual_states = project = None
-    image_token_id = None
+    image_token_id = 4
 
     def __init__(self, model, embeds):
         super().__init__(model, None)

@@ -110,6 +110,23 @@ def test_random_depends_on_seed_and_sample_and_covers_all_positions():
     assert not torch.equal(keep, other)
 
 
+@pytest.mark.parametrize("name", ["fastv", "random"])
+def test_the_ranking_is_that_of_the_scores(name):
+    regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6, Region.QUERY, Region.PADDING]] * 2)
+    reducer, view = build_reducer(ReducerConfig(name, 0.5), 4), look(regions, random_scores(0, 2, 9, levels=3))
+    keep, rank = reducer.select(view)
+    scores = reducer.scores(view)
+    for sample in range(2):
+        order = sorted(range(1, 7), key=lambda n: (-float(scores[sample, n]), n))
+        assert [int(rank[sample, n]) for n in order] == list(range(6))
+        assert keep[sample].nonzero().flatten().tolist() == sorted([0, 7, *order[:3]])
+    assert torch.equal(reducer.keep_mask(view), keep)
+
+
+def test_none_ranks_nothing():
+    assert not build_reducer(ReducerConfig("none"), 4).ranks
+
+
 def test_reducers_score_without_a_graph():
     """Not even while the backbone trains: what a reducer computes for its ranking is never kept for a backward pass."""
     weight, graphs = torch.ones(6, requires_grad=True), []

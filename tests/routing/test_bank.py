@@ -1,6 +1,7 @@
 """The router bank on the tiny model: what it changes, when it acts, and what the masks depend on."""
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from subtoken_train.backbones.lora import LoraSettings, add_lora
 from subtoken_train.functional.balance import balance_loss
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.ledger import KVShape
+from subtoken_train.functional.masks import ranked_counts
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.routing.base import BudgetKind
 from subtoken_train.types import Region
 
-from helpers import compress, make_batch
+from helpers import compress, make_batch, sharpen
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -74,15 +77,47 @@ def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layo
         assert not groups[~mask].any()
 
 
-@pytest.mark.parametrize("budget", ["per_token", "global"])
+@pytest.mark.parametrize("budget", get_args(BudgetKind))
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @torch.no_grad()
-def test_global_and_fixed_budgets_keep_the_same_number_of_pairs(tiny_family, budget):
-    batch = make_batch(MIXED)
-    state = compress(tiny_family, RoutingConfig(budget=budget)).run(batch).state
-    visual = batch.regions_BN == Region.VISUAL
+def test_every_budget_keeps_the_same_number_of_pairs(tiny_family, budget, stage):
+    backbone = compress(tiny_family, RoutingConfig(budget=budget), name="fastv", keep_ratio=0.25, stage=stage)
+    state = backbone.run(make_batch(MIXED)).state
+    assert state.routed_BN.sum(-1).tolist() == [16, 32, 0]
     for mask in state.masks.values():
-        kept = (mask & visual[..., None]).sum((1, 2))
-        assert torch.equal(kept, visual.sum(-1) * 4)
+        kept = (mask & state.routed_BN[..., None]).sum((1, 2))
+        assert torch.equal(kept, state.routed_BN.sum(-1) * 4)
+        assert mask[~state.routed_BN].all()
+
+
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@pytest.mark.parametrize("pad_left", [False, True])
+@pytest.mark.parametrize("name", ["fastv", "random"])
+@torch.no_grad()
+def test_a_ranked_budget_follows_the_reducer(tiny_family, name, pad_left, stage):
+    """Counts fall with the score that the reducer gave each token, two images of a sample ranked together."""
+    sharpen(tiny_family)
+    batch = make_batch(MIXED, pad_left)
+    backbone = compress(tiny_family, RoutingConfig(budget="ranked"), name=name, keep_ratio=0.25, stage=stage)
+    seen = []
+    scores_of = backbone.reducer.scores
+    backbone.reducer.scores = lambda view: seen.append(scores_of(view)) or seen[-1]
+    result = backbone.run(batch, pad_left=pad_left)
+    assert len(seen) == 1
+    rows, state = result.rows, result.state
+    for sample, tokens in enumerate((16, 32, 0)):
+        routed = state.routed_BN[sample]
+        scores = seen[0][sample, rows.index_BM[sample, routed]]
+        order = scores.argsort(descending=True, stable=True)
+        expected = ranked_counts(torch.arange(tokens)[None], torch.ones(1, tokens, dtype=torch.bool), 4, 16)[0]
+        for mask in state.masks.values():
+            assert torch.equal(mask[sample, routed].sum(-1)[order], expected)
+
+
+@pytest.mark.parametrize("reducer", [{}, {"name": "fastv", "keep_ratio": 1.0}], ids=["none", "everything"])
+def test_a_ranked_budget_needs_a_ranking(tiny_family, reducer):
+    with pytest.raises(ValueError, match=r"budget 'ranked' follows .*keep_ratio=1 ranks nothing; take fastv with"):
+        compress(tiny_family, RoutingConfig(budget="ranked"), **reducer)
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
@@ -124,7 +159,7 @@ def test_hooks_are_inactive_outside_the_block(tiny_family):
 def test_the_state_is_restored_after_nesting_and_after_errors():
     bank = RouterBank(RoutingConfig(num_groups=4, kept_groups=1), 8, KVShape(1, 2, 4))
     projection = torch.nn.Linear(8, 8)
-    bank.attach([projection])
+    bank.attach([projection], [torch.nn.Linear(8, 8)])
     hidden, routed = torch.randn(1, 3, 8), torch.ones(1, 3, dtype=torch.bool)
     outer, inner = (
         RoutingState(routed, ~routed, torch.arange(3)[None], torch.zeros(1, dtype=torch.long)) for _ in range(2)

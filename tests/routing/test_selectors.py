@@ -1,5 +1,7 @@
 """Selectors: parameters, initialisation, precision, and what each one looks at."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from helpers import random_scores
 
 WIDTH, GROUPS = 128, 16
 LEARNED = ("linear", "mlp")
-CONTROLS = ("value_norm", "random", "static")
+CONTROLS = ("value_norm", "output_norm", "random", "static")
 
 
 def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
@@ -24,6 +26,7 @@ def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
         position_BN=torch.arange(length).expand(batch, -1),
         sample_seed_B=torch.arange(batch) + 100,
         layer=layer,
+        output_norms=lambda: random_scores(seed + 3, batch, length, GROUPS).abs(),
     )
 
 
@@ -40,6 +43,7 @@ def build(name, width=WIDTH, **settings):
         ("mlp", False, WIDTH * 32 + 32 + 32 * GROUPS + GROUPS),
         ("mlp", True, 2 * WIDTH * 32 + 32 + 32 * GROUPS + GROUPS),
         ("value_norm", False, 0),
+        ("output_norm", False, 0),
         ("random", False, 0),
         ("static", False, 0),
     ],
@@ -113,7 +117,13 @@ def test_a_sample_scores_the_same_alone_and_in_a_batch(name):
     selector, view = build(name), look(3)
     whole = selector(view)
     alone = SelectorInput(
-        view.hidden_BND[1:2], view.value_groups_BNSg[1:2], None, view.position_BN[1:2], view.sample_seed_B[1:2], 0
+        view.hidden_BND[1:2],
+        view.value_groups_BNSg[1:2],
+        None,
+        view.position_BN[1:2],
+        view.sample_seed_B[1:2],
+        0,
+        lambda: view.output_norms()[1:2],
     )
     assert torch.allclose(selector(alone), whole[1:2], atol=1e-6)
 
@@ -139,8 +149,11 @@ def test_random_follows_positions_not_slots():
     view = look(1)
     whole = build("random")(view)
     rows = torch.tensor([3, 7, 8])
-    picked = SelectorInput(
-        view.hidden_BND[:, rows], view.value_groups_BNSg[:, rows], None, rows[None], view.sample_seed_B, 0
+    picked = replace(
+        view,
+        hidden_BND=view.hidden_BND[:, rows],
+        value_groups_BNSg=view.value_groups_BNSg[:, rows],
+        position_BN=rows[None],
     )
     assert torch.equal(build("random")(picked), whole[:, rows])
 
@@ -159,12 +172,17 @@ def test_unknown_names_name_the_nearest():
         build("linaer")
     with pytest.raises(ValueError, match=r"unknown budget 'globl'\. Did you mean 'global'\?"):
         RoutingConfig(budget="globl").check(shape)
+    with pytest.raises(ValueError, match=r"unknown score_prior 'value_nrm'\. Did you mean 'value_norm'\?"):
+        RoutingConfig(score_prior="value_nrm").check(shape)
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_controls_refuse_a_query(name):
-    with pytest.raises(ValueError, match=f"query_conditioned needs a learned router.*not '{name}'"):
-        build(name, query_conditioned=True)
+@pytest.mark.parametrize("option", [{"query_conditioned": True}, {"value_gate": True}, {"score_prior": "value_norm"}])
+def test_controls_refuse_what_belongs_to_routers(name, option):
+    (word,) = option
+    message = rf"{word} needs a learned router \(linear or mlp\), not '{name}': take one of them, or leave {word} out"
+    with pytest.raises(ValueError, match=message):
+        build(name, **option)
 
 
 def test_wrong_settings_are_worded():
@@ -173,4 +191,5 @@ def test_wrong_settings_are_worded():
         RoutingConfig(balance_weight=-0.1).check(shape)
     with pytest.raises(ValueError, match="num_groups=12 does not divide the value width 128"):
         RoutingConfig(num_groups=12).check(shape)
-    RoutingConfig(num_groups=128, kept_groups=128, balance_weight=0).check(shape)
+    for num_groups in (64, 128):  # d_v/2 and d_v: pairs of channels, and single ones
+        RoutingConfig(num_groups=num_groups, kept_groups=num_groups, balance_weight=0).check(shape)

@@ -62,7 +62,7 @@ def parts(tiny_family):
 
 
 def test_memory_counts_what_trains_four_times(parts):
-    sizes = dict(estimate_memory(parts, batch_size=2, max_length=160, checkpointing=False).parts)
+    sizes = dict(estimate_memory(parts, batch_size=2, max_length=160, checkpointing=False, compressed=64).parts)
     trained = sum(parameter.numel() for parameter in parts.parameters() if parameter.requires_grad)
     assert sizes["LoRA + routers"] + sizes["gradients"] + sizes["AdamW state"] == 16 * trained
     assert sizes["frozen weights"] == 4 * sum(p.numel() for p in parts.parameters() if not p.requires_grad)
@@ -70,7 +70,7 @@ def test_memory_counts_what_trains_four_times(parts):
 
 def test_memory_grows_with_the_batch_and_shrinks_with_checkpointing(parts):
     def activations(batch_size, checkpointing):
-        return dict(estimate_memory(parts, batch_size, 160, checkpointing).parts)["activations"]
+        return dict(estimate_memory(parts, batch_size, 160, checkpointing, 64).parts)["activations"]
 
     assert activations(4, False) == 2 * activations(2, False)
     assert activations(2, True) < activations(2, False) / 2
@@ -92,5 +92,5 @@ def test_activations_are_what_autograd_saves_give_or_take_half(parts):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         _result = parts.run(batch)
     measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-    estimated = dict(estimate_memory(parts, 4, 160, checkpointing=False).parts)["activations"]
+    estimated = dict(estimate_memory(parts, 4, 160, checkpointing=False, compressed=64).parts)["activations"]
     assert 0.5 < measured / estimated < 1.5

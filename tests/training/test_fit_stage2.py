@@ -44,7 +44,7 @@ def checkpoint(run):
         (["--model.routing.selector=mlp", "--model.gradient_checkpointing=true"], 0, 16),
         ([OUTPUT], 8, 8),
         ([OUTPUT, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"], 8, 8),
-        ([OUTPUT, "--model.reducer.stage=decoder", "--trainer.accumulate_grad_batches=2"], 8, 8),
+        ([OUTPUT, "--model.reducer.stage=decoder", "--trainer.accumulate_grad_batches=2"], 8, 4),
         ([OUTPUT, "--model.routing.selector=value_norm"], 8, 0),
     ],
     ids=["linear", "mlp-checkpointing", "olora", "olora-checkpointing-bf16", "olora-decoder", "olora-value_norm"],
@@ -64,8 +64,7 @@ def test_what_trains_moves_and_stage_1_does_not(tiny_run, second, tmp_path, extr
     assert sum(".bank." in name for name in state) == router_tensors
     assert len(state) == lora_tensors + router_tensors
     assert all(tensor.any() for name, tensor in state.items() if "lora_B" in name)
-    biases = [tensor for name, tensor in state.items() if name.endswith("bias")]  # they start at zero
-    assert all(tensor.any() for tensor in biases[len(biases) // 2 :])  # the decoder stage routes no layer below L_f
+    assert all(tensor.any() for name, tensor in state.items() if name.endswith("bias"))  # they start at zero
     written = tensors(run, lambda name: "compressed." + name in state)
     assert all(torch.equal(state["compressed." + name], tensor) for name, tensor in written.items())
     assert len(written) == len(state)

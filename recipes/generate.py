@@ -1,0 +1,227 @@
+"""Write the recipes of the paper's Tables 1 to 4 from one list, ``paper_rows.csv``: one YAML per distinct row.
+
+    python recipes/generate.py          # writes recipes/*.yaml; a test checks that they are what it writes
+
+Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from recipe_texts import (
+    HEADER,
+    IMAGE_WORDS,
+    LANGUAGE_DATA,
+    LANGUAGE_FETCH,
+    LANGUAGE_LORA,
+    LANGUAGE_ROUTING,
+    LANGUAGE_TRAIN,
+    METHOD_NOTES,
+    MODEL,
+    OUTPUT_LORA,
+    QWEN_PIXELS,
+    ROUTING,
+    STAGE2,
+    VISION_DATA,
+    VISION_FETCH,
+    VISION_LORA,
+    VISION_TRAIN,
+)
+
+from subtoken_train.functional.geometries import geometry
+from subtoken_train.functional.ledger import KVBudget, kept_count, solve_anchor
+
+FOLDER = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """What a recipe's first word stands for: words, Hub id, ledger geometry, and tokens of the compressed region."""
+
+    words: str
+    path: str
+    shape: str
+    tokens: int
+    is_text: bool = False
+
+
+BACKBONES = {
+    "llava7b": Backbone("LLaVA-1.5-7B", "llava-hf/llava-1.5-7b-hf", "llava-1.5-7b", 576),
+    "llava13b": Backbone("LLaVA-1.5-13B", "llava-hf/llava-1.5-13b-hf", "llava-1.5-13b", 576),
+    "qwenvl3b": Backbone("Qwen2.5-VL-3B", "Qwen/Qwen2.5-VL-3B-Instruct", "qwen2.5-vl-3b", 144),
+    "qwenvl7b": Backbone("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", 144),
+    "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
+    "qwen7b": Backbone("Qwen2.5-7B", "Qwen/Qwen2.5-7B", "qwen2.5-7b", 1024, is_text=True),
+}
+REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One recipe; ``keep`` in percent as written (25, 12.5), an anchor's keep and groups are its routed arm's."""
+
+    model: str
+    reducer: str = "none"
+    keep: str = "100"
+    num_groups: int = 0
+    kept_groups: int = 0
+    variant: str = ""
+    anchor: bool = False
+
+    @property
+    def name(self) -> str:
+        """The file's name, ``<model>_<reducer><keep>_s<S>k<K>[_mlp|_olora][_stage2][_anchor]``."""
+        if self.reducer == "none":
+            return f"{self.model}_lora_only"
+        groups = f"_s{self.num_groups}k{self.kept_groups}" if self.num_groups else ""
+        anchor = "_anchor" if self.anchor else ""
+        return f"{self.model}_{self.reducer}{self.keep.replace('.', 'p')}{groups}{self.variant}{anchor}"
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model."""
+        return BACKBONES[self.model]
+
+    @property
+    def budget(self) -> KVBudget:
+        """The budget that the name describes."""
+        return KVBudget(float(self.keep) / 100, self.num_groups or 1, self.kept_groups or 1)
+
+    @property
+    def keep_ratio(self) -> float:
+        """What the recipe's reducer keeps: r, or the anchor's share with the same bytes."""
+        if not self.anchor:
+            return float(self.keep) / 100
+        if self.backbone.is_text or self.model.startswith("qwenvl"):  # pages, and images of any size, round it up
+            return float(self.budget.exact_total)
+        return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
+
+    @property
+    def selector(self) -> str:
+        """What chooses groups."""
+        return "mlp" if "_mlp" in self.variant else "linear"
+
+    @property
+    def routed(self) -> bool:
+        """Whether it routes value groups."""
+        return self.num_groups > 0 and not self.anchor
+
+    def kept_tokens(self) -> int:
+        """Tokens of the compressed region that stay."""
+        tokens = self.backbone.tokens
+        if self.reducer == "none":
+            return tokens
+        if self.reducer == "quest":
+            return 16 * kept_count(tokens // 16, Fraction(str(self.keep_ratio)), round_up=self.anchor)
+        return kept_count(tokens, self.keep_ratio, round_up=self.anchor)
+
+
+def arms() -> Iterator[Arm]:
+    """Every distinct recipe of the paper's rows, and the stage-1 adapters, in the order of the tables."""
+    names = {backbone.words: name for name, backbone in BACKBONES.items()}
+    groups_at = {Fraction(3, 4): (8, 6), Fraction(7, 8): (8, 7), Fraction(1, 4): (16, 4)}
+    seen = set()
+    for row in csv.DictReader((FOLDER / "paper_rows.csv").open(encoding="utf-8")):
+        model = names[row["model"]]
+        if row["variant"] in ("lora_only", "full"):
+            arm = Arm(model)
+        elif row["variant"] == "token_only":
+            arm = _anchor_of(model, REDUCERS[row["reducer"]], float(row["total_kv"]), groups_at)
+        else:
+            variant = row["variant"].removeprefix("subtoken").lower() + ("_stage2" if row["table"] == "4" else "")
+            groups = (int(row["num_groups"]), int(row["kept_groups"]))
+            arm = Arm(model, REDUCERS[row["reducer"]], row["token_keep"], *groups, variant)
+            if row["table"] == "4":
+                first = Arm(model, REDUCERS[row["reducer"]], row["token_keep"])
+                yield from () if first in seen else (first,)
+                seen.add(first)
+        yield from () if arm in seen else (arm,)
+        seen.add(arm)
+
+
+def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
+    """The anchor with ``total`` percent of the KV (the paper rounds to three decimals), named after a routed arm."""
+    for keep in ("25", "12.5"):
+        for groups in groups_at.values():
+            arm = Arm(model, reducer, keep, *groups, anchor=True)
+            if abs(100 * arm.budget.total_kv_fraction - total) < 6e-4 and (reducer == "quest") == (groups[0] == 8):
+                return arm
+    raise ValueError(f"no routed arm of {model} with {reducer} has {total} % of the KV")
+
+
+def recipe_text(arm: Arm) -> str:
+    """The whole YAML."""
+    if arm.backbone.is_text:
+        return _header(arm) + _model_band(arm) + LANGUAGE_TRAIN + LANGUAGE_DATA
+    images = IMAGE_WORDS["llava" if arm.model.startswith("llava") else "qwenvl"]
+    return _header(arm) + _model_band(arm) + VISION_TRAIN + VISION_DATA.format(image_words=images)
+
+
+def _header(arm: Arm) -> str:
+    """First line (checked against the ledger), commands, source."""
+    backbone, kept, is_text = arm.backbone, arm.kept_tokens(), arm.backbone.is_text
+    words = [backbone.words]
+    if arm.reducer != "none":
+        title = {"fastv": "FastV", "visionzip": "VisionZip", "quest": "Quest"}[arm.reducer]
+        words.append(f"{title} {100 * kept / backbone.tokens:.6g} % ({kept} of {backbone.tokens})")
+    router = {"linear": "linear router", "mlp": "MLP router"}[arm.selector]
+    if arm.routed:
+        also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
+        words.append(f"S={arm.num_groups}, K={arm.kept_groups}, {router}{also}")
+    else:
+        words.append("token-only anchor" if arm.anchor else "token-only" if arm.reducer != "none" else "LoRA only")
+    if "_stage2" in arm.variant:
+        words.append("stage 2")
+    value = arm.budget.value_fraction if arm.routed else 1
+    words.append(f"{float(100 * kept * (1 + value) / 2 / backbone.tokens):.8g} % KV left")
+    table = "Table 5" if is_text else "Table 7"
+    return HEADER.format(
+        summary=" · ".join(words),
+        name=arm.name,
+        data=LANGUAGE_FETCH if is_text else VISION_FETCH,
+        source=f"{table} of the paper" + (", section 4.4 for the two stages" if "_stage2" in arm.variant else ""),
+        first=f"#   first   subtoken-train fit --config recipes/{_first(arm)}.yaml\n"
+        if "_stage2" in arm.variant
+        else "",
+    )
+
+
+def _first(arm: Arm) -> str:
+    """The stage-1 adapter of a stage-2 arm: token-only, same keep ratio."""
+    return Arm(arm.model, arm.reducer, arm.keep).name
+
+
+def _model_band(arm: Arm) -> str:
+    """Backbone, LoRA, reducer and routing."""
+    lora = LANGUAGE_LORA if arm.backbone.is_text else VISION_LORA
+    lora = "" if "_stage2" in arm.variant else lora
+    staged, pixels = "_stage2" in arm.variant, QWEN_PIXELS if arm.model.startswith("qwenvl") else ""
+    text = MODEL.format(name=arm.name, path=arm.backbone.path, lora=lora, pixels=pixels)
+    if staged:
+        text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")
+    text += f"  reducer:\n    name: {arm.reducer}\n"
+    if arm.reducer != "none":
+        what = "context" if arm.backbone.is_text else "visual"
+        kept = f"{arm.kept_tokens()} of {arm.backbone.tokens} {what} tokens"
+        text += f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n" + METHOD_NOTES[arm.reducer]
+        if arm.anchor:
+            text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
+    if arm.routed:
+        text += ROUTING.format(selector=arm.selector, S=arm.num_groups, K=arm.kept_groups)
+        text += LANGUAGE_ROUTING if arm.backbone.is_text else ""
+    return text
+
+
+def main() -> None:
+    """Write every recipe."""
+    for arm in arms():
+        (FOLDER / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

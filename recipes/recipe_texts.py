@@ -1,0 +1,173 @@
+"""The bands of the paper's recipes, as text: what ``generate.py`` puts together."""
+
+from __future__ import annotations
+
+HEADER = """\
+# {summary}
+#
+{data}#   check   subtoken-train check --config recipes/{name}.yaml --offline
+{first}#   train   subtoken-train fit --config recipes/{name}.yaml
+#   8 GPUs  subtoken-train fit --config recipes/{name}.yaml --trainer.devices 8
+#             --trainer.strategy ddp --trainer.accumulate_grad_batches 1
+#   try     subtoken-train fit --config recipes/{name}.yaml --trainer.max_steps 20
+#             --output_dir runs/try
+#
+# Source: {source}.
+# "silent" marks what the paper does not say, and the reading taken.
+# Written by recipes/generate.py.
+seed_everything: 0                      # silent
+"""
+
+VISION_FETCH = """\
+#   data    data/README.md says where llava_v1_5_mix665k.json and its images come from and how they are laid out:
+#             hf download liuhaotian/LLaVA-Instruct-150K llava_v1_5_mix665k.json --repo-type dataset
+#               --local-dir data/llava
+#             images below data/llava/images
+"""
+
+LANGUAGE_FETCH = """\
+#   data    fetched from the Hub at the first run and cached (data.train below; a local file works too)
+"""
+
+MODEL = """
+### output
+output_dir: runs/{name}
+
+model:
+  ### model
+  backbone:
+    path: {path}
+    dtype: bfloat16                     # of the frozen weights; routers and LoRA stay fp32
+    attention: sdpa
+{pixels}
+  ### method
+{lora}"""
+
+QWEN_PIXELS = """\
+    max_pixels: 112896                  # at most 144 visual tokens an image, as in the paper's prompt (Table 8)
+"""
+
+VISION_LORA = """\
+  lora:                                 # on q and v of every language-model layer
+    rank: 16
+    alpha: 32                           # the paper's "scaling": lora_alpha, so the update is multiplied by 32 / 16
+    dropout: 0.05
+"""
+
+LANGUAGE_LORA = """\
+  lora:                                 # on q and v of every layer
+    rank: 32
+    alpha: 16                           # the paper's "scaling": lora_alpha, so the update is multiplied by 16 / 32
+    dropout: 0.05
+"""
+
+ROUTING = """\
+  routing:
+    selector: {selector:<26}# content-based router in every layer
+    num_groups: {S:<24}# S
+    kept_groups: {K:<23}# K, groups kept per retained token
+    balance_weight: 0.01                # lambda of the load-balance loss
+"""
+
+LANGUAGE_ROUTING = """\
+    query_conditioned: true             # the mean state of the query tokens joins the router's input (section 3.4)
+    budget: global                      # the best N x K (token, group) pairs of a sample (section 3.4)
+"""
+
+METHOD_NOTES = {
+    "fastv": """\
+    stage: embeds                       # the shortened input starts again at layer 0: the paper's lengths
+    layer: 2                            # L_f as FastV publishes it: ranking by layer 1's attention; the paper is silent
+""",
+    "visionzip": "",
+    "quest": """\
+    page_size: 16                       # Table 5: chunk
+    window: 64                          # Table 5; read as the last context tokens that always stay, inside the budget
+""",
+}
+
+VISION_TRAIN = """
+  ### train
+  gradient_checkpointing: true          # silent; decoder layers are recomputed in the backward pass, to save memory
+  optimizer:                            # AdamW
+    learning_rate: 2.0e-4               # LoRA and routers alike; silent on a rate of the routers' own
+    weight_decay: 0.0
+    warmup_steps: 1000                  # optimiser steps
+    schedule: cosine                    # silent for VLMs; cosine after warm-up as in Table 5 (LLMs)
+    final_fraction: 0.0                 # of the peak rate, at the last step; silent
+"""
+
+VISION_DATA = """
+### dataset
+data:
+  train_file: data/llava/llava_v1_5_mix665k.json   # LLaVA-v1.5 instruction tuning, 665K records
+  image_folder: data/llava/images       # {image_words}
+  max_length: 2048                      # tokens, visual ones included
+  batch_size: 8                         # records per device and forward pass
+  num_workers: 8                        # processes that decode images and tokenise
+  seed: 0                               # of the shuffling; silent
+
+trainer:
+  accelerator: gpu
+  devices: 1                            # silent for training (the paper measures on one H100 NVL)
+  precision: bf16-mixed                 # silent; bf16-true would round LoRA and routers to bf16 as well
+  # Silent on the batch. 8 x 8 x 1 device = 64 records per step: 10,000 steps are then 640,000 records, one pass over
+  # the 665K, as LLaVA-1.5 trains. LLaVA-1.5's own batch, 128, is --trainer.accumulate_grad_batches 16 (two passes).
+  accumulate_grad_batches: 8
+  max_steps: 10000                      # optimiser steps
+  gradient_clip_val: 1.0                # silent; global norm, the default of LLaVA-1.5's trainer
+  log_every_n_steps: 10
+"""
+
+LANGUAGE_TRAIN = """
+  ### train
+  gradient_checkpointing: true          # silent; decoder layers are recomputed in the backward pass, to save memory
+  optimizer:                            # AdamW
+    learning_rate: 3.0e-5               # LoRA and routers alike; silent on a rate of the routers' own
+    weight_decay: 0.01
+    warmup_steps: 4000                  # optimiser steps
+    schedule: cosine                    # after warm-up
+    final_fraction: 0.0                 # of the peak rate, at the last step; silent
+"""
+
+LANGUAGE_DATA = """
+### dataset
+data:
+  train:                                # WikiText-103
+    name: Salesforce/wikitext
+    config: wikitext-103-raw-v1
+    documents: wikitext                 # rows are lines; an article starts at its title
+  block_length: 2048                    # tokens: 1,024 of context, then 1,024 of query region
+  context_length: 1024
+  prefix_tokens: 64                     # the first query tokens choose and summarise, without loss: no look-ahead.
+                                        # The paper reads the whole region; 0 does that, never for perplexity
+  batch_size: 1                         # blocks per device and forward pass; silent
+  num_workers: 2                        # processes that make batches
+  seed: 0                               # of the shuffling; silent
+
+trainer:
+  accelerator: gpu
+  devices: 1                            # silent for training
+  precision: bf16-mixed                 # silent; bf16-true would round LoRA and routers to bf16 as well
+  accumulate_grad_batches: 8            # silent: 8 blocks of 2,048 tokens per step
+  max_steps: 25000                      # optimiser steps
+  gradient_clip_val: 1.0                # silent
+  log_every_n_steps: 10
+"""
+
+IMAGE_WORDS = {
+    "llava": "images are padded to a square (aspect-ratio padding), then 336 x 336",
+    "qwenvl": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+}
+
+STAGE2 = """\
+  stage2:                               # starts from a token-only adapter trained at the same r, which stays frozen
+    adapter: runs/{first}/adapter
+"""
+
+OUTPUT_LORA = """\
+    output_lora:                        # "oLoRA": a small LoRA on o_proj, trained beside the router; no KV bytes
+      rank: 8                           # silent
+      alpha: 16                         # silent
+      dropout: 0.05                     # silent
+"""

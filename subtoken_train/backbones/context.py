@@ -1,0 +1,147 @@
+"""The attention of a context/query split: what the ``context`` stage of a reducer changes in a decoder layer.
+
+Context rows attend to all context before them, with whole values. Query rows (and the answer after them) see the kept
+context tokens only, with routed values, and each other. Which tokens stay is decided per layer, by the rows that ask.
+
+The layer's own code runs unchanged: its attention function is ``subtoken_context``, registered with transformers, which
+reads the split from a keyword argument that the decoder loop passes through; without one (decoding, other passes) it
+is ``sdpa``.
+
+Legend: B batch, N positions, H query heads, h key-value heads, d head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from subtoken_train.reducers import ContextReducer, ContextView
+from subtoken_train.routing.bank import RouterBank, RoutingState
+
+ATTENTION = "subtoken_context"
+
+
+@dataclass
+class ContextSplit:
+    """One pass over a batch of contexts and queries, right- or left-padded.
+
+    Attributes:
+        reducer: chooses context tokens in every layer; None keeps all.
+        visible_BN: real tokens, bool.
+        context_BN: the compressed region, bool.
+        reads_whole_BN: rows that attend to all context with whole values (context, and what comes before it), bool.
+        asks_BN: the query rows that choose, bool.
+        bank: the routers; None for a token-only arm.
+        routing: what the routers read and did.
+        collects: remember the routed values of every layer in ``routed``, for a cache.
+        seen: per layer the rows that query rows and all later ones see, bool [B, N].
+        routed: per layer the routed values, [B, h, N, d], where ``collects``.
+    """
+
+    reducer: ContextReducer | None
+    visible_BN: Tensor
+    context_BN: Tensor
+    reads_whole_BN: Tensor
+    asks_BN: Tensor
+    bank: RouterBank | None = None
+    routing: RoutingState | None = None
+    collects: bool = False
+    seen: dict[int, Tensor] = field(default_factory=dict)
+    routed: dict[int, Tensor] = field(default_factory=dict)
+
+    def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor) -> Tensor:
+        """Context tokens that stay in ``layer``, bool [B, N]."""
+        kept_BN = self.context_BN
+        if self.reducer is not None:
+            view = ContextView(query_BHNd.detach(), key_BhNd.detach(), self.context_BN, self.asks_BN)
+            kept_BN = self.reducer.keep_context(view)
+        # later rows see the rest of the prompt too
+        self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
+        return kept_BN
+
+    def route(self, layer: int, kept_BN: Tensor, value_BhNd: Tensor) -> Tensor:
+        """What query rows read of the layer's values, [B, h, N, d]; the budget counts the kept tokens."""
+        if self.bank is None or self.routing is None:
+            return value_BhNd
+        hidden_BND, value_BND = self.routing.pending.pop(layer)
+        routed_BND = self.bank.route(layer, hidden_BND, value_BND, replace(self.routing, routed_BN=kept_BN))
+        batch, heads, length, width = value_BhNd.shape
+        routed_BhNd = routed_BND.reshape(batch, length, heads, width).transpose(1, 2)
+        if self.collects:
+            self.routed[layer] = routed_BhNd
+        return routed_BhNd
+
+
+def use_split_attention(config: Any) -> None:
+    """Let a decoder's layers call ``split_attention``.
+
+    Raises:
+        ValueError: the model was loaded with another attention implementation than ``sdpa``.
+    """
+    if config._attn_implementation not in ("sdpa", ATTENTION):
+        raise ValueError(
+            f"context compression runs on attention: sdpa, but the backbone was loaded with "
+            f"{config._attn_implementation!r}; set model.backbone.attention: sdpa"
+        )
+    config._attn_implementation = ATTENTION
+
+
+def split_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    context_split: ContextSplit | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' attention interface; [B, H, N, d] queries, [B, h, N, d] keys and values to [B, N, H, d]."""
+    if context_split is None:
+        plain: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return plain
+    split, layer = context_split, int(module.layer_idx)  # type: ignore[arg-type]
+    kept_BN = split.keep(layer, query, key)
+    routed, seen_BN = split.route(layer, kept_BN, value), split.seen[layer]
+    places_N = torch.arange(query.shape[2], device=query.device)
+    causal_NN = places_N[:, None] >= places_N
+    whole_BN = split.reads_whole_BN
+    whole_end = int((whole_BN.any(0) * (places_N + 1)).max())
+    late_BN = split.visible_BN & ~whole_BN
+    late_start = int(torch.where(late_BN.any(0), places_N, len(places_N)).min())
+
+    def attend(start: int, stop: int, values: Tensor, keys_BN: Tensor) -> Tensor:
+        # a padding row would see nothing and turn NaN; every row sees itself
+        itself_NN = places_N[:, None] == places_N
+        mask = (causal_NN & keys_BN[:, None, :]) | itself_NN
+        return F.scaled_dot_product_attention(
+            query[:, :, start:stop],
+            key[:, :, :stop],
+            values[:, :, :stop],
+            mask[:, None, start:stop, :stop],
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+
+    out = query.new_zeros(*query.shape[:3], value.shape[-1])
+    if whole_end:
+        out = torch.cat([attend(0, whole_end, value, split.visible_BN), out[:, :, whole_end:]], dim=2)
+    if late_start < len(places_N):
+        late = torch.cat([out[:, :, :late_start], attend(late_start, len(places_N), routed, seen_BN)], dim=2)
+        out = torch.where(late_BN[:, None, :, None], late, out)
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, split_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)

@@ -1,0 +1,95 @@
+"""What VisionZip reads in a Qwen2.5-VL tower, recomputed for its last block: the tower keeps its fast attention.
+
+There is no class token: a patch counts by the attention it receives, summed over the patches of its own image and
+averaged over heads; a visual token is the mean of its merge group. Keys are taken after the rotary embedding, as in
+VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Unlike that release's flash path, the
+images of a batch never attend to each other.
+
+Legend: P patches of all images in the tower's window order, T visual tokens of all images, C width of a token, H heads,
+d head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
+from transformers.vision_utils import get_vision_window_index
+
+
+@torch.no_grad()
+def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the tower and read its last block.
+
+    Args:
+        tower: a ``Qwen2_5_VisionTransformerPretrainedModel``.
+        patches: its input, [P, channels * pixels of a patch].
+        grid_I3: (time, height, width) of every image in patches.
+
+    Returns:
+        (merged embeddings [T, C], attention received [T], keys [T, d]), the last two in fp32, in raster order.
+
+    Raises:
+        ValueError: the last block attends within windows only.
+    """
+    last = len(tower.blocks) - 1
+    if last not in tower.fullatt_block_indexes:
+        raise ValueError(
+            f"visionzip needs a Qwen2.5-VL tower whose last block, {last}, attends to the whole image; this one has "
+            f"full attention in blocks {list(tower.fullatt_block_indexes)}"
+        )
+    attention, calls = tower.blocks[last].attn, []
+    hook = attention.register_forward_pre_hook(
+        lambda _module, args, options: calls.append((args[0], options)), with_kwargs=True
+    )
+    try:
+        tokens_TC = tower(patches, grid_thw=grid_I3).pooler_output
+    finally:
+        hook.remove()
+    ((normed, options),) = calls
+    query_PHd, key_PHd = _rotated_heads(attention, normed, options["position_embeddings"])
+    lengths = options["cu_seqlens"].diff().tolist()
+    received_P = received_attention(query_PHd, key_PHd, lengths, attention.scaling)
+    window_index_T, _ = get_vision_window_index(
+        grid_I3, tower.spatial_merge_size, window_size=tower.window_size, patch_size=tower.patch_size
+    )
+    return tokens_TC, per_token(received_P, window_index_T), per_token(key_PHd, window_index_T).mean(1)
+
+
+def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], scale: float) -> Tensor:
+    """Attention every patch receives from its own image, summed over queries, averaged over heads, [P] in fp32.
+
+    One head of one image at a time: no tensor is larger than n x n for an image of n patches.
+
+    Args:
+        query_PHd: queries.
+        key_PHd: keys, as many heads.
+        lengths: patches of each image.
+        scale: what the products are multiplied by before the softmax.
+    """
+    queries, keys = torch.split(query_PHd.float(), lengths), torch.split(key_PHd.float(), lengths)
+    received = []
+    for query_nHd, key_nHd in zip(queries, keys, strict=True):
+        total_n = torch.zeros(len(key_nHd), device=key_nHd.device)
+        for query_nd, key_nd in zip(query_nHd.unbind(1), key_nHd.unbind(1), strict=True):
+            total_n += (query_nd @ key_nd.T * scale).softmax(-1).sum(0)
+        received.append(total_n / key_nHd.shape[1])
+    return torch.cat(received)
+
+
+def per_token(values_P: Tensor, window_index_T: Tensor) -> Tensor:
+    """Means over the patches of each visual token, [P, ...] to [T, ...] in fp32, from window order to raster order.
+
+    ``window_index_T``: the raster place of the token that stands at each place of the window order.
+    """
+    merged_T = values_P.float().reshape(len(window_index_T), -1, *values_P.shape[1:]).mean(1)
+    return merged_T[window_index_T.argsort().to(merged_T.device)]
+
+
+def _rotated_heads(attention: Any, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Queries and keys of the block, [P, H, d], after the rotary embedding."""
+    query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
+    rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *rotary)
+    return rotated

@@ -1,0 +1,76 @@
+"""The data step of ``subtoken-train check``: where data come from, what one sample looks like, how many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.corpus import load_rows
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.sampler import ResumableSampler
+from subtoken_train.training.preflight import count_devices, first_sample, plan_steps
+from subtoken_train.types import Region
+
+
+def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iterator[str]:
+    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
+    data, trainer = cli.datamodule, cli.config.trainer
+    devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+    accumulate = trainer.accumulate_grad_batches
+    batches = None
+    if isinstance(data, CorpusDataModule):
+        yield from _corpus_lines(data, offline)
+    elif isinstance(data, RecallDataModule):
+        yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
+    elif offline:
+        yield f"{data.train_file} (not read: --offline)"
+    else:
+        records = yield from _record_lines(cli, parts)
+        batches = ResumableSampler(records, data.batch_size, data.seed, world_size=devices).batches_per_pass
+    plan = plan_steps(
+        data.batch_size * accumulate * devices, trainer.max_steps, trainer.max_epochs, batches, accumulate
+    )
+    yield (
+        f"{plan.samples_per_step:,} records per optimiser step: batch {data.batch_size} x accumulation {accumulate} x "
+        f"{devices} device{'s' if devices > 1 else ''}"
+    )
+    if plan.steps is None:
+        yield "optimiser steps: trainer.max_steps is not set; trainer.max_epochs and the data decide"
+        return
+    passes = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
+    yield f"{plan.steps:,} optimiser steps, {plan.steps * plan.samples_per_step:,} records{passes}"
+
+
+def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
+    """Where the text comes from and how a block is laid out; it is tokenised when training starts."""
+    source, prefix = data.train_source, data.prefix_tokens
+    name = source.name if source.config is None else f"{source.name}, {source.config}"
+    rows = "not read: --offline" if offline else f"{_number_of(load_rows(source, data.streaming))}"
+    yield f"{name}, split {source.split} ({rows})"
+    reads = f"{prefix} read without loss, {data.block_length - data.context_length - prefix} predicted"
+    region = reads if prefix else "all of it read and predicted: choices look ahead (the region reading)"
+    yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"
+
+
+def _number_of(rows: Any) -> str:
+    return f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
+
+
+def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Generator[str, None, int]:
+    """Parse the files and encode the first record; returns the number of training records."""
+    data = cli.datamodule
+    records = InstructionRecords(data.train_file, data.image_folder)
+    yield f"{data.train_file}: {len(records):,} records"
+    if data.val_file is not None:
+        yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
+    sample = first_sample(parts.family, cli.model.backbone_config, records, data.max_length)
+    if sample is None:
+        yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"
+    else:
+        counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
+        yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
+    return len(records)

@@ -1,0 +1,192 @@
+"""Packed text for language models: any Hugging Face text data set, or local text, JSON-lines or Parquet files.
+
+Documents are tokenised without special tokens, each is followed by one EOS, and the whole stream is cut into blocks of
+``block_length`` tokens; what is left at its end is dropped. A document may begin and end anywhere in a block, and a
+block may hold parts of several: attention, positions and loss run across the borders (there is no cross-document
+masking, as is usual for WikiText), and the EOS is predicted like any other token. Where the tokenizer has a BOS (Llama;
+Qwen2 has none), each *block* starts with one, and documents inside a block do not: the BOS is the first of the
+``block_length`` tokens and belongs to the context, so that contexts are whole pages for every tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from datasets import Dataset, Features, List, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+
+_BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_TOKENISED_TOGETHER = 256  # documents, for speed alone
+_TITLE = re.compile(r"= [^=].* =")  # sections have more signs
+_LAYOUT = "1"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
+
+
+@dataclass(frozen=True)
+class CorpusSource:
+    """Where documents come from.
+
+    Attributes:
+        name: Hub id (``Salesforce/wikitext``), or a local file (.txt, .jsonl, .json, .parquet).
+        config: configuration of a Hub data set (``wikitext-103-raw-v1``).
+        split: split of a Hub data set; a local file is one split, ``train``.
+        column: the column with the text.
+        documents: ``rows``: each row is a document (a .txt file is one row); ``wikitext``: rows are lines (of a .txt
+            file, too), and a document starts at each title line, `` = Title = ``.
+    """
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+    column: str = "text"
+    documents: Literal["rows", "wikitext"] = "rows"
+
+
+def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
+    """The raw rows: a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised.
+
+    Raises:
+        ValueError: the file or data set is missing or unreadable, or has no such configuration, split or column.
+    """
+    arguments: dict[str, Any] = {"split": source.split, "streaming": streaming}
+    builder = _BUILDERS.get(Path(source.name).suffix)
+    if builder is None:
+        arguments |= {"path": source.name, "name": source.config}
+    else:
+        _check_file(source)
+        arguments |= {"path": builder, "data_files": source.name}
+    if builder == "text":
+        lines = source.documents == "wikitext"
+        arguments |= {"sample_by": "line" if lines else "document", "keep_linebreaks": True}
+    try:
+        rows = load_dataset(**arguments)
+    except (DatasetNotFoundError, ConnectionError) as error:
+        kinds = ", ".join(_BUILDERS)
+        raise ValueError(
+            f"data set {source.name!r} cannot be loaded ({error}); give a Hub id, or a local file ({kinds})"
+        ) from None
+    except DatasetGenerationError as error:
+        raise ValueError(f"{source.name} cannot be read as {builder} ({error.__cause__ or error})") from None
+    columns = rows.column_names if rows.column_names is not None else list(next(iter(rows), {}))
+    if columns and source.column not in columns:
+        raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {', '.join(columns)}")
+    return rows
+
+
+def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[str]:
+    """The documents of ``rows`` in order; those of white space alone are left out."""
+    texts = (row[source.column] or "" for row in rows)
+    documents = texts if source.documents == "rows" else _articles(texts)
+    return (document for document in documents if document.strip())
+
+
+def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) -> Iterator[list[int]]:
+    """Token ids, ``block_length`` at a time; see the head of this file for what a block holds.
+
+    Raises:
+        ValueError: the tokenizer has no EOS.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer has no EOS token, which separates documents; set one")
+    prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    wanted, ids = block_length - len(prefix), []
+    for some in _chunks(documents, _TOKENISED_TOGETHER):
+        for encoded in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
+            ids += [*encoded, tokenizer.eos_token_id]
+        start = 0
+        while len(ids) - start >= wanted:
+            yield [*prefix, *ids[start : start + wanted]]
+            start += wanted
+        del ids[:start]
+
+
+def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: int) -> Iterator[list[int]]:
+    """One pass over a corpus: the blocks of its documents.
+
+    Raises:
+        ValueError: the corpus has fewer tokens than one block.
+    """
+    empty = True
+    for ids in iterate_blocks(iterate_documents(rows, source), tokenizer, block_length):
+        empty = False
+        yield ids
+    if empty:
+        one_token = 1 + (tokenizer.bos_token_id is not None)
+        tokens = sum(1 for _ in iterate_blocks(iterate_documents(rows, source), tokenizer, one_token))
+        raise ValueError(
+            f"{source.name} ({source.split}) has {tokens} tokens, fewer than one block of block_length {block_length}; "
+            "lower block_length or add text"
+        )
+
+
+def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
+    """All blocks of a corpus, column ``input_ids``, Arrow-cached under the fingerprint of everything they depend on.
+
+    A second call with the same rows, tokenizer and settings reads the cache, in another process, too.
+
+    Raises:
+        ValueError: see ``read_blocks``.
+    """
+
+    def generate() -> Iterator[dict[str, list[int]]]:
+        for ids in read_blocks(rows, source, tokenizer, block_length):
+            yield {"input_ids": ids}
+
+    try:
+        return Dataset.from_generator(
+            generate,
+            features=Features({"input_ids": List(Value("int32"))}),
+            fingerprint=_fingerprint(rows, source, tokenizer, block_length),
+        )
+    except DatasetGenerationError as error:
+        raise error.__cause__ or error from None
+
+
+def _check_file(source: CorpusSource) -> None:
+    if not Path(source.name).is_file():
+        raise ValueError(f"text file {source.name} does not exist; check the path")
+    if source.config is not None or source.split != "train":
+        raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
+
+
+def _articles(lines: Iterable[str]) -> Iterator[str]:
+    """WikiText's lines as articles: each begins at a title, which stands after an empty line."""
+    article: list[str] = []
+    after_empty = True
+    for line in lines:
+        if after_empty and _TITLE.fullmatch(line.strip()):
+            yield "".join(article)
+            article = []
+        article.append(line)
+        after_empty = not line.strip()
+    yield "".join(article)
+
+
+def _chunks(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    iterator = iter(items)
+    while some := list(islice(iterator, size)):
+        yield some
+
+
+def _fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> str:
+    """A name for the blocks that is the same in every process, unlike a pickled tokenizer's hash."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    for setting in ("truncation", "padding"):  # left by the last call, and overruled by the next
+        del rules[setting]
+    parts = (
+        _LAYOUT,
+        rows._fingerprint,  # of the raw rows: the files and their dates
+        source.column,
+        source.documents,
+        rules,
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        block_length,
+    )
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

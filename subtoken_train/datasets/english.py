@@ -1,0 +1,81 @@
+"""The embedded English: prose of Python's own reference manual, in three disjoint splits.
+
+The snapshot (``data/english``, written once from ``pydoc_data.topics`` of one Python, because it differs by version) is
+read with its hash checked. Topics quote each other, so a paragraph is used once, where it comes first; what does not
+end with a full stop (code, tables, headings) is left out, and white space is collapsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from functools import lru_cache
+from pathlib import Path
+
+from subtoken_train.resources import resource
+
+SNAPSHOT = "data/english/topics.json.xz"
+SNAPSHOT_SHA256 = "00cd729de8406210fa9746b150851489cf11d5e122db4d1ca8a626f17b4be639"
+SPLITS = ("train", "dev", "test")
+_HELD_OUT = {7: "dev", 9: "test"}  # last digit of a document's place; the rest is for training
+_SHORTEST = 6  # words of a paragraph that counts as prose
+
+
+@lru_cache(maxsize=1)
+def topics() -> dict[str, str]:
+    """Topic names and texts of the snapshot, sorted by name.
+
+    Raises:
+        ValueError: the file is not the committed one.
+    """
+    packed = resource(SNAPSHOT).read_bytes()
+    if (found := hashlib.sha256(packed).hexdigest()) != SNAPSHOT_SHA256:
+        raise ValueError(f"{SNAPSHOT} has the SHA-256 {found}, not {SNAPSHOT_SHA256}; restore the committed file")
+    texts: dict[str, str] = json.loads(lzma.decompress(packed))
+    return texts
+
+
+def documents(split: str) -> list[str]:
+    """The documents of ``split`` (``train`` | ``dev`` | ``test``): one per topic, a paragraph per line.
+
+    Raises:
+        ValueError: another split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+    return [text for place, text in enumerate(_prose()) if _HELD_OUT.get(place % 10, "train") == split]
+
+
+def write_english(folder: str | Path, overwrite: bool = False) -> None:
+    """Write ``train.jsonl``, ``dev.jsonl`` and ``test.jsonl``: ``{"text": document}`` a line.
+
+    Raises:
+        ValueError: the folder exists and ``overwrite`` is off.
+    """
+    folder = Path(folder)
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists; choose another folder or overwrite it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        print(f"{split}: {len(lines)} documents")
+
+
+@lru_cache(maxsize=1)
+def _prose() -> tuple[str, ...]:
+    """One text per topic that has prose of its own."""
+    seen: set[str] = set()
+    texts = []
+    for _, text in sorted(topics().items()):
+        paragraphs = []
+        for block in text.split("\n\n"):
+            paragraph = " ".join(block.split())
+            if not paragraph.endswith(".") or len(paragraph.split()) < _SHORTEST or paragraph in seen:
+                continue
+            seen.add(paragraph)
+            paragraphs.append(paragraph)
+        if paragraphs:
+            texts.append("\n".join(paragraphs))
+    return tuple(texts)

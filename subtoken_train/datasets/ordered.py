@@ -1,0 +1,191 @@
+"""What every data module shares: loaders whose order resumes anywhere and whose batches know their window."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from subtoken_train.backbones.base import Family
+from subtoken_train.datasets.sampler import ResumableSampler
+from subtoken_train.datasets.window import AccumulationWindows
+from subtoken_train.types import Batch
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SizedRecords(Protocol[T_co]):
+    """A data set of known length."""
+
+    def __len__(self) -> int:
+        """Records."""
+        ...
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """One record."""
+        ...
+
+
+class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
+    """Training and validation records in an order that depends on the seed, the records and the *global* batch alone.
+
+    Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The place
+    in the order is Lightning's own count of batches, which is in every checkpoint and is read whenever a loader starts.
+    A subclass reads the records in ``read`` (and ``setup``) and turns them into batches in ``collator``.
+
+    Args:
+        batch_size: training records per process and step of the data loader.
+        val_batch_size: validation records per process and step; default: ``batch_size``.
+        num_workers: processes that make batches beside training; 0: in the training process.
+        seed: of the shuffling.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    def __init__(
+        self, batch_size: int = 8, val_batch_size: int | None = None, num_workers: int = 0, seed: int = 0
+    ) -> None:
+        super().__init__()
+        check_positive(batch_size=batch_size, val_batch_size=val_batch_size)
+        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
+        self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
+        self._train: SizedRecords[T] | None = None
+        self._val: SizedRecords[T] | None = None
+        self._order: dict[str, int] = {}
+        self._resumed_order: dict[str, int] = {}
+        self._rehearsed_family: Family | None = None
+
+    @abstractmethod
+    def read(self, training: bool = True) -> None:
+        """Parse and check the data, once; a command calls it before it touches the run's folder.
+
+        Raises:
+            ValueError: the data are missing or wrong.
+        """
+
+    @abstractmethod
+    def collator(self) -> Callable[[list[T]], Batch]:
+        """What makes a batch of records."""
+
+    def training_sizes(self) -> Sequence[tuple[int, int]] | None:
+        """(images, characters) of every training record where batches are grouped by them; None: they are not."""
+        return None
+
+    @property
+    def family(self) -> Family:
+        """The backbone family of the module that is being trained."""
+        if self.trainer is None:
+            assert self._rehearsed_family is not None
+            return self._rehearsed_family
+        return cast("Family", self.trainer.lightning_module.family)
+
+    def rehearse(self, family: Family) -> None:
+        """Set up training for ``family`` before there is a trainer: what a user can get wrong comes out now.
+
+        Raises:
+            ValueError: see ``setup``.
+        """
+        self._rehearsed_family = family
+        self.setup("fit")
+
+    def setup(self, stage: str) -> None:
+        """Read and check the records that ``stage`` (``fit`` | ``validate``) needs.
+
+        Raises:
+            ValueError: see ``read``.
+        """
+        self._resumed_order = {}  # a second fit of the same object may start afresh
+        self.read(training=stage == "fit")
+
+    def train_dataloader(self) -> AccumulationWindows:
+        """Shuffled, full batches only, from where training stands, annotated with their accumulation window.
+
+        Raises:
+            ValueError: the records do not fill one batch, or a checkpoint counts another order of the data.
+        """
+        assert self.trainer is not None
+        assert self._train is not None
+        sampler = ResumableSampler(
+            len(self._train),
+            self.batch_size,
+            self.seed,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+            limit=self.trainer.limit_train_batches,
+            consumed=self.batches_consumed,
+            sizes=self.training_sizes(),
+        )
+        self.keep_order(sampler.identity)
+        loader = self._loader(self._train, self.batch_size, sampler, drop_last=True)
+        return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
+
+    def val_dataloader(self) -> DataLoader[T] | list[Any]:
+        """In file order; no loader without validation records.
+
+        Several processes take equal steps: up to one record per process is repeated, as in torch's own sampler.
+        """
+        assert self.trainer is not None
+        if self._val is None:
+            return []
+        sampler: DistributedSampler[T] | None = None
+        if self.trainer.world_size > 1:
+            records = cast("Dataset[T]", self._val)
+            sampler = DistributedSampler(records, self.trainer.world_size, self.trainer.global_rank, shuffle=False)
+        return self._loader(self._val, self.val_batch_size, sampler, drop_last=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the order of the data depends on; the place in it is in the state of Lightning's loops."""
+        return {"order": self._order} if self._order else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the order that the checkpoint counts in; ``train_dataloader`` compares it with this run's."""
+        self._resumed_order = state_dict["order"]
+        # Lightning only looks for a state in the loader itself, and would call the data not resumable.
+        warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended")
+
+    def batches_consumed(self) -> int:
+        """Batches that training has finished since the very first step, over all resumes; not those fetched ahead."""
+        assert self.trainer is not None
+        # Lightning types the tracker by its base class, which has no such count.
+        total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        return int(total.processed)
+
+    def keep_order(self, order: dict[str, int]) -> None:
+        """Note what the order depends on for the next checkpoint.
+
+        Raises:
+            ValueError: the checkpoint that is resumed counts in another order.
+        """
+        for name, saved in self._resumed_order.items():
+            if order.get(name) != saved:  # a count of batches would mean another place in the data
+                raise ValueError(
+                    f"the checkpoint counts in another order of the data ({name}: {saved}, here {order.get(name)}); "
+                    "resume with the same data, seed, limit_train_batches and batch_size x processes, or start a new "
+                    "run"
+                )
+        self._order = order
+
+    def _loader(self, records: SizedRecords[T], batch_size: int, sampler: Any, drop_last: bool) -> DataLoader[T]:
+        return DataLoader(
+            cast("Dataset[T]", records),
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            num_workers=self.num_workers,  # not persistent: left to the garbage collector, each stalls the end by 5 s
+            generator=torch.Generator(),  # its own: starting a loader must not advance the run's random state
+            collate_fn=self.collator(),
+        )
+
+
+def check_positive(**sizes: int | None) -> None:
+    """Raise a ``ValueError`` that names the first size below 1; None is no size."""
+    for name, value in sizes.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be 1 or more")

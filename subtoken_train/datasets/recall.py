@@ -1,0 +1,159 @@
+"""Key-value recall over English: the embedded language model's world.
+
+The context states facts among English sentences ("The code of baran is amber falcon."); the query region names some of
+them ("What is the code of baran, tora?") and the answer restates name and code of each, in the order asked. Names are
+different within a sample; codes are an adjective and a noun, drawn anew for each sample, so that nothing but the
+context tells them. Everything is a pure function of the random generator that is passed in.
+
+The context has an exact number of tokens (a BOS, where the tokenizer has one, is its first), so that pages are whole.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from subtoken_train.datasets.english import SPLITS, documents
+from subtoken_train.datasets.text_batches import TextSample
+
+NAMES = tuple(
+    first + last
+    for first in ("bar", "cal", "dor", "fen", "gil", "han", "jor", "kel", "lom", "mar", "nor", "pol")
+    for last in ("an", "ek", "in", "os", "ul", "ya", "en", "ir")
+)
+_ADJECTIVES = (
+    "amber azure bitter bold brave bright broken calm clever cold crimson curious dark dusty eager early faint fancy "
+    "gentle giant golden grand happy hidden humble icy jolly keen late lazy loyal lucky mellow misty noble pale proud "
+    "quick quiet rapid royal rusty shiny silent silver sleepy tiny wild"
+)
+_NOUNS = (
+    "badger beaver bison camel cobra condor crane donkey dragon eagle falcon ferret finch gecko gibbon hamster hare "
+    "heron hornet hyena ibis jackal jaguar koala lemur leopard lion lizard lynx magpie marten moose newt ocelot otter "
+    "owl panda parrot pigeon puffin rabbit raven salmon spider swan tiger walrus weasel"
+)
+ADJECTIVES, NOUNS = tuple(_ADJECTIVES.split()), tuple(_NOUNS.split())
+_FACT, _QUESTION, _ANSWER = " The code of {} is {}.", "\nWhat is the code of {}?", " {} is {}."
+_STATED = re.compile(r"(\w+) is (\w+ \w+)\.")
+
+
+@dataclass(frozen=True)
+class RecallSample:
+    """One sample.
+
+    Attributes:
+        text: its tokens: context, question, answer (EOS included).
+        codes: the asked names and their codes, in the order asked.
+    """
+
+    text: TextSample
+    codes: dict[str, str]
+
+
+class RecallTask:
+    """Draws samples for one tokenizer.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with an EOS.
+        context_length: tokens of the context, BOS included.
+        num_facts: facts in it.
+        num_questions: facts asked, at most ``num_facts``.
+
+    Raises:
+        ValueError: the counts do not fit each other, the names, or the context.
+    """
+
+    def __init__(self, tokenizer: Any, context_length: int = 512, num_facts: int = 24, num_questions: int = 8) -> None:
+        if not 1 <= num_questions <= num_facts <= len(NAMES):
+            raise ValueError(
+                f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(NAMES)} "
+                "is needed"
+            )
+        self.tokenizer, self.context_length = tokenizer, context_length
+        self.num_facts, self.num_questions = num_facts, num_questions
+        self._prefix = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+
+    def sample(self, rng: np.random.Generator, split: str, record_id: str = "recall") -> RecallSample:
+        """Draw one sample whose English is of ``split``.
+
+        Raises:
+            ValueError: the facts do not fit into the context.
+        """
+        names = [NAMES[i] for i in rng.permutation(len(NAMES))[: self.num_facts]]
+        codes = {
+            name: f"{ADJECTIVES[rng.integers(len(ADJECTIVES))]} {NOUNS[rng.integers(len(NOUNS))]}" for name in names
+        }
+        asked = [names[i] for i in rng.permutation(self.num_facts)[: self.num_questions]]
+        context = self._context(rng, split, [_FACT.format(*fact) for fact in codes.items()])
+        question = self._encode(_QUESTION.format(", ".join(asked)))
+        answer = self._encode("".join(_ANSWER.format(name, codes[name]) for name in asked))
+        ids = [*context, *question, *answer, int(self.tokenizer.eos_token_id)]
+        text = TextSample(ids, self.context_length, len(question), record_id)
+        return RecallSample(text, {name: codes[name] for name in asked})
+
+    def _context(self, rng: np.random.Generator, split: str, facts: list[str]) -> list[int]:
+        """Exactly ``context_length`` ids: a run of English with the facts at random ends of its sentences."""
+        encoded = self.tokenizer(facts, add_special_tokens=False)["input_ids"]
+        room = self.context_length - len(self._prefix) - sum(map(len, encoded))
+        if room < 0:
+            raise ValueError(
+                f"{self.num_facts} facts take {self.context_length - room} tokens, more than the context's "
+                f"{self.context_length}; lower num_facts or raise context_length"
+            )
+        english, ends = _english(self.tokenizer, split)
+        start = int(rng.integers(len(english) - room))
+        inner = ends[np.searchsorted(ends, start) : np.searchsorted(ends, start + room)] - start
+        cuts = np.sort(rng.choice(np.append(inner, [0, room]), len(facts)))
+        context = list(self._prefix)
+        for fact, begin, end in zip(encoded, [0, *cuts[:-1]], cuts, strict=True):
+            context += [*english[start + begin : start + end].tolist(), *fact]
+        return [*context, *english[start + cuts[-1] : start + room].tolist()]
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+
+class RecallRecords(Dataset[RecallSample]):
+    """``count`` samples of a split; sample ``i`` is a pure function of (seed, split, i).
+
+    Raises:
+        ValueError: another split, or no sample.
+    """
+
+    def __init__(self, task: RecallTask, split: str, count: int, seed: int = 0) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+        if count < 1:
+            raise ValueError(f"{count} recall samples; at least 1 is needed")
+        self.task, self.split, self.count, self.seed = task, split, count, seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> RecallSample:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        rng = np.random.default_rng([self.seed, SPLITS.index(self.split), index])
+        return self.task.sample(rng, self.split, f"{self.split}-{index:06d}")
+
+
+def recall_accuracy(answer: str, codes: dict[str, str]) -> float:
+    """Share (0..1) of the asked names whose code an answer states exactly; the first statement of a name counts."""
+    stated: dict[str, str] = {}
+    for name, code in _STATED.findall(answer):
+        stated.setdefault(name, code)
+    return sum(stated.get(name) == code for name, code in codes.items()) / len(codes)
+
+
+@lru_cache(maxsize=8)
+def _english(tokenizer: Any, split: str) -> tuple[Any, Any]:
+    """Ids of a split's English, int64 [tokens], and the positions right after its sentences, ascending."""
+    sentences = [s for text in documents(split) for s in re.split(r"(?<=\.)(?=\s)", "\n" + text)]
+    encoded = [tokenizer(sentence, add_special_tokens=False)["input_ids"] for sentence in sentences]
+    ends = np.cumsum([len(ids) for ids in encoded])
+    return np.concatenate([np.array(ids, np.int64) for ids in encoded]), ends

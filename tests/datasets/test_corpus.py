@@ -1,0 +1,166 @@
+"""Packed blocks against the same stream cut by hand; the cache; what is wrong with a corpus."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows, packed_blocks
+
+BOS, EOS = 1, 2
+
+
+def write_jsonl(path, texts, column="text"):
+    path.write_text("".join(json.dumps({column: text, "n": i}) + "\n" for i, text in enumerate(texts)))
+    return CorpusSource(str(path), column=column)
+
+
+def stream(texts, tokenizer):
+    """What the blocks are cut from, one document at a time."""
+    return [i for text in texts if text.strip() for i in [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS]]
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@given(texts=st.lists(st.text("ab \n", max_size=9), max_size=12), block_length=st.integers(3, 20))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts, block_length):
+    tokenizer = byte_tokenizer(bos)
+    rows = [{"text": text} for text in texts]
+    blocks = list(iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length))
+    assert all(len(block) == block_length for block in blocks)
+    if bos:
+        assert all(block[0] == BOS for block in blocks)
+        blocks = [block[1:] for block in blocks]
+    ids = stream(texts, tokenizer)
+    assert [i for block in blocks for i in block] == ids[: len(ids) - len(ids) % (block_length - bos)]
+    assert BOS not in ids
+
+
+def test_many_documents_are_tokenised_together_without_losing_any(byte_tokenizer):
+    texts = [f"document {i}" for i in range(700)]
+    blocks = list(iterate_blocks(texts, byte_tokenizer(), 16))
+    joined = [i for block in blocks for i in block[1:]]
+    assert joined == stream(texts, byte_tokenizer())[: len(joined)]
+
+
+def test_wikitext_lines_become_articles():
+    lines = [" \n", " = A = \n", " \n", " text \n", " = not a title = \n", " \n", " = = Section = = \n", " \n"]
+    lines += [" = B ( film ) = \n", " \n", " end \n"]
+    source = CorpusSource("x", documents="wikitext")
+    articles = list(iterate_documents([{"text": line} for line in lines], source))
+    assert articles == ["".join(lines[1:8]), "".join(lines[8:])]
+
+
+def test_real_wikitext(shared, cache, byte_tokenizer):
+    path = shared / "realdata" / "wikitext2" / "test.txt"
+    if not path.is_file():
+        pytest.skip("WikiText-2 is absent")
+    source = CorpusSource(str(path), documents="wikitext")
+    rows = load_rows(source)
+    articles = list(iterate_documents(rows, source))
+    assert len(articles) == 60  # of the test split, as published
+    assert "".join(articles) == path.read_text().removeprefix(" \n")
+    blocks = packed_blocks(rows, source, byte_tokenizer(), 2048)
+    size = sum(len(article.encode()) + 1 for article in articles)
+    assert len(blocks) == size // 2047
+    assert not list(iterate_documents(load_rows(CorpusSource(str(path))), CorpusSource(str(path))))[1:]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".txt"])
+def test_local_files(tmp_path, cache, byte_tokenizer, suffix):
+    texts, path = ["one\ntwo\n"] if suffix == ".txt" else ["one", "two"], tmp_path / f"corpus{suffix}"
+    if suffix == ".txt":
+        path.write_text(texts[0])
+    elif suffix == ".parquet":
+        Dataset.from_dict({"text": texts}).to_parquet(path)
+    else:
+        write_jsonl(path, texts)
+    source = CorpusSource(str(path))
+    for streaming in (False, True):
+        assert list(iterate_documents(load_rows(source, streaming), source)) == texts
+    blocks = packed_blocks(load_rows(source), source, byte_tokenizer(), 5)
+    assert [i for block in blocks["input_ids"] for i in block[1:]] == stream(texts, byte_tokenizer())[:8]
+
+
+def test_a_second_run_reads_the_cache(tmp_path, cache, byte_tokenizer):
+    source = write_jsonl(tmp_path / "a.jsonl", ["some text"] * 20)
+    first, second, third = byte_tokenizer(), byte_tokenizer(), byte_tokenizer()
+    blocks = packed_blocks(load_rows(source), source, first, 8)
+    assert first.tokenised == 20
+    second(["pad me", "x"], padding=True, truncation=True, max_length=4)  # leaves its mark in the tokenizer
+    second.tokenised = 0
+    again = packed_blocks(load_rows(source), source, second, 8)
+    assert second.tokenised == 0
+    assert again["input_ids"] == blocks["input_ids"]
+    packed_blocks(load_rows(source), source, third, 9)
+    assert third.tokenised == 20
+    write_jsonl(tmp_path / "a.jsonl", ["other"] * 20)
+    os.utime(tmp_path / "a.jsonl", (1, 1))
+    packed_blocks(load_rows(source), source, third, 8)
+    assert third.tokenised == 40
+
+
+def test_another_process_reads_the_cache(tmp_path, cache, byte_tokenizer):
+    source = write_jsonl(tmp_path / "a.jsonl", ["some text"] * 20)
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    packed_blocks(load_rows(source), source, tokenizer, 8)
+    program = (
+        "import sys; from transformers import PreTrainedTokenizerFast as T;"
+        "from subtoken_train.datasets import corpus; corpus.iterate_blocks = None;"
+        "source = corpus.CorpusSource(sys.argv[1]); tokenizer = T.from_pretrained(sys.argv[2]);"
+        "print(len(corpus.packed_blocks(corpus.load_rows(source), source, tokenizer, 8)))"
+    )
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": "7"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", program, source.name, str(tmp_path / "tokenizer")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.split()[-1] == str(200 // 7)
+
+
+def test_errors_of_sources(tmp_path, cache):
+    source = write_jsonl(tmp_path / "a.jsonl", ["x"])
+    for streaming in (False, True):
+        with pytest.raises(ValueError, match=r"a.jsonl has no column 'body'; its columns are text, n"):
+            load_rows(CorpusSource(source.name, column="body"), streaming)
+        with pytest.raises(ValueError, match=r"text file .*b.txt does not exist; check the path"):
+            load_rows(CorpusSource(str(tmp_path / "b.txt")), streaming)
+    with pytest.raises(ValueError, match=r"a.jsonl is a file: it has no config, and its only split is train"):
+        load_rows(CorpusSource(source.name, split="test"))
+    (tmp_path / "bad.jsonl").write_text("{nonsense")
+    with pytest.raises(ValueError, match=r"bad.jsonl cannot be read as json"):
+        load_rows(CorpusSource(str(tmp_path / "bad.jsonl")))
+    with pytest.raises(
+        ValueError, match=r"data set 'nobody/nothing' cannot be loaded .* give a Hub id, or a local file"
+    ):
+        load_rows(CorpusSource("nobody/nothing"))
+
+
+@pytest.mark.parametrize(("texts", "tokens"), [(["ab", "cd"], 6), ([" ", "\n"], 0), ([], 0)])
+def test_too_little_text(tmp_path, cache, byte_tokenizer, texts, tokens):
+    Dataset.from_dict({"text": [*texts, ""]}).to_parquet(tmp_path / "a.parquet")
+    source = CorpusSource(str(tmp_path / "a.parquet"))
+    message = rf"a.parquet \(train\) has {tokens} tokens, fewer than one block of block_length 8; lower block_length"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            packed_blocks(load_rows(source), source, byte_tokenizer(), 8)
+
+
+def test_an_empty_file(tmp_path, cache, byte_tokenizer):
+    (tmp_path / "a.txt").write_text("")
+    source = CorpusSource(str(tmp_path / "a.txt"))
+    with pytest.raises(ValueError, match="has 0 tokens"):
+        packed_blocks(load_rows(source), source, byte_tokenizer(), 8)
+
+
+def test_a_tokenizer_without_an_end_is_refused(byte_tokenizer):
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no EOS token"):
+        list(iterate_blocks(["a"], tokenizer, 8))

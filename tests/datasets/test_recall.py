@@ -1,0 +1,111 @@
+"""Key-value recall: facts are in the context, answers are true, counts of tokens are exact."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS, RecallRecords, RecallTask, recall_accuracy
+
+from tiny_llama import build_tokenizer
+
+_FACT = re.compile(r"The code of (\w+) is (\w+ \w+)\.")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+@pytest.mark.parametrize(("length", "facts", "questions"), [(512, 24, 8), (64, 6, 6), (64, 1, 1), (512, 63, 2)])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_context_is_whole_and_states_what_is_asked(tokenizer, length, facts, questions, split):
+    records = RecallRecords(RecallTask(tokenizer, length, facts, questions), split, 8)
+    for i in range(8):
+        sample = records[i]
+        text, ids = sample.text, list(sample.text.input_ids)
+        assert text.context_length == length
+        assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        assert tokenizer.bos_token_id not in ids[1:]
+        stated = dict(_FACT.findall(tokenizer.decode(ids[:length])))
+        assert len(stated) == facts
+        assert len(sample.codes) == questions
+        assert sample.codes.items() <= stated.items()
+        question = tokenizer.decode(ids[length : text.prompt_length])
+        assert question == f"\nWhat is the code of {', '.join(sample.codes)}?"
+        answer = tokenizer.decode(ids[text.prompt_length : -1])
+        assert answer == "".join(f" {name} is {code}." for name, code in sample.codes.items())
+        assert recall_accuracy(answer, sample.codes) == 1.0
+
+
+def test_samples_are_a_function_of_seed_split_and_place(tokenizer):
+    task = RecallTask(tokenizer, 64, 4, 2)
+    first, again = (RecallRecords(task, "dev", 5)[3] for _ in range(2))
+    assert first == again
+    others = [
+        RecallRecords(task, "dev", 5)[2],
+        RecallRecords(task, "dev", 5, seed=1)[3],
+        RecallRecords(task, "test", 5)[3],
+    ]
+    assert all(other.codes != first.codes for other in others)
+    assert first.text.record_id == "dev-000003"
+
+
+def test_facts_are_spread_over_the_context(tokenizer):
+    task = RecallTask(tokenizer, 512, 8, 1)
+    places = []
+    for i in range(200):
+        ids = task.sample(np.random.default_rng(i), "train").text.input_ids[:512]
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        places += [place for place, token in enumerate(tokens) if token == "Ġcode" and tokens[place + 1] == "Ġof"]
+    shares = np.histogram(places, bins=8, range=(0, 512))[0] / len(places)
+    assert shares.min() > 0.06
+    assert shares.max() < 0.25
+
+
+def test_words_are_single_tokens_and_different(tokenizer):
+    words = [*NAMES, *ADJECTIVES, *NOUNS]
+    assert len(words) == len(set(words))
+    counts = Counter(
+        len(ids) for ids in tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
+    )
+    assert counts == {1: len(words)}
+
+
+def test_a_tokenizer_without_a_bos(tokenizer):
+    plain = build_tokenizer()
+    plain.bos_token = None
+    text = RecallTask(plain, 64, 4, 2).sample(np.random.default_rng(0), "dev").text
+    assert text.context_length == 64
+    assert tokenizer.bos_token_id not in text.input_ids
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (" baran is icy owl. calek is wild newt.", 1.0),
+        (" calek is wild newt. baran is icy owl.", 1.0),
+        (" baran is icy owl. calek is icy newt.", 0.5),
+        (" baran is icy newt. baran is icy owl. calek is wild newt.", 0.5),
+        (" baran is icy owl", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_recall_accuracy(answer, score):
+    assert recall_accuracy(answer, {"baran": "icy owl", "calek": "wild newt"}) == score
+
+
+def test_errors(tokenizer):
+    for facts, questions in ((3, 4), (3, 0), (97, 1)):
+        with pytest.raises(ValueError, match=rf"num_questions {questions} and num_facts {facts}: 1 <= questions"):
+            RecallTask(tokenizer, 512, facts, questions)
+    with pytest.raises(ValueError, match="8 facts take 65 tokens, more than the context's 64; lower num_facts"):
+        RecallTask(tokenizer, 64, 8, 1).sample(np.random.default_rng(0), "train")
+    task = RecallTask(tokenizer)
+    with pytest.raises(ValueError, match="split 'val' is not one of train, dev, test"):
+        RecallRecords(task, "val", 1)
+    with pytest.raises(ValueError, match="0 recall samples; at least 1 is needed"):
+        RecallRecords(task, "dev", 0)
+    with pytest.raises(IndexError):
+        RecallRecords(task, "dev", 3)[3]

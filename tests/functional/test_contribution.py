@@ -1,0 +1,84 @@
+"""Contribution norms behind the output projection, against a loop over query heads with zeroed channels."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.functional.contribution import contribution_norms, head_grams
+from subtoken_train.functional.groups import apply_group_mask
+
+from helpers import random_scores
+
+LAYOUTS = st.sampled_from(["contiguous", "per_head"])
+
+
+def slow_norms(value_BNV, weight, num_kv_heads, head_dim, num_groups, layout):
+    """Every query head's columns times the value with only one group left."""
+    repeats = weight.shape[1] // (num_kv_heads * head_dim)
+    norms = torch.zeros(*value_BNV.shape[:2], num_groups)
+    for group in range(num_groups):
+        only = torch.zeros(*value_BNV.shape[:2], num_groups)
+        only[..., group] = 1
+        value = apply_group_mask(value_BNV, only, num_kv_heads, layout)
+        for query_head in range(num_kv_heads * repeats):
+            kv_head = query_head // repeats
+            columns = weight[:, query_head * head_dim : (query_head + 1) * head_dim]
+            part = value[..., kv_head * head_dim : (kv_head + 1) * head_dim]
+            norms[..., group] += (part @ columns.T).square().sum(-1)
+    return norms.sqrt()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layout=LAYOUTS,
+    num_kv_heads=st.sampled_from([1, 2, 3, 5]),
+    repeats=st.sampled_from([1, 2, 7]),
+    head_dim=st.sampled_from([4, 6]),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+def test_equals_the_loop_over_query_heads(layout, num_kv_heads, repeats, head_dim, seed, data):
+    """Groups within a head, of a head, of several heads, and across their borders (5 heads of 4 in 2 groups)."""
+    width = num_kv_heads * head_dim
+    split = width if layout == "contiguous" else head_dim
+    num_groups = data.draw(st.sampled_from([size for size in range(1, split + 1) if split % size == 0]))
+    value = random_scores(seed, 2, 3, width)
+    weight = random_scores(seed + 1, 10, width * repeats)
+    gram = head_grams(weight, num_kv_heads, head_dim, num_groups, layout)
+    assert gram.shape == (num_kv_heads, head_dim, head_dim)
+    got = contribution_norms(value, gram, num_groups, layout)
+    expected = slow_norms(value, weight, num_kv_heads, head_dim, num_groups, layout)
+    assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_within_one_head_it_is_the_norm_of_the_output():
+    """Four heads of 8 in 8 groups, one query head each: ||W_o,g v_g||, added if it attends there alone."""
+    value, weight = random_scores(0, 2, 3, 32), random_scores(1, 32, 32)
+    got = contribution_norms(value, head_grams(weight, 4, 8, 8, "contiguous"), 8, "contiguous")
+    outputs = torch.einsum("bnsg,xsg->bnsx", value.reshape(2, 3, 8, 4), weight.reshape(32, 8, 4))
+    assert torch.allclose(got, outputs.norm(dim=-1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
+def test_an_orthonormal_projection_gives_value_norms(layout):
+    value = random_scores(0, 1, 5, 32)
+    weight = torch.linalg.qr(random_scores(1, 64, 32))[0]
+    got = contribution_norms(value, head_grams(weight, 4, 8, 4, layout), 4, layout)
+    only = apply_group_mask(value[:, :, None].expand(-1, -1, 4, -1), torch.eye(4).expand(1, 5, -1, -1), 4, layout)
+    assert torch.allclose(got, only.norm(dim=-1), rtol=1e-5)
+
+
+def test_bf16_is_computed_in_fp32_under_autocast():
+    value, weight = random_scores(0, 1, 4, 32).bfloat16(), random_scores(1, 32, 64).bfloat16()
+    plain = contribution_norms(value.float(), head_grams(weight.float(), 4, 8, 8, "contiguous"), 8, "contiguous")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = contribution_norms(value, head_grams(weight, 4, 8, 8, "contiguous"), 8, "contiguous")
+    assert got.dtype == torch.float32
+    assert torch.equal(got, plain)
+
+
+def test_zero_values_and_no_tokens():
+    gram = head_grams(random_scores(0, 16, 16), 2, 8, 4, "contiguous")
+    assert not contribution_norms(torch.zeros(1, 3, 16), gram, 4, "contiguous").any()
+    assert contribution_norms(torch.zeros(2, 0, 16), gram, 4, "contiguous").shape == (2, 0, 4)

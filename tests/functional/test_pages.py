@@ -1,0 +1,107 @@
+"""Page scores and the choice of pages against plain loops and two released implementations."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from subtoken_train.functional.pages import keep_pages, page_bounds, page_index, page_scores
+
+from helpers import random_mask, random_scores
+
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 14), st.integers(1, 5))
+
+
+def scores_by_loop(query, key, context, asks, page_size):
+    """One head, page, query row and channel at a time."""
+    per_group = query.shape[0] // key.shape[0]
+    tokens = context.nonzero()[:, 0].tolist()
+    pages = [tokens[start : start + page_size] for start in range(0, len(tokens), page_size)]
+    rows = asks.nonzero()[:, 0].tolist()
+    scores = []
+    for page in pages:
+        total = 0.0
+        for head in range(query.shape[0]):
+            block = key[head // per_group, page].float()
+            for row in rows:
+                low, high = query[head, row].float() * block.amin(0), query[head, row].float() * block.amax(0)
+                total += float(torch.maximum(low, high).sum())
+        scores.append(total / max(1, len(rows)) / query.shape[0])
+    return scores
+
+
+@given(sizes, st.integers(1, 6), st.integers(0, 100), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_scores_equal_a_plain_loop(size, page_size, seed, dtype):
+    batch, kv_heads, group, length, width = size
+    query = random_scores(seed, batch, kv_heads * group, length, width, dtype=dtype)
+    key = random_scores(seed + 1, batch, kv_heads, length, width, dtype=dtype)
+    context, asks = random_mask(seed + 2, batch, length), random_mask(seed + 3, batch, length, share=0.4)
+    page = page_index(context, page_size)
+    low, high = page_bounds(key, page, -(-length // page_size))
+    scores = page_scores(query, asks, low, high)
+    for sample in range(batch):
+        expected = scores_by_loop(query[sample], key[sample], context[sample], asks[sample], page_size)
+        if asks[sample].any():
+            torch.testing.assert_close(scores[sample, : len(expected)], torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+@given(st.integers(1, 3), st.integers(1, 20), st.integers(1, 6), st.integers(0, 6), st.integers(0, 100))
+def test_kept_pages_are_the_best_and_the_last(batch, length, page_size, budget, seed):
+    context = random_mask(seed, batch, length)
+    page = page_index(context, page_size)
+    width = -(-length // page_size)
+    scores = random_scores(seed + 1, batch, width, levels=4)
+    pages = page.amax(-1) + 1
+    count = pages.clamp(max=budget)
+    protected = count.clamp(max=2)
+    kept = keep_pages(scores, page, count, protected)
+    for sample in range(batch):
+        total, recent = int(pages[sample]), int(protected[sample])
+        rest = sorted(range(total - recent), key=lambda p: (-float(scores[sample, p]), p))
+        chosen = {*rest[: int(count[sample]) - recent], *range(total - recent, total)}
+        assert kept[sample].tolist() == [int(p) in chosen and int(p) >= 0 for p in page[sample]]
+
+
+def test_pages_count_context_tokens_only():
+    context = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 0]]).bool()
+    assert page_index(context, 2).tolist() == [[-1, 0, 0, 1, -1, 1, 2, -1]]
+
+
+def test_golden_of_quest(shared):
+    golden = load_file(shared / "golden" / "quest_official" / "set_a.safetensors")
+    check_heads(golden["query"], golden["keys"], golden["page_scores"][0, :, 0], 8)
+
+
+def test_golden_of_kvcache_factory(shared):
+    golden = load_file(shared / "golden" / "quest_factory_pages" / "set_a.safetensors")
+    keys = golden["keys_repeated"]
+    low, high = page_bounds(keys, page_index(torch.ones(1, 96, dtype=torch.bool), 8), 12)
+    assert torch.equal(low, golden["page_min"])
+    assert torch.equal(high, golden["page_max"])
+    check_heads(golden["queries"][:, :, -1:], keys, golden["page_scores"][0], 8)
+    page = page_index(torch.arange(96)[None] < 88, 8)  # the last 8 tokens are its window, outside the choice
+    for head, expected in enumerate(golden["selected_pages"][0]):
+        kept = keep_pages(golden["page_scores"][:, head], page, torch.tensor([4]), torch.tensor([0]))
+        assert sorted(set(page[0][kept[0]].tolist())) == expected.tolist()
+
+
+def check_heads(query, keys, expected_HP, page_size):
+    """The released codes score every head for itself; a one-head call does the same."""
+    length = keys.shape[2]
+    page = page_index(torch.ones(1, length, dtype=torch.bool), page_size)
+    for head in range(query.shape[1]):
+        low, high = page_bounds(keys[:, head : head + 1], page, expected_HP.shape[1])
+        scores = page_scores(query[:, head : head + 1], torch.ones(1, 1, dtype=torch.bool), low, high)
+        torch.testing.assert_close(scores[0], expected_HP[head], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [4, 7])
+def test_scores_of_a_sample_do_not_depend_on_the_batch(page_size):
+    query, key = random_scores(0, 2, 4, 20, 8), random_scores(1, 2, 2, 20, 8)
+    context = torch.stack([torch.arange(20) < 16, torch.arange(20) < 9])
+    asks = torch.stack([torch.arange(20) >= 16, (torch.arange(20) >= 9) & (torch.arange(20) < 12)])
+    page = page_index(context, page_size)
+    both = page_scores(query, asks, *page_bounds(key, page, 5))
+    alone = page_scores(query[1:], asks[1:], *page_bounds(key[1:], page[1:], 2))
+    torch.testing.assert_close(both[1, :2], alone[0])

@@ -1,0 +1,87 @@
+"""The paper's recipes are what ``recipes/generate.py`` writes from its list, and the list is the paper's."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.cli.main import main
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+DIGEST = "3f2f11d1a5e085777e99898f818f4f6e22636cb05249eab064b37b94d8b92a05"
+"""sha256 of recipes/paper_rows.csv: the rows of Tables 1 to 4 as published."""
+
+
+@pytest.fixture(scope="module")
+def generate():
+    """The generator, imported from the recipes' folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("generate")
+
+
+def test_rows_have_the_committed_digest():
+    assert hashlib.sha256((FOLDER / "paper_rows.csv").read_bytes()).hexdigest() == DIGEST
+
+
+def test_rows_are_the_papers(shared):
+    tables = json.loads((shared / "paper_tables.json").read_text())
+    rows = list(csv.DictReader((FOLDER / "paper_rows.csv").open()))
+    published = [*tables["vlm_rows"], *tables["llm_rows"]]
+    assert len(rows) == len(published) == 119
+    for row, source in zip(rows, published, strict=True):
+        for key in ("table", "model", "method", "variant"):
+            assert row[key] == source[key]
+        for key, name in (("num_groups", "S"), ("kept_groups", "K"), ("reducer", "token_method")):
+            assert row[key] == ("" if source[name] is None else str(source[name]))
+        for key in ("token_keep", "total_kv"):
+            assert float(row[key]) == source[key]
+
+
+def test_every_row_has_one_recipe_at_its_budget(generate):
+    arms = {arm.name: arm for arm in generate.arms()}
+    assert len(arms) == 118  # 119 rows share LoRA-only arms and anchors between tables; four stage-1 adapters join them
+    fractions = {}
+    for arm in arms.values():
+        value = arm.budget.value_fraction if arm.routed else 1
+        fractions[arm.name] = 100 * arm.kept_tokens() / arm.backbone.tokens * (1 + float(value)) / 2
+    assert fractions["llava7b_fastv25_s4k1"] == fractions["llava7b_visionzip25_s16k4_anchor"] == 15.625
+    assert fractions["llama7b_quest25_s8k7"] == fractions["llama7b_quest25_s8k7_anchor"] == 23.4375
+    assert fractions["qwen7b_quest12p5_s16k12"] == fractions["qwen7b_quest12p5_s8k6_anchor"] == 10.9375
+
+
+def test_files_are_what_the_program_writes(generate):
+    for arm in generate.arms():
+        assert (FOLDER / f"{arm.name}.yaml").read_text(encoding="utf-8") == generate.recipe_text(arm), arm.name
+    written = {arm.name for arm in generate.arms()}
+    paper = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tiny")}
+    assert paper == written
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_passes_its_pre_flight(path, capsys):
+    assert main(["check", "--config", str(path), "--offline"]) == 0
+    assert "ready: subtoken-train fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "lora", "routers"),
+    [
+        ("llava7b_fastv25_s16k4", 8_388_608, 2_097_664),
+        ("llava13b_visionzip12p5_s8k2", 13_107_200, 1_638_720),
+        ("qwenvl3b_fastv25_s16k4", 3_686_400, 1_180_224),
+        ("qwenvl7b_visionzip25_s16k4", 5_046_272, 1_606_080),
+        ("llama7b_quest25_s8k7", 33_554_432 // 2, 2_097_408),
+        ("qwen7b_quest12p5_s8k6", 10_092_544, 1_605_856),
+    ],
+)
+def test_trainable_counts(name, lora, routers, capsys):
+    assert main(["check", "--config", str(FOLDER / f"{name}.yaml"), "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert f"{lora:,}" in next(line for line in out.splitlines() if "LoRA together" in line)
+    assert f"{routers:,}" in next(line for line in out.splitlines() if "routers (" in line)

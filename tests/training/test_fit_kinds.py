@@ -1,0 +1,46 @@
+"""Each kind of LLaVA recipe trains a few steps and moves exactly what it should; the language models' are elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+
+KINDS = {
+    "visionzip-linear": ["--model.reducer.name=visionzip"],
+    "visionzip-mlp": ["--model.reducer.name=visionzip", "--model.routing.selector=mlp"],
+    "visionzip-anchor": ["--model.reducer.name=visionzip", "--model.routing=null"],
+    "fastv-decoder": ["--model.reducer.stage=decoder"],
+    "fastv-query": ["--model.routing.query_conditioned=true"],
+    "fastv-global-gated": ["--model.routing.budget=global", "--model.routing.value_gate=true"],
+    "fastv-ranked-prior": ["--model.routing.budget=ranked", "--model.routing.score_prior=value_norm"],
+    "fastv-output-prior-mlp": ["--model.routing.score_prior=output_norm", "--model.routing.selector=mlp"],
+    "gated-anchor": ["--model.routing.kept_groups=16", "--model.routing.value_gate=true"],
+    "output-norm": ["--model.routing.selector=output_norm"],
+}
+
+
+@pytest.mark.parametrize("extra", KINDS.values(), ids=KINDS)
+def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
+    cli = RecipeCLI(tiny_run("--trainer.max_steps=3", "--model.optimizer.warmup_steps=0", *extra)[1:])
+    parts = cli.model.parts
+    before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
+    trained = set(cli.model.trained())
+    cli.trainer.fit(cli.model, cli.datamodule)
+    moved = {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
+    assert {f"compressed.{name}" for name in moved} == trained
+    assert sum("lora_" in name for name in moved) == 4 * 2 * 2
+
+
+@pytest.mark.parametrize("kind", ["visionzip-mlp", "fastv-global-gated", "fastv-ranked-prior"])
+def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
+    assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0
+    config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
+    assert backbone.reducer.config.name == config.reducer.name == kind.split("-")[0]
+    assert (backbone.bank.config.budget, backbone.bank.config.value_gate) == (
+        config.routing.budget,
+        config.routing.value_gate,
+    )

@@ -1,0 +1,135 @@
+"""Language models train by the same command: packed corpora and recall, Quest, query-conditioned routers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.english import documents
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
+
+from tiny_llama import build_tokenizer
+
+QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8}
+ROUTING = {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"}
+RECALL = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def backbones(tmp_path_factory):
+    """Folders of a random tiny Llama and Qwen2 with the embedded model's tokenizer."""
+    tokenizer, folder = build_tokenizer(), tmp_path_factory.mktemp("language-models")
+    classes = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+    for name, (config_class, model_class) in classes.items():
+        torch.manual_seed(0)
+        config = config_class(vocab_size=len(tokenizer), num_key_value_heads=2, **SIZES)
+        model_class(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def recipe(backbones, tmp_path):
+    """Writes a recipe and returns the arguments of ``fit``."""
+
+    def write(kind="llama", routing=ROUTING, data=None, **bands):
+        model = {"backbone": {"path": str(backbones / kind)}, "reducer": QUEST, "routing": routing}
+        model["lora"] = {"rank": 2, "alpha": 4, "dropout": 0.0}
+        model["optimizer"] = {"learning_rate": 0.01, "warmup_steps": 0}
+        trainer = {"accelerator": "cpu", "max_steps": 3, "enable_progress_bar": False, "enable_model_summary": False}
+        whole = {"model": {**model, **bands}, "data": data or RECALL, "trainer": trainer}
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({**whole, "output_dir": str(tmp_path / "run")}))
+        return ["--config", str(path)]
+
+    return write
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """A small corpus file, with its Arrow cache in the test's own folder."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    path = tmp_path / "text.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in documents("train")[:60]))
+    lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8, "batch_size": 4}
+    return {"train": {"name": str(path)}, **lengths}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("selector", "extra"),
+    [("linear", []), ("mlp", ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"])],
+)
+def test_three_steps_move_exactly_the_trainables(recipe, kind, selector, extra):
+    cli = RecipeCLI([*recipe(kind, {**ROUTING, "selector": selector}), *extra])
+    parts = cli.model.parts
+    before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
+    trained = set(cli.model.trained())
+    cli.trainer.fit(cli.model, cli.datamodule)
+    moved = {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
+    assert {f"compressed.{name}" for name in moved} == trained
+    assert sum("lora_" in name for name in moved) == 2 * 2 * 2
+    assert any(name.startswith("bank.") for name in moved)
+
+
+def test_the_data_band_decides_the_data_module(recipe, corpus):
+    assert isinstance(RecipeCLI(recipe(), with_trainer=False).datamodule, RecallDataModule)
+    assert isinstance(RecipeCLI(recipe(data=corpus), with_trainer=False).datamodule, CorpusDataModule)
+
+
+def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path):
+    assert main(["fit", *recipe(data=corpus)]) == 0
+    config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
+    assert config.identity.model_type == "llama"
+    assert (backbone.reducer.config.page_size, backbone.reducer.config.window) == (4, 8)
+    assert backbone.bank.config.query_conditioned
+
+
+def test_a_token_only_arm_trains_too(recipe, tmp_path):
+    assert main(["fit", *recipe(routing=None)]) == 0
+    assert not (tmp_path / "run" / "adapter" / "router.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"context_length": 2000, "block_length": 4000, "train": {"name": "TINY"}}, "fewer than one block"),
+        ({"column": None, "train": {"name": "TEXT", "column": "body"}}, "body"),
+    ],
+)
+def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, message):
+    """An old run is still there when the new one's data turn out wrong."""
+    old = tmp_path / "run" / "adapter"
+    old.mkdir(parents=True)
+    (old / "kept").touch()
+    tiny = tmp_path / "tiny.jsonl"
+    tiny.write_text(json.dumps({"text": "too little"}))
+    data = {**corpus, **{key: value for key, value in changed.items() if value is not None}}
+    data["train"] = {**data["train"], "name": str(tiny if data["train"]["name"] == "TINY" else tmp_path / "text.jsonl")}
+    assert main(["fit", *recipe(data=data), "--overwrite"]) == 2
+    assert message in capsys.readouterr().err
+    assert (old / "kept").exists()
+
+
+def test_settings_that_no_page_can_meet_are_said_before_training(recipe, capsys):
+    data = {**RECALL, "context_length": 48}
+    reducer = {**QUEST, "keep_ratio": 0.1}
+    assert main(["fit", *recipe(data=data, reducer=reducer)]) == 2
+    assert "quest: keep_ratio 0.1 leaves 4 of 48 context tokens" in capsys.readouterr().err
+
+
+def test_records_of_images_are_refused(recipe, tmp_path, capsys):
+    data = {"train_file": str(tmp_path / "records.json"), "batch_size": 1}
+    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
+    (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
+    assert main(["fit", *recipe(data=data)]) == 2
+    assert "has a context to compress" in capsys.readouterr().err
