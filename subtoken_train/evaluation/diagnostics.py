@@ -2,14 +2,14 @@
 
 Figure 1 shows how many groups K_j a token keeps under a *global* budget. A router with another budget is shown there as
 it would allot a global one of the same size, since its own K_j are given beforehand; all else is under its own budget.
-Prompts only, without answers, reducer and routers as at inference. Values are whole or zeroed, nothing is packed.
+Reducer and routers as at inference; nothing that is decided reads an answer. Values are zeroed, nothing is packed.
 
 Legend: B batch, N positions after the reducer, S value groups, L routed layers, R ranks (tokens of one prompt).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,8 +20,6 @@ from torch import Tensor, nn
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.attention_row import region_attention
-from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import global_mask
 from subtoken_train.functional.usage import best_of_each, by_relevance, group_counts, kept_histogram, shared_pairs
@@ -34,13 +32,13 @@ class Observation:
     """One pass over a batch of prompts, per routed layer.
 
     Attributes:
-        routed_BN: the routed tokens.
+        routed: the routed tokens, bool [B, N]; under a context reducer other ones in every layer.
         masks: kept groups, bool [B, N, S].
         norms: ||v_g|| of the whole value vectors, fp32 [B, N, S].
         relevance: alpha_j, attention of the query region on every token, fp32 [B, N]; empty unless asked for.
     """
 
-    routed_BN: Tensor
+    routed: dict[int, Tensor]
     masks: dict[int, Tensor]
     norms: dict[int, Tensor]
     relevance: dict[int, Tensor] = field(default_factory=dict)
@@ -71,40 +69,24 @@ class Diagnosis:
     rank_kept_R: Tensor
 
 
-def diagnose(
-    backbone: CompressedBackbone,
-    records: InstructionRecords,
-    limit: int,
-    max_length: int = 2048,
-    batch_size: int = 16,
-    progress: Callable[[int, int], None] | None = None,
-) -> Diagnosis:
-    """Run the first ``limit`` prompts and count.
+def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosis:
+    """Run prompts and count.
 
     Args:
         backbone: in evaluation mode, with routing.
-        records: questions; the last turn of every record is asked.
-        limit: only the first records.
-        max_length: prompt tokens, visual ones included.
-        batch_size: prompts of one pass.
-        progress: called with (done, total) after every batch.
+        batches: of prompts; their size does not matter.
 
     Raises:
         ValueError: a token-only arm, or no prompt has anything to route.
     """
     if backbone.bank is None:
         raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; take a routed adapter")
-    total = min(limit, len(records))
-    collate = Collator(backbone.family, max_length, padding_side="left", generation=True)
     diagnosis: Diagnosis | None = None
-    for start in range(0, total, batch_size):
-        stop = min(start + batch_size, total)
-        found = _count(backbone, backbone.bank, collate([records[i] for i in range(start, stop)]))
+    for batch in batches:
+        found = _count(backbone, backbone.bank, batch)
         diagnosis = found if diagnosis is None else _added(diagnosis, found)
-        if progress is not None:
-            progress(stop, total)
     if diagnosis is None or not int(diagnosis.rank_tokens_R.sum()):
-        raise ValueError(f"none of the {total} prompts has a token to route (no image?); choose other --data")
+        raise ValueError("none of the prompts has a token to route (no image?); choose other --data")
     return diagnosis
 
 
@@ -137,11 +119,14 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
             handle.remove()
     state, rows = result.state, result.rows
     assert state is not None
-    found = Observation(state.routed_BN, dict(state.masks), {layer: norms[layer] for layer in state.masks})
-    if with_relevance:
-        for layer in state.masks:
+    found = Observation({}, {}, {})
+    for layer, mask_BNS in sorted(state.masks.items()):
+        seen_BN = result.kept.get(layer, rows.visible_BM)  # what query rows attend to
+        found.routed[layer] = state.routed_BN & seen_BN
+        found.masks[layer], found.norms[layer] = mask_BNS, norms[layer]
+        if with_relevance:
             found.relevance[layer] = region_attention(
-                backbone.family, layer, hidden[layer], rows.visible_BM, rows.position, state.query_BN
+                backbone.family, layer, hidden[layer], seen_BN, rows.position, state.query_BN
             )
     return found
 
@@ -161,7 +146,7 @@ def value_norm_mask(observation: Observation, layer: int, bank: RouterBank) -> T
     """What selection by value norm keeps at the budget of the observed masks, bool [B, N, S]."""
     norms_BNS, mask_BNS = observation.norms[layer], observation.masks[layer]
     if bank.config.budget == "global":
-        return global_mask(norms_BNS, bank.config.kept_groups, observation.routed_BN)
+        return global_mask(norms_BNS, bank.config.kept_groups, observation.routed[layer])
     return best_of_each(norms_BNS, mask_BNS)
 
 
@@ -173,16 +158,16 @@ def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diag
     if not own_is_global:
         with global_budget(bank):
             shared = observe(backbone, batch, with_relevance=True)
-    layers, routed = list(own.masks), own.routed_BN
-    ordered = [by_relevance(shared.masks[layer], shared.relevance[layer], routed) for layer in layers]
+    layers = list(own.masks)
+    ordered = [by_relevance(shared.masks[i], shared.relevance[i], shared.routed[i]) for i in layers]
     kept, relevance, valid = (torch.stack(parts) for parts in zip(*ordered, strict=True))
-    pairs = [shared_pairs(own.masks[layer], value_norm_mask(own, layer, bank), routed) for layer in layers]
+    pairs = [shared_pairs(own.masks[i], value_norm_mask(own, i, bank), own.routed[i]) for i in layers]
     return Diagnosis(
         layers,
-        torch.stack([group_counts(own.masks[layer], routed) for layer in layers]).cpu(),
-        torch.stack([kept_histogram(own.masks[layer], routed) for layer in layers]).cpu(),
+        torch.stack([group_counts(own.masks[i], own.routed[i]) for i in layers]).cpu(),
+        torch.stack([kept_histogram(own.masks[i], own.routed[i]) for i in layers]).cpu(),
         torch.tensor(pairs),
-        torch.stack([kept_histogram(shared.masks[layer], routed) for layer in layers]).cpu(),
+        torch.stack([kept_histogram(shared.masks[i], shared.routed[i]) for i in layers]).cpu(),
         valid.sum((0, 1)).cpu(),
         (relevance.double() * valid).sum((0, 1)).cpu(),
         (kept * valid).sum((0, 1)).cpu(),

@@ -5,9 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from subtoken_train.artifact.folder import AdapterConfig, write_adapter
+from subtoken_train.artifact.identity import identify
+from subtoken_train.backbones.build import build
+from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+
+from tiny_llama import build_model, build_tokenizer
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 ROUTED = str(ADAPTERS / "tiny_fastv25_s16k4")
@@ -36,6 +46,32 @@ def test_files_and_table(data, tmp_path, capsys, monkeypatch):
     assert len((folder / "figure1b.csv").read_text().splitlines()) == 1 + 16
     assert main(["diagnose", "--adapter", ROUTED, "--data", data]) == 2
     assert "tiny_fastv25_s16k4-seed0 exists; choose another --out" in capsys.readouterr().err
+
+
+@pytest.fixture
+def language_model(tmp_path):
+    """An adapter of the paper's LLM setting (S = 4, mean K = 1, global, query-conditioned) on a random tiny Llama."""
+    torch.manual_seed(0)
+    build_model(layers=2).save_pretrained(tmp_path / "backbone")
+    build_tokenizer().save_pretrained(tmp_path / "backbone")
+    source, lora = BackboneConfig(path=str(tmp_path / "backbone")), LoraSettings(rank=2)
+    reducer = ReducerConfig(name="quest", keep_ratio=0.25, page_size=4, window=16)
+    routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
+    backbone, peft_model = build(source, lora, reducer, routing)
+    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source))
+    return str(write_adapter(tmp_path / "adapter", config, backbone, peft_model))
+
+
+def test_a_language_model_reads_english(language_model, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["diagnose", "--adapter", language_model, "--limit", "3", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert "the adapter's own" not in capsys.readouterr().out  # Figure 1 is under its own, global budget
+    histogram = [line.split(",") for line in (out / "figure1a.csv").read_text().splitlines()[1:6]]
+    assert sum(int(tokens) for _, _, tokens, _ in histogram) == 3 * 2 * 128  # prompts x layers x kept context tokens
+    assert sum(int(groups) * int(tokens) for _, groups, tokens, _ in histogram) == 3 * 2 * 128
+    assert main(["diagnose", "--adapter", language_model, "--data", "x.json", "--out", str(tmp_path / "b")]) == 2
+    assert "--data x.json has prompts with images, but a language model reads text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.evaluation.diagnostics import diagnose, global_budget, observe, value_norm_mask
+from subtoken_train.evaluation.prompts import record_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 
 from helpers import compress, gqa_family, make_batch, sharpen
+from text_families import text_batch, text_family
 
 S4K1 = RoutingConfig(num_groups=4, kept_groups=1)
 GLOBAL = RoutingConfig(num_groups=4, kept_groups=1, budget="global")
@@ -27,9 +27,11 @@ def routed_arm(family, routing=S4K1, **reducer):
 
 
 @pytest.fixture
-def questions(tmp_path):
+def prompts(tmp_path):
+    """A function from an arm, a number of prompts and a batch size to batches."""
     write_scenes(tmp_path / "scenes", train=4, dev=20, test=4)
-    return InstructionRecords(tmp_path / "scenes" / "dev.json")
+    records = InstructionRecords(tmp_path / "scenes" / "dev.json")
+    return lambda backbone, limit=20, batch_size=16: record_prompts(backbone.family, records, limit, batch_size)
 
 
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
@@ -43,9 +45,9 @@ def test_an_observation_is_what_the_pass_did(tiny_family, stage):
     for layer in layers:
         assert torch.equal(found.masks[layer], result.state.masks[layer])
     visual_BM = result.rows.regions_BM == Region.VISUAL
-    assert torch.equal(found.routed_BN, visual_BM)
-    assert found.routed_BN.sum(-1).tolist() == [16, 32, 0]
+    assert visual_BM.sum(-1).tolist() == [16, 32, 0]
     for layer in layers:
+        assert torch.equal(found.routed[layer], visual_BM)
         assert (found.relevance[layer][visual_BM] > 0).all()
         assert (found.relevance[layer].sum(-1) < 1 + 1e-5).all()
     modules = list(tiny_family.decoder.modules())
@@ -99,8 +101,9 @@ def test_the_global_budget_is_lent(tiny_family):
 
 
 @pytest.mark.parametrize("routing", [S4K1, GLOBAL], ids=["per_token", "global"])
-def test_counts_add_up(tiny_family, questions, routing):
-    diagnosis = diagnose(routed_arm(tiny_family, routing), questions, limit=20, batch_size=6)
+def test_counts_add_up(tiny_family, prompts, routing):
+    backbone = routed_arm(tiny_family, routing)
+    diagnosis = diagnose(backbone, prompts(backbone, batch_size=6))
     tokens = 20 * 16
     assert diagnosis.layers == [0, 1, 2, 3]
     assert diagnosis.counts_LS.sum(-1).tolist() == [tokens] * 4  # mean K is 1
@@ -119,21 +122,24 @@ def test_counts_add_up(tiny_family, questions, routing):
         assert torch.equal(diagnosis.kept_LK, diagnosis.figure_LK)
 
 
-def test_batches_do_not_matter(tiny_family, questions):
+def test_batches_do_not_matter(tiny_family, prompts):
     backbone = routed_arm(tiny_family)
-    alone, together = (diagnose(backbone, questions, limit=7, batch_size=size) for size in (1, 7))
+    alone, together = (diagnose(backbone, prompts(backbone, 7, size)) for size in (1, 7))
     for name in ("counts_LS", "kept_LK", "norm_pairs_L", "figure_LK"):
         assert torch.equal(getattr(alone, name), getattr(together, name)), name
     assert torch.allclose(alone.rank_relevance_R[:16], together.rank_relevance_R[:16], atol=1e-5)
-    assert int(diagnose(backbone, questions, limit=3).rank_tokens_R[0]) == 3 * 4
+    assert int(alone.rank_tokens_R[0]) == 7 * 4
 
 
 @pytest.mark.parametrize("budget", ["per_token", "global"])
-def test_value_norm_agrees_with_itself_and_random_by_chance(tiny_family, questions, budget):
+def test_value_norm_agrees_with_itself_and_random_by_chance(tiny_family, prompts, budget):
     settings = {"num_groups": 16, "kept_groups": 4, "budget": budget}
-    norm = diagnose(routed_arm(tiny_family, RoutingConfig(selector="value_norm", **settings)), questions, limit=20)
+    backbone = routed_arm(tiny_family, RoutingConfig(selector="value_norm", **settings))
+    norm = diagnose(backbone, prompts(backbone))
     assert torch.equal(norm.norm_pairs_L, norm.counts_LS.sum(-1))
-    random = diagnose(routed_arm(tiny_family, RoutingConfig(selector="random", **settings)), questions, limit=20)
+    torch.manual_seed(1)
+    backbone = compress(gqa_family(), RoutingConfig(selector="random", **settings), name="fastv", keep_ratio=0.25)
+    random = diagnose(backbone.eval(), prompts(backbone))
     assert (random.norm_pairs_L / random.counts_LS.sum(-1) - 0.25).abs().max() < 0.05
 
 
@@ -142,14 +148,43 @@ def test_the_value_norm_mask_keeps_the_budget(tiny_family):
     for routing in (S4K1, GLOBAL):
         backbone = routed_arm(tiny_family, routing)
         found = observe(backbone, make_batch(MIXED))
-        mask = value_norm_mask(found, 2, backbone.bank) & found.routed_BN[..., None]
+        mask = value_norm_mask(found, 2, backbone.bank) & found.routed[2][..., None]
         assert mask.sum((1, 2)).tolist() == [16, 32, 0]
 
 
-def test_nothing_to_diagnose(tiny_family, questions, tmp_path):
+@pytest.mark.parametrize("budget", ["per_token", "global"])
+def test_a_language_model(budget):
+    """Quest keeps other context tokens in every layer; only those are routed, ranked and attended to."""
+    family = text_family("llama")
+    routing = RoutingConfig(num_groups=4, kept_groups=1, budget=budget, query_conditioned=True)
+    backbone = compress(family, routing, name="quest", keep_ratio=0.5, page_size=4, window=4).eval()
+    batch = text_batch([(24, 6, 0), (16, 4, 0)])
+    found = observe(backbone, batch, with_relevance=True)
+    context_BN = batch.regions_BN == Region.CONTEXT
+    for layer, routed_BN in found.routed.items():
+        assert routed_BN.sum(-1).tolist() == [12, 8]
+        assert not (routed_BN & ~context_BN).any()
+        assert not found.relevance[layer][context_BN & ~routed_BN].any()
+        assert (found.relevance[layer][routed_BN] > 0).all()
+    diagnosis = diagnose(backbone, [batch, batch])
+    layers = len(diagnosis.layers)
+    assert diagnosis.counts_LS.sum(-1).tolist() == [40] * layers
+    assert diagnosis.rank_tokens_R[:13].tolist() == [4 * layers] * 8 + [2 * layers] * 4 + [0]
+
+
+def test_batches_of_different_width_add_up():
+    family = text_family("llama")
+    backbone = compress(family, RoutingConfig(num_groups=4, kept_groups=1), name="none").eval()
+    wide, narrow = text_batch([(24, 6, 0)]), text_batch([(8, 3, 0)])
+    both, other = diagnose(backbone, [wide, narrow]), diagnose(backbone, [narrow, wide])
+    layers = len(both.layers)
+    assert both.rank_tokens_R.tolist() == [2 * layers] * 8 + [layers] * 16 + [0] * 7
+    assert torch.equal(both.rank_tokens_R, other.rank_tokens_R)
+    assert torch.equal(both.rank_kept_R, other.rank_kept_R)
+
+
+def test_nothing_to_diagnose(tiny_family, tmp_path):
     with pytest.raises(ValueError, match="a token-only arm routes nothing"):
-        diagnose(compress(tiny_family, None), questions, limit=2)
-    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
-    (tmp_path / "text.json").write_text(json.dumps([{"id": "t", "conversations": turns}]))
-    with pytest.raises(ValueError, match="none of the 1 prompts has a token to route"):
-        diagnose(routed_arm(tiny_family), InstructionRecords(tmp_path / "text.json"), limit=5)
+        diagnose(compress(tiny_family, None), [make_batch([(1, 8)])])
+    with pytest.raises(ValueError, match="none of the prompts has a token to route"):
+        diagnose(routed_arm(tiny_family), [make_batch([(0, 8)])])
