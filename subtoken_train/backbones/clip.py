@@ -26,5 +26,6 @@ def class_attention(layer: Any, states_INC: Tensor) -> tuple[Tensor, Tensor]:
     heads = (attention.num_heads, attention.head_dim)
     query_IHd = attention.q_proj(normed_INC[:, 0]).unflatten(-1, heads).float()
     keys_INHd = attention.k_proj(normed_INC).unflatten(-1, heads).float()
-    scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * attention.scale
+    with torch.autocast(query_IHd.device.type, enabled=False):
+        scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * attention.scale
     return scores_IHN.softmax(-1).sum(1)[:, 1:], keys_INHd[:, 1:].mean(2)

@@ -65,9 +65,12 @@ def load_family(config: BackboneConfig) -> Family:
     model_config = _read_config(config)
     family = _family_of(model_config)
     source = resolve(config.path)
-    model = family.auto_model.from_pretrained(
-        source, revision=config.revision, dtype=_dtype(config), attn_implementation=config.attention
-    )
+    try:
+        model = family.auto_model.from_pretrained(
+            source, revision=config.revision, dtype=_dtype(config), attn_implementation=config.attention
+        )
+    except OSError as error:
+        raise ValueError(f"the weights of backbone {config.path!r} cannot be read: {error}") from error
     return _put_together(family, model.eval(), _read_processor(family, config), config)
 
 
@@ -77,20 +80,26 @@ def layout_family(config: BackboneConfig) -> Family:
     family = _family_of(model_config)
     with torch.device("meta"):
         model = family.auto_model.from_config(model_config, dtype=_dtype(config))
-    return _put_together(family, model, None, config)
+    laid_out = _put_together(family, model, None, config)
+    # as it will be; from_config would ask for flash attention's package
+    laid_out.decoder.config._attn_implementation = config.attention
+    return laid_out
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
     """A layout that can encode records: the same with its tokenizer and image processor.
 
     Raises:
-        OSError, ValueError: the processor is not at hand.
+        ValueError: the processor is not at hand.
     """
     return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
 
 
 def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
-    return family.auto_processor.from_pretrained(resolve(config.path), revision=config.revision)
+    try:
+        return family.auto_processor.from_pretrained(resolve(config.path), revision=config.revision)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the tokenizer or processor of backbone {config.path!r} cannot be read: {error}") from error
 
 
 def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:

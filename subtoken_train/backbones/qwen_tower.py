@@ -74,7 +74,8 @@ def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], s
     for query_nHd, key_nHd in zip(queries, keys, strict=True):
         total_n = torch.zeros(len(key_nHd), device=key_nHd.device)
         for query_nd, key_nd in zip(query_nHd.unbind(1), key_nHd.unbind(1), strict=True):
-            total_n += (query_nd @ key_nd.T * scale).softmax(-1).sum(0)
+            with torch.autocast(key_nd.device.type, enabled=False):
+                total_n += (query_nd @ key_nd.T * scale).softmax(-1).sum(0)
         received.append(total_n / key_nHd.shape[1])
     return torch.cat(received)
 

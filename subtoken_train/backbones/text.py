@@ -51,7 +51,7 @@ class TextFamily(Family):
             text += f"USER: {turn.prompt.strip()} ASSISTANT:"
             if turn.answer is not None:
                 start = len(text)
-                text += f" {turn.answer.strip()}{self.tokenizer.eos_token}"
+                text += f" {turn.answer.strip()}{self.tokenizer.eos_token or ''}"
                 spans.append((start, len(text)))
         return RenderedPrompt(text, spans, "")
 

@@ -30,7 +30,9 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
         yield f"{data.train_file} (not read: --offline)"
     else:
         records = yield from _record_lines(cli, parts)
-        batches = ResumableSampler(records, data.batch_size, data.seed, world_size=devices).batches_per_pass
+        limit = 1.0 if trainer.limit_train_batches is None else trainer.limit_train_batches
+        sampler = ResumableSampler(records, data.batch_size, data.seed, world_size=devices, limit=limit)
+        batches = sampler.batches_per_epoch
     plan = plan_steps(
         data.batch_size * accumulate * devices, trainer.max_steps, trainer.max_epochs, batches, accumulate
     )

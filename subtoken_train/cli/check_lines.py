@@ -8,7 +8,9 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.functional.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import estimate_memory
@@ -178,7 +180,12 @@ def _size(num_bytes: int) -> str:
 def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
     """The estimate by purpose; training/memory.py has the formula."""
     data, checkpointing = cli.datamodule, cli.model.gradient_checkpointing
-    length = data.max_length if isinstance(data, InstructionDataModule) else 2 * prompt.tokens
+    if isinstance(data, InstructionDataModule):
+        length = data.max_length
+    else:
+        length = data.block_length if isinstance(data, CorpusDataModule) else 2 * prompt.tokens
+        if isinstance(data, RecallDataModule):
+            yield "a sample is taken to be twice as long as its context"
     estimate = estimate_memory(parts, data.batch_size, length, checkpointing, prompt.tokens)
     before, after = estimate.rows
     yield f"{data.batch_size} records of {before:,} tokens ({after:,} after the reducer); every device holds all of it"

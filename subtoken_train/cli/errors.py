@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -36,12 +37,28 @@ def guarded(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `... | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
-        return 0
+    except BrokenPipeError:
+        if _reader_is_gone():
+            return 0
+        traceback.print_exc()
+        return 1
     except USER_ERRORS as error:
         print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
         return 2
     except Exception:
         traceback.print_exc()
         return 1
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is stdout that broke (``... | head`` has read enough), and not a pipe to a worker of ours."""
+    try:
+        stdout = sys.stdout.fileno()
+    except OSError:  # not a file at all
+        return False
+    poll = select.poll()
+    poll.register(stdout, select.POLLOUT)
+    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)  # or Python complains again at exit
+    return gone

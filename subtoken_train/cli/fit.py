@@ -30,19 +30,8 @@ def run_raw(argv: list[str]) -> int:
     cli = RecipeCLI(expand_flags(argv))
     folder = cli.output_dir
     resume = checkpoint_to_resume(folder) if cli.config.resume else None
-    if resume is None and holds_run(folder) and not cli.config.overwrite:
-        raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
-    # what a user can get wrong comes out before anything is replaced
-    cli.datamodule.read()
-    cli.model.configure_model()
-    if "LOCAL_RANK" not in os.environ:  # other processes find the tokenised text in the cache
-        cli.datamodule.rehearse(cli.model.family)
-    if holds_first_stage(cli, folder):
-        raise ValueError(f"stage2.adapter lies in {folder}, which this run would replace; choose another --output_dir")
-    if resume is None and folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    cli.save_recipe(folder / "recipe.yaml")
+    if is_first_process():
+        prepare(cli, folder, resume)
     try:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume)
     except TrainingInterrupted as stopped:
@@ -52,9 +41,39 @@ def run_raw(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 130
+    if not cli.trainer.is_global_zero:
+        return 0
     adapter = export(cli, folder)
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     return 0
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that the user started; the others of a run on several devices find it all done."""
+    return all(os.environ.get(rank, "0") == "0" for rank in ("LOCAL_RANK", "NODE_RANK"))
+
+
+def prepare(cli: Any, folder: Path, resume: Path | None) -> None:
+    """Make the run's folder; what a user can get wrong comes out before anything is replaced.
+
+    Raises:
+        ValueError: there is a run already, or recipe, backbone and data do not fit each other.
+    """
+    from subtoken_train.training.preflight import nominal_prompt
+
+    if resume is None and holds_run(folder) and not cli.config.overwrite:
+        raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
+    cli.datamodule.read()
+    cli.model.configure_model()
+    prompt = nominal_prompt(cli.model.family, cli.datamodule)
+    cli.model.parts.reducer.kept_tokens(prompt.tokens)
+    cli.datamodule.rehearse(cli.model.family, cli.trainer)
+    if holds_first_stage(cli, folder):
+        raise ValueError(f"stage2.adapter lies in {folder}, which this run would replace; choose another --output_dir")
+    if resume is None and folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    cli.save_recipe(folder / "recipe.yaml")
 
 
 def checkpoint_to_resume(folder: Path) -> Path:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice, repeat
 from typing import Any
 
+import lightning as L
 from datasets import Dataset
 from torch.utils.data import DataLoader, IterableDataset
 
+from subtoken_train.backbones.base import Family
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, packed_blocks, read_blocks
 from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
@@ -81,6 +83,19 @@ class CorpusDataModule(OrderedDataModule[Row]):
             self._raw_train = load_rows(self.train_source, self.streaming)
         if self.val_source is not None and self._raw_val is None:
             self._raw_val = load_rows(self.val_source)
+
+    def rehearse(self, family: Family, trainer: L.Trainer) -> None:
+        """As everywhere; a stream has no end of its own, so ``trainer.max_steps`` must say when to stop.
+
+        Raises:
+            ValueError: see ``OrderedDataModule``, or a stream without ``max_steps`` or with shortened epochs.
+        """
+        super().rehearse(family, trainer)
+        if self.streaming and (trainer.max_steps < 0 or trainer.limit_train_batches != 1.0):
+            raise ValueError(
+                f"a streamed corpus needs trainer.max_steps (it is {trainer.max_steps}) and no limit_train_batches "
+                f"(it is {trainer.limit_train_batches}): its passes have no length that an epoch could be a part of"
+            )
 
     def prepare_data(self) -> None:
         """Tokenise into the cache, in one process per machine while the others wait."""

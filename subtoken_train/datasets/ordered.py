@@ -86,14 +86,16 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             return self._rehearsed_family
         return cast("Family", self.trainer.lightning_module.family)
 
-    def rehearse(self, family: Family) -> None:
-        """Set up training for ``family`` before there is a trainer: what a user can get wrong comes out now.
+    def rehearse(self, family: Family, trainer: L.Trainer) -> None:
+        """Set up training before it starts: what a user can get wrong comes out now.
 
         Raises:
-            ValueError: see ``setup``.
+            ValueError: see ``setup`` and ``train_dataloader``.
         """
         self._rehearsed_family = family
         self.setup("fit")
+        if self._train is not None:
+            ResumableSampler(len(self._train), self.batch_size, self.seed, world_size=trainer.world_size)
 
     def setup(self, stage: str) -> None:
         """Read and check the records that ``stage`` (``fit`` | ``validate``) needs.

@@ -41,6 +41,15 @@ _FACT, _QUESTION, _ANSWER = " The code of {} is {}.", "\nWhat is the code of {}?
 _STATED = re.compile(r"(\w+) is (\w+ \w+)\.")
 
 
+def check_counts(num_facts: int, num_questions: int) -> None:
+    """Raise a ``ValueError`` where more is asked than stated, or more is stated than there are names."""
+    if not 1 <= num_questions <= num_facts <= len(NAMES):
+        raise ValueError(
+            f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(NAMES)} "
+            "is needed"
+        )
+
+
 @dataclass(frozen=True)
 class RecallSample:
     """One sample.
@@ -68,11 +77,7 @@ class RecallTask:
     """
 
     def __init__(self, tokenizer: Any, context_length: int = 512, num_facts: int = 24, num_questions: int = 8) -> None:
-        if not 1 <= num_questions <= num_facts <= len(NAMES):
-            raise ValueError(
-                f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(NAMES)} "
-                "is needed"
-            )
+        check_counts(num_facts, num_questions)
         self.tokenizer, self.context_length = tokenizer, context_length
         self.num_facts, self.num_questions = num_facts, num_questions
         self._prefix = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]

@@ -39,7 +39,8 @@ def contextual_tokens(tokens_RC: Tensor, keys_Rd: Tensor, targets_c: Tensor) -> 
     is_target = torch.zeros(len(tokens_RC), dtype=torch.bool, device=tokens_RC.device)
     is_target[targets_c] = True
     keys = F.normalize(keys_Rd.float(), dim=-1)
-    joined = (keys[~is_target] @ keys[is_target].T).argmax(-1)
+    with torch.autocast(keys.device.type, enabled=False):
+        joined = (keys[~is_target] @ keys[is_target].T).argmax(-1)
     sums_cC = tokens_RC.new_zeros(len(targets_c), tokens_RC.shape[-1], dtype=torch.float32)
     sums_cC.index_add_(0, joined, tokens_RC[~is_target].float())
     members_c = torch.bincount(joined, minlength=len(targets_c)).clamp(min=1)

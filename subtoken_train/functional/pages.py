@@ -46,10 +46,11 @@ def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd
     kv_heads = low_BhPd.shape[1]
     weight_BQ = asks_BQ.float() / asks_BQ.sum(-1, keepdim=True).clamp(min=1)
     query = query_BHQd.float().reshape(len(query_BHQd), kv_heads, -1, *query_BHQd.shape[2:])
-    positive_Bhd = torch.einsum("bhgqd,bq->bhd", query.clamp(min=0), weight_BQ) / query.shape[2]
-    negative_Bhd = torch.einsum("bhgqd,bq->bhd", query.clamp(max=0), weight_BQ) / query.shape[2]
-    bound_BhP = torch.einsum("bhd,bhpd->bhp", positive_Bhd, high_BhPd)
-    bound_BhP = bound_BhP + torch.einsum("bhd,bhpd->bhp", negative_Bhd, low_BhPd)
+    with torch.autocast(query.device.type, enabled=False):  # training must choose the pages that inference chooses
+        positive_Bhd = torch.einsum("bhgqd,bq->bhd", query.clamp(min=0), weight_BQ) / query.shape[2]
+        negative_Bhd = torch.einsum("bhgqd,bq->bhd", query.clamp(max=0), weight_BQ) / query.shape[2]
+        bound_BhP = torch.einsum("bhd,bhpd->bhp", positive_Bhd, high_BhPd)
+        bound_BhP = bound_BhP + torch.einsum("bhd,bhpd->bhp", negative_Bhd, low_BhPd)
     return bound_BhP.mean(1)
 
 

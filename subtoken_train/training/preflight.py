@@ -22,6 +22,7 @@ from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
 from subtoken_train.functional.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
+from subtoken_train.reducers import build_reducer
 from subtoken_train.training.module import SubTokenModule
 
 
@@ -49,6 +50,10 @@ class NominalPrompt:
 
 def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
     """One image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
+    if family.image_token_id is not None and isinstance(data, CorpusDataModule | RecallDataModule):
+        raise ValueError(
+            f"{family.name} reads images, but data names text without any; name instruction records in data.train_file"
+        )
     if isinstance(data, RecallDataModule):
         regions = {"context": data.context_length}
         return NominalPrompt("KV budget of a context", f"{data.context_length:,} context tokens", "context", regions)
@@ -133,7 +138,9 @@ def trained_groups(parts: CompressedBackbone) -> list[ParameterGroup]:
     """The LoRA that trains, and the routers where there are any."""
     groups = lora_groups(parts)
     if parts.bank is not None and parts.bank.learned:
-        groups.append(_count(f"routers ({parts.bank.config.selector})", parts.bank.parameters()))
+        groups.append(
+            _count(f"routers ({parts.bank.config.selector})", (p for p in parts.bank.parameters() if p.requires_grad))
+        )
     return groups
 
 
@@ -165,7 +172,13 @@ def layer_bands(ledger: Ledger) -> list[LayerBand]:
 def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: NominalPrompt) -> Anchor:
     """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the region."""
     held = Fraction(ledger.bytes_of(prompt.region, with_index=False), ledger.dense_bytes(prompt.region))
-    return solve_anchor(ledger.shape, prompt.tokens, held, parts.reducer.cut_layer, prompt.region)
+    anchor = solve_anchor(ledger.shape, prompt.tokens, held, parts.reducer.cut_layer, prompt.region)
+    if parts.reducer.stage != "context":
+        return anchor
+    # whole pages only
+    config = replace(parts.reducer.config, keep_ratio=anchor.keep_ratio, round_up=True)
+    kept = build_reducer(config, ledger.shape.num_layers).kept_tokens(prompt.tokens)
+    return Anchor(prompt.tokens, kept, kept / prompt.tokens)
 
 
 def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
@@ -180,7 +193,7 @@ def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
 
 def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
     """Processes of a run from the trainer's settings; ``auto`` and -1 count what this machine has."""
-    chosen = devices.split(",") if isinstance(devices, str) and "," in devices else devices
+    chosen = list(filter(None, devices.split(","))) if isinstance(devices, str) and "," in devices else devices
     if isinstance(chosen, list):
         return len(chosen) * num_nodes
     if chosen in ("auto", "-1", -1):

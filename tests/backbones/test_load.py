@@ -158,3 +158,12 @@ def test_a_model_type_that_nobody_knows_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "zebra"}')
     with pytest.raises(ValueError, match="zebra"):
         load_family(BackboneConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer_config.json"])
+def test_a_folder_without_weights_or_tokenizer_is_a_worded_error(tiny_family, tmp_path, missing):
+    folder = save_backbone(tiny_family, tmp_path / "backbone")
+    for path in folder.glob("token*" if missing.startswith("token") else missing):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"of backbone .* cannot be read"):
+        load_family(BackboneConfig(path=str(folder)))

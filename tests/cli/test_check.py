@@ -246,3 +246,32 @@ def test_wrong_data(capsys, tiny, tmp_path, content, words):
     if content is not None:
         path.write_text(content)
     assert words in refused(capsys, [*tiny, "--data.train_file", str(path)])
+
+
+def test_a_decoder_cut_counts_the_routers_that_run(capsys):
+    lines = checked(capsys, [*LLAVA, "--offline", "--model.reducer.stage", "decoder"])
+    assert "routers (linear) 60 1,966,560" in lines  # 30 of 32 layers
+
+
+def test_the_anchor_of_pages_is_whole_pages(capsys):
+    recipe = ["--config", str(RECIPES / "llama7b_quest12p5_s8k7.yaml"), "--offline"]
+    lines = checked(capsys, recipe)
+    assert "matched anchor: 128 of 1024 context tokens, every group (keep_ratio 0.125), 12.5 %" in lines
+    lines = checked(capsys, [*recipe, "--data.context_length", "512"])
+    assert any(line.startswith("1 records of 2,048 tokens") for line in lines)
+
+
+def test_settings_that_fit_would_refuse_are_refused(capsys):
+    recipe = ["--config", str(RECIPES / "llama7b_quest25_s8k7.yaml"), "--offline"]
+    assert "loaded with 'eager'" in refused(capsys, [*recipe, "--model.backbone.attention", "eager"])
+    images = ["--model.backbone.path", "llava-hf/llava-1.5-7b-hf", "--model.reducer.name", "fastv"]
+    assert "llava reads images, but data names text without any" in refused(capsys, [*recipe, *images])
+
+
+def test_shortened_epochs_are_counted(tiny, tmp_path, capsys):
+    records = [{"conversations": [{"from": "human", "value": "is"}, {"from": "gpt", "value": "7"}]}] * 128
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps(records))
+    epochs = ["--trainer.max_steps=-1", "--trainer.max_epochs=2", "--trainer.limit_train_batches=3"]
+    lines = checked(capsys, [*tiny, "--data.train_file", str(path), *epochs])
+    assert any(line.startswith("6 optimiser steps") for line in lines)

@@ -165,3 +165,11 @@ def test_light_paths_import_nothing_heavy(argv):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == {"code": 0, "found": []}
+
+
+def test_a_broken_pipe_of_our_own_is_no_success(capsys):
+    def worker_died():
+        raise BrokenPipeError("worker")
+
+    assert guarded(worker_died) == 1
+    assert "BrokenPipeError: worker" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_without_validation():
 def test_errors():
     with pytest.raises(ValueError, match="num_questions 9 and num_facts 3"):
         ready(num_facts=3, num_questions=9)
-    with pytest.raises(ValueError, match="0 recall samples"):
+    with pytest.raises(ValueError, match="train_samples is 0"):
         ready(train_samples=0)
     with pytest.raises(ValueError, match="batch_size is 0"):
         ready(batch_size=0)

@@ -105,3 +105,15 @@ def test_scores_of_a_sample_do_not_depend_on_the_batch(page_size):
     both = page_scores(query, asks, *page_bounds(key, page, 5))
     alone = page_scores(query[1:], asks[1:], *page_bounds(key[1:], page[1:], 2))
     torch.testing.assert_close(both[1, :2], alone[0])
+
+
+def test_autocast_does_not_coarsen_the_choice():
+    """In bf16 many pages would tie, and training would keep other pages than inference."""
+    query, key = random_scores(0, 1, 8, 4, 32), random_scores(1, 1, 8, 256, 32)
+    page = page_index(torch.ones(1, 256, dtype=torch.bool), 4)
+    asks = torch.ones(1, 4, dtype=torch.bool)
+    expected = page_scores(query, asks, *page_bounds(key, page, 64))
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = page_scores(query, asks, *page_bounds(key, page, 64))
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, expected)

@@ -132,4 +132,30 @@ def test_records_of_images_are_refused(recipe, tmp_path, capsys):
     turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
     (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
     assert main(["fit", *recipe(data=data)]) == 2
-    assert "has a context to compress" in capsys.readouterr().err
+    assert "llama is a language model, but data names instruction records" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "setting", ["--data.batch_size=100000", "--data.seed=-1", "--model.reducer.window=80", "--data.num_facts=500"]
+)
+def test_settings_that_stop_a_run_at_once_lose_nothing(recipe, tmp_path, capsys, setting):
+    old = tmp_path / "run" / "adapter"
+    old.mkdir(parents=True)
+    assert main(["fit", *recipe(), "--overwrite", setting]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert old.exists()
+
+
+@pytest.mark.parametrize("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]])
+def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
+    assert main(["fit", *recipe(data={**corpus, "streaming": True}), *trainer]) == 2
+    assert "a streamed corpus needs trainer.max_steps" in capsys.readouterr().err
+
+
+def test_only_the_first_process_touches_the_folder(recipe, tmp_path, monkeypatch):
+    from subtoken_train.cli.fit import is_first_process
+
+    for name, value, first in (("LOCAL_RANK", "1", False), ("LOCAL_RANK", "0", True), ("NODE_RANK", "2", False)):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert is_first_process() == first
