@@ -13,6 +13,7 @@ from transformers import LlavaForConditionalGeneration
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.llava import LlavaFamily
+from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
@@ -132,3 +133,11 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
         return main(argv)
     finally:
         recipe.RecipeCLI.instantiate_trainer = original
+
+
+def moved_by_fit(cli: RecipeCLI) -> set[str]:
+    """Train a recipe; the names of the compressed backbone's parameters that are no longer what they were."""
+    parts = cli.model.parts
+    before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
+    cli.trainer.fit(cli.model, cli.datamodule)
+    return {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}

@@ -24,10 +24,12 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 RESULTS = RECIPES.parent / "benchmarks" / "results"
 
 
-def test_readme_table_is_regenerated_from_the_records():
+@pytest.mark.parametrize("name", ["comparison", "visionzip"])
+def test_readme_tables_are_regenerated_from_the_records(name):
     text = (RECIPES / "README.md").read_text()
-    printed = text.split("<!-- comparison:start -->\n")[1].split("\n<!-- comparison:end -->")[0]
-    assert printed == comparison_markdown(read_records(RESULTS))
+    printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
+    chosen = EMBEDDED if name == "comparison" else read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml")
+    assert printed == comparison_markdown(read_records(RESULTS), chosen)
 
 
 def test_records_cover_every_arm_with_the_same_seeds_and_questions():

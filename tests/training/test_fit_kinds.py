@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
+
+from helpers import moved_by_fit
 
 KINDS = {
     "visionzip-linear": ["--model.reducer.name=visionzip"],
@@ -26,12 +27,8 @@ KINDS = {
 @pytest.mark.parametrize("extra", KINDS.values(), ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
     cli = RecipeCLI(tiny_run("--trainer.max_steps=3", "--model.optimizer.warmup_steps=0", *extra)[1:])
-    parts = cli.model.parts
-    before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
-    trained = set(cli.model.trained())
-    cli.trainer.fit(cli.model, cli.datamodule)
-    moved = {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
-    assert {f"compressed.{name}" for name in moved} == trained
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
     assert sum("lora_" in name for name in moved) == 4 * 2 * 2
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 
-from helpers import save_backbone
+from helpers import moved_by_fit, save_backbone
 from qwen_tiny import qwen_family
 
 KINDS = {
@@ -40,12 +39,8 @@ def qwen_run(tiny_run, tmp_path):
 @pytest.mark.parametrize("extra", KINDS.values(), ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(qwen_run, extra):
     cli = RecipeCLI(qwen_run(*extra)[1:])
-    parts = cli.model.parts
-    before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
-    trained = set(cli.model.trained())
-    cli.trainer.fit(cli.model, cli.datamodule)
-    moved = {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
-    assert {f"compressed.{name}" for name in moved} == trained
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
     assert len([name for name in moved if "lora_" in name]) == 4 * 2 * 2
 
 

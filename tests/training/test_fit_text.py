@@ -16,6 +16,7 @@ from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 
+from helpers import moved_by_fit
 from tiny_llama import build_tokenizer
 
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8}
@@ -71,12 +72,8 @@ def corpus(tmp_path, monkeypatch):
 )
 def test_three_steps_move_exactly_the_trainables(recipe, kind, selector, extra):
     cli = RecipeCLI([*recipe(kind, {**ROUTING, "selector": selector}), *extra])
-    parts = cli.model.parts
-    before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
-    trained = set(cli.model.trained())
-    cli.trainer.fit(cli.model, cli.datamodule)
-    moved = {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
-    assert {f"compressed.{name}" for name in moved} == trained
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
     assert sum("lora_" in name for name in moved) == 2 * 2 * 2
     assert any(name.startswith("bank.") for name in moved)
 
