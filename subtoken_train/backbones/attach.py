@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from subtoken_train.backbones.attention_row import attention_row
-from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.base import Family, check_feature_count
 from subtoken_train.backbones.context import ContextSplit, use_split_attention
 from subtoken_train.backbones.rows import PromptPass, Rows, count_positions
 from subtoken_train.functional.gather import take_rows
@@ -117,8 +117,9 @@ class CompressedBackbone(nn.Module):
         if states is None:
             return self._routed_span(batch, family.place(batch, None), rows, cache, [], 0)
         merged = reducer.merge(states)
-        keep = rows.visible_BM.clone()
-        keep[rows.regions_BM == Region.VISUAL] = torch.cat(merged.slots)
+        keep, visual, slots = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL, torch.cat(merged.slots)
+        check_feature_count(int(visual.sum()), len(slots), batch)
+        keep[visual] = slots
         hidden = family.place(batch, family.project(torch.cat(merged.tokens)), keep)
         rows, gather = rows.take(keep, pad_left, family.tower_positions)
         return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0)

@@ -165,11 +165,7 @@ class Family(ABC):
         is_image = batch.input_ids_BN.eq(self.image_token_id)
         if keep_BN is not None:
             is_image = is_image & keep_BN
-        if int(is_image.sum()) != len(features_TD):
-            raise ValueError(
-                f"{int(is_image.sum())} image tokens but {len(features_TD)} visual features in the batch of records "
-                f"{', '.join(batch.record_ids)}"
-            )
+        check_feature_count(int(is_image.sum()), len(features_TD), batch)
         return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND.dtype))
 
     def run_layers(
@@ -223,3 +219,12 @@ class Family(ABC):
         head = self.model.get_output_embeddings()
         logits: Tensor = head(self.decoder.norm(hidden_BND))
         return logits
+
+
+def check_feature_count(image_tokens: int, features: int, batch: Batch) -> None:
+    """Raise a ``ValueError`` unless the tower made one feature per image token."""
+    if image_tokens != features:
+        raise ValueError(
+            f"{image_tokens} image tokens but {features} visual features in the batch of records "
+            f"{', '.join(batch.record_ids)}"
+        )

@@ -1,7 +1,8 @@
 """Greedy decoding after a compressed prefill.
 
 Reducer and routers run once, on the prompt; decoding runs no router. The cache is transformers' own: it is as short as
-the reducer made it, but dropped value groups are stored as zeros, so a routed entry still takes its full bytes here.
+the reducer made it, but dropped value groups are stored as zeros, so a routed entry still takes its full bytes here;
+under a context reducer (Quest) the evicted pages stay in it too, masked.
 
 Legend: B batch, T generated tokens.
 """

@@ -134,3 +134,10 @@ def test_keep_ratio_one_bypasses_it_and_images_may_be_absent(tiny_family):
     text = make_batch([(0, 8), (0, 5)])
     reduced = compress(tiny_family, name="visionzip", keep_ratio=0.25).run(text).hidden_BMD
     assert torch.equal(reduced, compress(tiny_family).run(text).hidden_BMD)
+
+
+def test_a_missing_image_is_named_with_its_records(tiny_family):
+    batch = make_batch([(2, 7)])
+    batch.pixel_values = batch.pixel_values[:1]
+    with pytest.raises(ValueError, match="128 image tokens but 64 visual features in the batch of records sample-0"):
+        compress(tiny_family, name="visionzip", keep_ratio=0.25).run(batch)
