@@ -56,11 +56,27 @@ class ContextSplit:
     seen: dict[int, Tensor] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """What every layer needs and none changes, read from the device once."""
+        places_N = torch.arange(self.visible_BN.shape[1], device=self.visible_BN.device)
+        self.late_BN = self.visible_BN & ~self.reads_whole_BN
+        self.whole_end = int((self.reads_whole_BN.any(0) * (places_N + 1)).max())
+        self.late_start = int(torch.where(self.late_BN.any(0), places_N, len(places_N)).min())
+        self.context_counts: list[int] = self.context_BN.sum(-1).tolist()
+        self.asks_counts: list[int] = self.asks_BN.sum(-1).tolist()
+
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor) -> Tensor:
         """Context tokens that stay in ``layer``, bool [B, N]."""
         kept_BN = self.context_BN
         if self.reducer is not None:
-            view = ContextView(query_BHNd.detach(), key_BhNd.detach(), self.context_BN, self.asks_BN)
+            view = ContextView(
+                query_BHNd.detach(),
+                key_BhNd.detach(),
+                self.context_BN,
+                self.asks_BN,
+                self.context_counts,
+                self.asks_counts,
+            )
             kept_BN = self.reducer.keep_context(view)
         # later rows see the rest of the prompt too
         self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
@@ -113,22 +129,18 @@ def split_attention(
     split, layer = context_split, int(module.layer_idx)  # type: ignore[arg-type]
     kept_BN = split.keep(layer, query, key)
     routed, seen_BN = split.route(layer, kept_BN, value), split.seen[layer]
-    places_N = torch.arange(query.shape[2], device=query.device)
-    causal_NN = places_N[:, None] >= places_N
-    whole_BN = split.reads_whole_BN
-    whole_end = int((whole_BN.any(0) * (places_N + 1)).max())
-    late_BN = split.visible_BN & ~whole_BN
-    late_start = int(torch.where(late_BN.any(0), places_N, len(places_N)).min())
+    whole_end, late_start, length = split.whole_end, split.late_start, query.shape[2]
 
     def attend(start: int, stop: int, values: Tensor, keys_BN: Tensor) -> Tensor:
+        columns_N = torch.arange(stop, device=query.device)
+        rows_M1 = columns_N[start:, None]
         # a padding row would see nothing and turn NaN; every row sees itself
-        itself_NN = places_N[:, None] == places_N
-        mask = (causal_NN & keys_BN[:, None, :]) | itself_NN
+        mask_BMN = (rows_M1 >= columns_N) & keys_BN[:, None, :stop] | (rows_M1 == columns_N)
         return F.scaled_dot_product_attention(
             query[:, :, start:stop],
             key[:, :, :stop],
             values[:, :, :stop],
-            mask[:, None, start:stop, :stop],
+            mask_BMN[:, None],
             dropout_p=dropout,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
@@ -137,9 +149,9 @@ def split_attention(
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
     if whole_end:
         out = torch.cat([attend(0, whole_end, value, split.visible_BN), out[:, :, whole_end:]], dim=2)
-    if late_start < len(places_N):
-        late = torch.cat([out[:, :, :late_start], attend(late_start, len(places_N), routed, seen_BN)], dim=2)
-        out = torch.where(late_BN[:, None, :, None], late, out)
+    if late_start < length:
+        late = torch.cat([out[:, :, :late_start], attend(late_start, length, routed, seen_BN)], dim=2)
+        out = torch.where(split.late_BN[:, None, :, None], late, out)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -18,16 +18,7 @@ _QWEN25VL_TEXT = {
 
 
 _LANGUAGE_MODELS: dict[str, Callable[[], Any]] = {
-    "meta-llama/Llama-2-7b-hf": lambda: LlamaConfig(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-    ),
+    "meta-llama/Llama-2-7b-hf": lambda: _llama(32000, 4096, 11008, 32, 32),
     "Qwen/Qwen2.5-7B": lambda: Qwen2Config(
         vocab_size=152064,
         hidden_size=3584,
@@ -53,9 +44,9 @@ def offline_config(name: str) -> Any | None:
     return None
 
 
-def _llava(width: int, mlp: int, layers: int, heads: int) -> Any:
-    text = LlamaConfig(
-        vocab_size=32064,
+def _llama(vocabulary: int, width: int, mlp: int, layers: int, heads: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=mlp,
         num_hidden_layers=layers,
@@ -64,6 +55,10 @@ def _llava(width: int, mlp: int, layers: int, heads: int) -> Any:
         max_position_embeddings=4096,
         rms_norm_eps=1e-5,
     )
+
+
+def _llava(width: int, mlp: int, layers: int, heads: int) -> Any:
+    text = _llama(32064, width, mlp, layers, heads)
     vision = CLIPVisionConfig(
         hidden_size=1024,
         intermediate_size=4096,

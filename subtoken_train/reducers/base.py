@@ -65,10 +65,9 @@ class ReducerView:
 
 
 class Reducer:
-    """Decides which tokens stay. Class attributes declare where it acts and what positions its rows keep."""
+    """Decides which tokens stay. Class attributes declare where it acts."""
 
     stage: Stage = "embeds"
-    positions: PositionPolicy = "original"
     cut_layer: int = 0
     """First decoder layer that sees the reduced set."""
     scout_layers: int = 0
@@ -100,10 +99,6 @@ class RankingReducer(Reducer, ABC):
     @abstractmethod
     def scores(self, view: ReducerView) -> Tensor:
         """A score for every position, [B, N]; among visual tokens the highest stay."""
-
-    def keep_mask(self, view: ReducerView) -> Tensor:
-        """The first of ``select``."""
-        return self.select(view)[0]
 
     @torch.no_grad()
     def select(self, view: ReducerView) -> tuple[Tensor, Tensor | None]:
@@ -142,12 +137,16 @@ class ContextView:
         key_BhNd: rotated keys; several query heads may share one.
         context_BN: the region that is compressed, bool.
         asks_BN: the query rows that choose, bool.
+        context_counts: context tokens of each sample; counted once per pass, so that no layer waits for the device.
+        asks_counts: query rows of each sample that choose.
     """
 
     query_BHNd: Tensor
     key_BhNd: Tensor
     context_BN: Tensor
     asks_BN: Tensor
+    context_counts: list[int]
+    asks_counts: list[int]
 
 
 class ContextReducer(Reducer, ABC):

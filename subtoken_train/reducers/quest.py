@@ -69,8 +69,8 @@ class Quest(ContextReducer):
         Raises:
             ValueError: see ``kept_pages``; or a sample has context but no query row to choose by.
         """
-        tokens = view.context_BN.sum(-1).tolist()
-        if bool(((view.context_BN.sum(-1) > 0) & (view.asks_BN.sum(-1) == 0)).any()):
+        tokens = view.context_counts
+        if any(count and not asking for count, asking in zip(tokens, view.asks_counts, strict=True)):
             raise ValueError("quest: a sample has context but a query region of zero tokens; nothing can choose pages")
         counts = [self.kept_pages(count) if count else 0 for count in tokens]
         page_size, device = self.config.page_size, view.context_BN.device

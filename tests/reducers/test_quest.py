@@ -61,9 +61,8 @@ def test_bad_settings(settings):
 
 
 def test_a_query_region_of_zero_tokens():
-    view = ContextView(
-        random_scores(0, 1, 2, 8, 4), random_scores(1, 1, 2, 8, 4), torch.ones(1, 8).bool(), torch.zeros(1, 8).bool()
-    )
+    context, asks = torch.ones(1, 8).bool(), torch.zeros(1, 8).bool()
+    view = ContextView(random_scores(0, 1, 2, 8, 4), random_scores(1, 1, 2, 8, 4), context, asks, [8], [0])
     with pytest.raises(ValueError, match="a query region of zero tokens"):
         quest(0.5, page_size=2, window=2).keep_context(view)
 
@@ -71,7 +70,7 @@ def test_a_query_region_of_zero_tokens():
 def test_a_sample_without_context_keeps_none_and_needs_no_query():
     context = torch.tensor([[True] * 8, [False] * 8])
     asks = torch.tensor([[False] * 7 + [True], [False] * 8])
-    view = ContextView(random_scores(0, 2, 2, 8, 4), random_scores(1, 2, 2, 8, 4), context, asks)
+    view = ContextView(random_scores(0, 2, 2, 8, 4), random_scores(1, 2, 2, 8, 4), context, asks, [8, 0], [1, 0])
     kept = quest(0.5, page_size=2, window=2).keep_context(view)
     assert kept.sum(-1).tolist() == [4, 0]
     assert kept[0, 6:].all()

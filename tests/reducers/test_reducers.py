@@ -32,7 +32,7 @@ def test_the_best_visual_tokens_stay_and_everything_else_but_padding(sizes, thou
     regions = torch.where(random_scores(seed + 1, *sizes) > 0, Region.VISUAL, regions)
     scores = random_scores(seed + 2, *sizes, levels=levels)
     reducer = build_reducer(ReducerConfig("fastv", thousandths / 1000, round_up), 4)
-    keep = reducer.keep_mask(look(regions, scores))
+    keep = reducer.select(look(regions, scores))[0]
     for sample in range(sizes[0]):
         codes = regions[sample].tolist()
         visual = [n for n, code in enumerate(codes) if code == Region.VISUAL]
@@ -103,10 +103,10 @@ def test_random_is_the_samples_own_in_any_batch(tiny_family, pad_left):
 def test_random_depends_on_seed_and_sample_and_covers_all_positions():
     regions = torch.full((400, 20), int(Region.VISUAL))
     seeds = torch.arange(400)
-    keep = build_reducer(ReducerConfig("random", 0.25), 4).keep_mask(look(regions, seeds=seeds))
+    keep = build_reducer(ReducerConfig("random", 0.25), 4).select(look(regions, seeds=seeds))[0]
     assert (keep.sum(-1) == 5).all()
     assert ((keep.float().mean(0) - 0.25).abs() < 0.1).all()  # standard error 0.022
-    other = build_reducer(ReducerConfig("random", 0.25, seed=1), 4).keep_mask(look(regions, seeds=seeds))
+    other = build_reducer(ReducerConfig("random", 0.25, seed=1), 4).select(look(regions, seeds=seeds))[0]
     assert not torch.equal(keep, other)
 
 
@@ -120,7 +120,7 @@ def test_the_ranking_is_that_of_the_scores(name):
         order = sorted(range(1, 7), key=lambda n: (-float(scores[sample, n]), n))
         assert [int(rank[sample, n]) for n in order] == list(range(6))
         assert keep[sample].nonzero().flatten().tolist() == sorted([0, 7, *order[:3]])
-    assert torch.equal(reducer.keep_mask(view), keep)
+    assert torch.equal(reducer.select(view)[0], keep)
 
 
 def test_none_ranks_nothing():
@@ -138,5 +138,5 @@ def test_reducers_score_without_a_graph():
 
     regions = torch.full((1, 6), int(Region.VISUAL))
     view = ReducerView(regions, torch.tensor([5]), torch.tensor([0]), row)
-    assert build_reducer(ReducerConfig("fastv", 0.5), 4).keep_mask(view).sum() == 3
+    assert build_reducer(ReducerConfig("fastv", 0.5), 4).select(view)[0].sum() == 3
     assert graphs == [False]
