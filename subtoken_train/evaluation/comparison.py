@@ -9,7 +9,7 @@ Legend: s seeds, n questions.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,10 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Arm:
-    """All seeds of one arm: ``scores_sn`` in 0..1, the kinds of the n questions, and the budget."""
+    """All seeds of one arm, ascending: ``scores_sn`` in 0..1, the kinds of the n questions, and the budget."""
 
     name: str
+    seeds: tuple[int, ...]
     scores_sn: Scores
     kinds: npt.NDArray[np.str_]
     visual_tokens: str
@@ -115,10 +116,12 @@ def read_records(folder: Path) -> dict[str, Arm]:
 
 
 def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
+    records = sorted(records, key=lambda record: record["seed"])
     first = records[0]
     return Arm(
         name=name,
-        scores_sn=np.array([record["scores"] for record in sorted(records, key=lambda record: record["seed"])]),
+        seeds=tuple(record["seed"] for record in records),
+        scores_sn=np.array([record["scores"] for record in records]),
         kinds=np.array(first["kinds"]),
         visual_tokens=first["visual_tokens"],
         nominal_kv=first["nominal_kv"],
@@ -142,12 +145,19 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
         cells = [_mean_cell(arm.scores_of(column)) for column in columns]
         budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
         lines.append(f"| {words[name]} | `{name}` | {budget} | " + " | ".join(cells) + " |")
-    lines += ["", "| difference | questions | descriptions |", "|---|---|---|"]
+    lines += ["", "| difference | seeds | questions | descriptions |", "|---|---|---|---|"]
     for first, second in comparison.pairs:
-        if first in arms and second in arms:
-            cells = [_difference_cell(arms[first], arms[second], group) for group in ("questions", "descriptions")]
+        if first in arms and second in arms and (seeds := set(arms[first].seeds) & set(arms[second].seeds)):
+            pair = _with_seeds(arms[first], seeds), _with_seeds(arms[second], seeds)
+            cells = [str(len(seeds)), *(_difference_cell(*pair, group) for group in ("questions", "descriptions"))]
             lines.append(f"| {words[first]} - {words[second]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _with_seeds(arm: Arm, seeds: set[int]) -> Arm:
+    """The arm's runs with these seeds: a pair is compared over the seeds that both have."""
+    rows = [row for row, seed in enumerate(arm.seeds) if seed in seeds]
+    return replace(arm, seeds=tuple(arm.seeds[row] for row in rows), scores_sn=arm.scores_sn[rows])
 
 
 def _mean_cell(scores: Scores) -> str:
