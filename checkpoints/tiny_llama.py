@@ -6,6 +6,7 @@ byte-level BPE of the embedded English in which every name and code word of the 
 
 from __future__ import annotations
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -14,7 +15,10 @@ from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
 VOCABULARY = 1280
-WIDTH, HEADS, KV_HEADS, LAYERS, MAX_LENGTH = 128, 4, 2, 6, 1024
+WIDTH, HEADS, KV_HEADS, LAYERS, MAX_LENGTH = 128, 4, 2, 4, 1024
+INITIAL_SCALE = 0.08  # about 1/sqrt(WIDTH): with the usual 0.02 attention starts flat and recall is learned far later
+_CONSTANT, _CONSTANT_NORMED = 0.9, 8.0  # the first coordinate of an embedding, and what the norm makes of it
+_SHARPNESS = 6.0  # amplitude of the head that reads the previous token
 _WORD_WEIGHT = 2000  # repeats of the recall words: more than any English pair has, so that they are merged first
 
 
@@ -45,8 +49,12 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(layers: int = LAYERS) -> LlamaForCausalLM:
-    """The randomly initialised model; seed torch before calling."""
-    return LlamaForCausalLM(
+    """The model before training; seed torch before calling.
+
+    Random, but for one head of the first layer, which reads the previous token: recall needs such a head (the entry
+    after a name is found by the name before it), and finding it takes most of the training of a random model.
+    """
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
             hidden_size=WIDTH,
@@ -58,6 +66,26 @@ def build_model(layers: int = LAYERS) -> LlamaForCausalLM:
             pad_token_id=SPECIAL_TOKENS.index("<pad>"),
             bos_token_id=SPECIAL_TOKENS.index("<s>"),
             eos_token_id=SPECIAL_TOKENS.index("</s>"),
-            tie_word_embeddings=False,
+            initializer_range=INITIAL_SCALE,
+            tie_word_embeddings=True,
         )
     )
+    _read_previous_token(model)
+    return model
+
+
+@torch.no_grad()
+def _read_previous_token(model: LlamaForCausalLM) -> None:
+    """Make the first head look one position back, whatever the tokens are.
+
+    Every embedding gets the same number in its first coordinate, the only one that the head's queries and keys read:
+    keys are (1, 0) in every rotary pair, queries the same turned back by one position, so that they meet one back.
+    """
+    head_dim, attention = WIDTH // HEADS, model.model.layers[0].self_attn
+    pairs, scale = head_dim // 2, _SHARPNESS / _CONSTANT_NORMED
+    angles = model.model.rotary_emb.inv_freq.float()
+    model.model.embed_tokens.weight[:, 0] = _CONSTANT
+    query, key = attention.q_proj.weight[:head_dim], attention.k_proj.weight[:head_dim]
+    query.zero_(), key.zero_()
+    key[:pairs, 0] = scale
+    query[:pairs, 0], query[pairs:, 0] = scale * angles.cos(), -scale * angles.sin()

@@ -1,9 +1,10 @@
 """Key-value recall over English: the embedded language model's world.
 
-The context states facts among English sentences ("The code of baran is amber falcon."); the query region names some of
-them ("What is the code of baran, tora?") and the answer restates name and code of each, in the order asked. Names are
-different within a sample; codes are an adjective and a noun, drawn anew for each sample, so that nothing but the
-context tells them. Everything is a pure function of the random generator that is passed in.
+The context states facts among English sentences ("Code baran amber falcon."); the query region names some of them
+("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. Names are different within
+a sample; codes are an adjective and a noun, drawn anew for each sample, so that nothing but the context tells them. A
+code follows its name at once: with words between the two, a small model learns to read facts back several times more
+slowly. Everything is a pure function of the random generator that is passed in.
 
 The context has an exact number of tokens (a BOS, where the tokenizer has one, is its first), so that pages are whole.
 """
@@ -37,8 +38,8 @@ _NOUNS = (
     "owl panda parrot pigeon puffin rabbit raven salmon spider swan tiger walrus weasel"
 )
 ADJECTIVES, NOUNS = tuple(_ADJECTIVES.split()), tuple(_NOUNS.split())
-_FACT, _QUESTION, _ANSWER = " The code of {} is {}.", "\nWhat is the code of {}?", " {} is {}."
-_STATED = re.compile(r"(\w+) is (\w+ \w+)\.")
+_FACT, _QUESTION, _ANSWER = " Code {} {}.", "\nCodes of {}?", " {} {}."
+_STATED = re.compile(r"(\w+) (\w+ \w+)\.")
 
 
 def check_counts(num_facts: int, num_questions: int) -> None:

@@ -10,7 +10,7 @@ from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS, RecallRecor
 
 from tiny_llama import build_tokenizer
 
-_FACT = re.compile(r"The code of (\w+) is (\w+ \w+)\.")
+_FACT = re.compile(r"Code (\w+) (\w+ \w+)\.")
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,9 @@ def test_the_context_is_whole_and_states_what_is_asked(tokenizer, length, facts,
         assert len(sample.codes) == questions
         assert sample.codes.items() <= stated.items()
         question = tokenizer.decode(ids[length : text.prompt_length])
-        assert question == f"\nWhat is the code of {', '.join(sample.codes)}?"
+        assert question == f"\nCodes of {', '.join(sample.codes)}?"
         answer = tokenizer.decode(ids[text.prompt_length : -1])
-        assert answer == "".join(f" {name} is {code}." for name, code in sample.codes.items())
+        assert answer == "".join(f" {name} {code}." for name, code in sample.codes.items())
         assert recall_accuracy(answer, sample.codes) == 1.0
 
 

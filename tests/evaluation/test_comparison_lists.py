@@ -50,14 +50,29 @@ def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
     path = tmp_path / "list.yaml"
     path.write_text("arms: {b: second, a: first, absent: no run yet}\ndifferences: [[a, b], [absent, b]]\n")
     kinds = np.array(KINDS)
-    arms = {name: Arm(name, np.full((1, len(kinds)), score), kinds, "1/4", 0.25, 0.25) for name, score in SCORES}
+    arms = {name: Arm(name, (0,), np.full((1, len(kinds)), score), kinds, "1/4", 0.25, 0.25) for name, score in SCORES}
     rows = comparison_markdown(arms, read_comparison(path)).splitlines()
     assert [row.split(" | ")[0] for row in rows if row.startswith("| second") or row.startswith("| first")] == [
         "| second",
         "| first",
         "| first - second",
     ]
-    assert "| first - second | +25.0 [+25.0, +25.0] | +25.0 [+25.0, +25.0] |" in rows
+    assert "| first - second | 1 | +25.0 [+25.0, +25.0] | +25.0 [+25.0, +25.0] |" in rows
+
+
+def test_a_difference_is_over_the_seeds_that_both_arms_have(tmp_path):
+    path = tmp_path / "list.yaml"
+    path.write_text("arms: {a: first, b: second, c: third}\ndifferences: [[a, b], [a, c]]\n")
+    kinds = np.array(KINDS)
+
+    def arm(name, **score_of_seed):
+        scores = np.stack([np.full(len(kinds), score) for score in score_of_seed.values()])
+        return Arm(name, tuple(int(seed[1:]) for seed in score_of_seed), scores, kinds, "1/4", 0.25, 0.25)
+
+    arms = {"a": arm("a", s0=0.9, s1=0.5, s2=0.0), "b": arm("b", s1=0.25, s3=0.0), "c": arm("c", s4=1.0)}
+    rows = comparison_markdown(arms, read_comparison(path)).splitlines()
+    assert "| first - second | 1 | +25.0 [+25.0, +25.0] | +25.0 [+25.0, +25.0] |" in rows
+    assert not any(row.startswith("| first - third") for row in rows)
 
 
 @pytest.mark.parametrize(

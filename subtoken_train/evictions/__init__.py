@@ -1,0 +1,40 @@
+"""KV eviction methods, one file each; a new one is its file and a line in ``EVICTIONS``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope, keep_best_entries
+
+EVICTIONS: dict[str, type[Eviction]] = {}
+
+
+def build_eviction(name: str, **options: Any) -> Eviction:
+    """An eviction method by its name, with some of its settings changed.
+
+    Raises:
+        ValueError: no such method or setting, or a setting that the method refuses.
+    """
+    if name not in EVICTIONS:
+        raise unknown_name("eviction method", name, EVICTIONS)
+    method = EVICTIONS[name]
+    settings = [field.name for field in dataclasses.fields(method)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in settings:
+            raise unknown_name(f"setting of {name}", option, settings)
+    return method(**options)
+
+
+__all__ = [
+    "EVICTIONS",
+    "Candidates",
+    "Eviction",
+    "LayerScores",
+    "LayerView",
+    "Need",
+    "Scope",
+    "build_eviction",
+    "keep_best_entries",
+]

@@ -1,0 +1,59 @@
+"""Statistics of attention probabilities without the N x N matrix: rows are computed a block at a time.
+
+All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by position
+in the sequence (a row sees keys at or before its own place), and never see keys that ``keys_BN`` leaves out.
+The extra memory is O(H * block * N) per sample of the batch.
+
+Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positions, W chosen rows, d head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+BLOCK = 128  # rows of the attention matrix that exist at a time
+
+
+def attention_rows(query_BHNd: Tensor, key_BhNd: Tensor, index_BW: Tensor, keys_BN: Tensor, scale: float) -> Tensor:
+    """Attention probabilities of chosen rows, [B, H, W, N] in fp32.
+
+    Args:
+        query_BHNd: rotated queries of all rows.
+        key_BhNd: rotated keys; query head i reads key head i // (H / h).
+        index_BW: the rows, int64; -1 is none, whose probabilities are 0.
+        keys_BN: keys that may be seen, bool; the softmax runs over those of them at or before the row.
+        scale: factor of the scores, usually d ** -0.5.
+
+    A row that may see no key at all is 0 everywhere.
+    """
+    batch, heads, length, width = query_BHNd.shape
+    rows_BW = index_BW.clamp(min=0)
+    chosen = query_BHNd.gather(2, rows_BW[:, None, :, None].expand(-1, heads, -1, width)).float()
+    grouped = chosen.view(batch, key_BhNd.shape[1], -1, width)  # the query heads of a key head, row after row
+    logits = (grouped @ key_BhNd.float().transpose(-1, -2)).view(batch, heads, -1, length) * scale
+    places_N = torch.arange(length, device=query_BHNd.device)
+    seen_BWN = (places_N <= rows_BW[..., None]) & keys_BN[:, None] & (index_BW >= 0)[..., None]
+    probabilities = logits.masked_fill(~seen_BWN[:, None], -torch.inf).softmax(-1)
+    return probabilities.masked_fill(~seen_BWN[:, None], 0.0)
+
+
+def attention_blocks(
+    query_BHNd: Tensor, key_BhNd: Tensor, rows_BN: Tensor, keys_BN: Tensor, scale: float, block: int = BLOCK
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
+
+    Args:
+        rows_BN: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
+        keys_BN: as in ``attention_rows``.
+        block: rows at a time.
+    """
+    count_B = rows_BN.sum(-1)
+    order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
+    for start in range(0, int(count_B.max()), block):
+        index_BW = order_BN[:, start : start + block]
+        places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
+        index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
+        yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale)
