@@ -67,12 +67,14 @@ class LayerView:
     def key_norms(self) -> Tensor:
         """Euclidean norms of the keys, [B, h, N] in fp32."""
         assert "key_norms" in self.needs
-        return self.key_BhNd.float().norm(dim=-1)
+        norms: Tensor = self.key_BhNd.float().norm(dim=-1)
+        return norms
 
     def value_norms(self) -> Tensor:
         """Euclidean norms of the cached values, [B, h, N] in fp32."""
         assert "value_norms" in self.needs
-        return self.value_BhNd.float().norm(dim=-1)
+        norms: Tensor = self.value_BhNd.float().norm(dim=-1)
+        return norms
 
     def last_rows(self, window: int) -> Tensor:
         """Index of the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
