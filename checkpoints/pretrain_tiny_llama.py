@@ -40,7 +40,7 @@ class Phase(NamedTuple):
 
 CURRICULUM = (
     Phase(32, (2, 5), 5, 2),
-    Phase(48, (3, 8), 8, 2),
+    Phase(48, (3, 7), 7, 2),
     Phase(64, (4, 10), 10, 2),
     Phase(96, (6, 15), 12, 1),
     Phase(128, (6, 20), 12, 1),

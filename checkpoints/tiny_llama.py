@@ -18,7 +18,8 @@ VOCABULARY = 1280
 WIDTH, HEADS, KV_HEADS, LAYERS, MAX_LENGTH = 128, 4, 2, 4, 1024
 INITIAL_SCALE = 0.08  # about 1/sqrt(WIDTH): with the usual 0.02 attention starts flat and recall is learned far later
 _CONSTANT, _CONSTANT_NORMED = 0.9, 8.0  # the first coordinate of an embedding, and what the norm makes of it
-_SHARPNESS = 6.0  # amplitude of the head that reads the previous token
+_SHARPNESS = 8.0  # amplitude of the head that reads the previous token
+_WRITTEN = 0.1  # scale of what attention and MLP add to the stream, before training
 _WORD_WEIGHT = 2000  # repeats of the recall words: more than any English pair has, so that they are merged first
 
 
@@ -51,8 +52,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def build_model(layers: int = LAYERS) -> LlamaForCausalLM:
     """The model before training; seed torch before calling.
 
-    Random, but for one head of the first layer, which reads the previous token: recall needs such a head (the entry
-    after a name is found by the name before it), and finding it takes most of the training of a random model.
+    Random, but what layers write starts small, so that later ones still see which token they stand on, and one head of
+    the first layer reads the previous token: recall needs such a head (the entry after a name is found by the name
+    before it), and a random model finds it late, if at all.
     """
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -70,11 +72,14 @@ def build_model(layers: int = LAYERS) -> LlamaForCausalLM:
             tie_word_embeddings=True,
         )
     )
-    _read_previous_token(model)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(_WRITTEN)
+            layer.mlp.down_proj.weight.mul_(_WRITTEN)
+        _read_previous_token(model)
     return model
 
 
-@torch.no_grad()
 def _read_previous_token(model: LlamaForCausalLM) -> None:
     """Make the first head look one position back, whatever the tokens are.
 

@@ -40,10 +40,13 @@ class LayerPlan:
     Attributes:
         entries_BN: positions of the original sequence that stay, int64 [B, N_kept], ascending; -1 pads a row.
         group_mask_BNS: kept value groups of each entry, bool [B, N_kept, S]; None means every group of every entry.
+        heads_BNh: key-value heads that keep each entry, bool [B, N_kept, h]; None means all. A head stores the slice of
+            a value group that is its own, so a group is stored where its heads keep the entry.
     """
 
     entries_BN: Tensor
     group_mask_BNS: Tensor | None = None
+    heads_BNh: Tensor | None = None
 
 
 @dataclass

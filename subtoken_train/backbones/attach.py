@@ -5,22 +5,41 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from subtoken_train.backbones.attention import use_packed_attention
 from subtoken_train.backbones.attention_row import attention_row
 from subtoken_train.backbones.base import Family, check_feature_count
-from subtoken_train.backbones.context import ContextSplit, use_split_attention
+from subtoken_train.backbones.context import ContextSplit, check_sdpa
+from subtoken_train.backbones.evaluation_mode import evaluation_mode
 from subtoken_train.backbones.rows import PromptPass, Rows, count_positions
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
+
+PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
+"""Called with (layer, query, key, value, scale, regions_BM) after each layer's attention, see ``attention.Observer``.
+
+``regions_BM`` are the regions of the layer's rows, PADDING where a row is no entry of its cache.
+"""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one call of ``run`` was given."""
+
+    batch: Batch
+    cache: Cache | None
+    pad_left: bool
+    observer: PromptObserver | None
 
 
 class CompressedBackbone(nn.Module):
@@ -37,7 +56,8 @@ class CompressedBackbone(nn.Module):
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.routes)
         """Whether context and query rows of a language model see different caches."""
         if self.splits:
-            use_split_attention(family.decoder.config)
+            check_sdpa(family.decoder.config)
+            use_packed_attention(family.decoder.config)
         if bank is not None:
             if bank.config.budget == "ranked":
                 reducer.check_ranks()
@@ -46,7 +66,12 @@ class CompressedBackbone(nn.Module):
             bank.freeze_below(reducer.cut_layer)
 
     def run(
-        self, batch: Batch, cache: Cache | None = None, pad_left: bool = False, force_gather: bool = False
+        self,
+        batch: Batch,
+        cache: Cache | None = None,
+        pad_left: bool = False,
+        force_gather: bool = False,
+        observer: PromptObserver | None = None,
     ) -> PromptPass:
         """Embed, reduce, and run all decoder layers with routing.
 
@@ -55,34 +80,35 @@ class CompressedBackbone(nn.Module):
             cache: filled when given (prefill); values are stored as routed, dropped groups as zeros.
             pad_left: side on which samples with fewer kept rows are padded.
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
+            observer: sees every layer's attention; needs ``use_packed_attention``.
         """
-        family, reducer = self.family, self.reducer
+        family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         visible = batch.regions_BN != Region.PADDING
         index = torch.arange(visible.shape[1], device=visible.device).expand(visible.shape)
         rows = Rows(index, visible, family.positions(batch), count_positions(visible), batch.regions_BN)
         neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
         if self.splits and (not neutral or self.routes):
-            return self._context_split(batch, rows, cache, None if neutral else reducer)
+            return self._context_split(call, rows, None if neutral else reducer)
         if isinstance(reducer, TowerReducer) and not neutral:
-            return self._tower_reduced(reducer, batch, rows, cache, pad_left)
+            return self._tower_reduced(reducer, call, rows)
         hidden = family.embed(batch)
         if neutral:
-            return self._routed_span(batch, hidden, rows, cache, [], reducer.cut_layer)
+            return self._routed_span(call, hidden, rows, [], reducer.cut_layer)
         assert isinstance(reducer, RankingReducer)
         if reducer.stage == "embeds":
             keep, rank = reducer.select(self._view(batch, lambda layer: self._scout(batch, hidden, rows, layer)))
             rows, gather = rows.take(keep, pad_left)
-            return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0, rank)
-        return self._decoder_reduced(reducer, batch, hidden, rows, cache, pad_left)
+            return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
+        return self._decoder_reduced(reducer, call, hidden, rows)
 
     def logits(self, result: PromptPass) -> Tensor:
         """Logits of a pass's rows, [B, M, V]."""
         return self.family.logits(result.hidden_BMD)
 
-    def _context_split(self, batch: Batch, rows: Rows, cache: Cache | None, reducer: Reducer | None) -> PromptPass:
+    def _context_split(self, call: _Call, rows: Rows, reducer: Reducer | None) -> PromptPass:
         """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
         assert reducer is None or isinstance(reducer, ContextReducer)
-        regions = rows.regions_BM
+        batch, cache, regions = call.batch, call.cache, rows.regions_BM
         if not bool((regions == Region.CONTEXT).any()):
             raise ValueError(
                 f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
@@ -101,55 +127,43 @@ class CompressedBackbone(nn.Module):
             collects=cache is not None,
         )
         with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
-            hidden = self.family.run_layers(
-                self.family.embed(batch), rows.visible_BM, rows.position, cache, context_split=split
-            )
+            hidden = self._layers(call, self.family.embed(batch), rows, 0, None, context_split=split)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
         return PromptPass(hidden, rows, [], state, split.seen)
 
-    def _tower_reduced(
-        self, reducer: TowerReducer, batch: Batch, rows: Rows, cache: Cache | None, pad_left: bool
-    ) -> PromptPass:
+    def _tower_reduced(self, reducer: TowerReducer, call: _Call, rows: Rows) -> PromptPass:
         """The tower's reducer replaces each image's features by fewer ones; the language model never sees the rest."""
-        family, states = self.family, self.family.visual_states(batch, statistics=True)
+        family, batch = self.family, call.batch
+        states = family.visual_states(batch, statistics=True)
         if states is None:
-            return self._routed_span(batch, family.place(batch, None), rows, cache, [], 0)
+            return self._routed_span(call, family.place(batch, None), rows, [], 0)
         merged = reducer.merge(states)
         keep, visual, slots = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL, torch.cat(merged.slots)
         check_feature_count(int(visual.sum()), len(slots), batch)
         keep[visual] = slots
         hidden = family.place(batch, family.project(torch.cat(merged.tokens)), keep)
-        rows, gather = rows.take(keep, pad_left, family.tower_positions)
-        return self._routed_span(batch, take_rows(hidden, gather), rows, cache, [], 0)
+        rows, gather = rows.take(keep, call.pad_left, family.tower_positions)
+        return self._routed_span(call, take_rows(hidden, gather), rows, [], 0)
 
-    def _decoder_reduced(
-        self,
-        reducer: RankingReducer,
-        batch: Batch,
-        hidden: Tensor,
-        rows: Rows,
-        cache: Cache | None,
-        pad_left: bool,
-    ) -> PromptPass:
+    def _decoder_reduced(self, reducer: RankingReducer, call: _Call, hidden: Tensor, rows: Rows) -> PromptPass:
         """Layers below the cut see every row; the ranking is the attention of the last of them."""
-        family, cut = self.family, reducer.cut_layer
+        family, cut, batch = self.family, reducer.cut_layer, call.batch
         last = cut - 1
-        hidden = family.run_layers(hidden, rows.visible_BM, rows.position, cache, 0, last)
+        hidden = self._layers(call, hidden, rows, 0, last)
         with evaluation_mode(family.decoder.layers[last]):
             row = attention_row(family, last, hidden, rows.visible_BM, rows.position, batch.rank_position_B)
-        hidden = family.run_layers(hidden, rows.visible_BM, rows.position, cache, last, cut)
+        hidden = self._layers(call, hidden, rows, last, cut)
         keep, rank = reducer.select(self._view(batch, lambda _: row))
-        kept, gather = rows.take(keep, pad_left)
-        return self._routed_span(batch, take_rows(hidden, gather), kept, cache, [(0, cut, rows)], cut, rank)
+        kept, gather = rows.take(keep, call.pad_left)
+        return self._routed_span(call, take_rows(hidden, gather), kept, [(0, cut, rows)], cut, rank)
 
     def _routed_span(
         self,
-        batch: Batch,
+        call: _Call,
         hidden: Tensor,
         rows: Rows,
-        cache: Cache | None,
         spans: list[tuple[int, int, Rows]],
         start: int,
         rank_BN: Tensor | None = None,
@@ -160,17 +174,40 @@ class CompressedBackbone(nn.Module):
         """
         depth = self.family.shape.num_layers
         if not spans and start:  # nothing was cut: the layers below still run unrouted
-            hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, 0, start)
+            hidden = self._layers(call, hidden, rows, 0, start)
             spans = [(0, start, rows)]
         spans = [*spans, (start, depth, rows)]
         if self.bank is None:
-            hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, start, depth)
-            return PromptPass(hidden, rows, spans)
-        state = self._routing_state(batch, rows)
+            return PromptPass(self._layers(call, hidden, rows, start, depth), rows, spans)
+        state = self._routing_state(call.batch, rows)
         state.rank_BN = None if rank_BN is None else take_rows(rank_BN, rows.index_BM)
         with self.bank.routing(state):
-            hidden = self.family.run_layers(hidden, rows.visible_BM, rows.position, cache, start, depth)
+            hidden = self._layers(call, hidden, rows, start, depth)
         return PromptPass(hidden, rows, spans, state)
+
+    def _layers(
+        self,
+        call: _Call,
+        hidden: Tensor,
+        rows: Rows,
+        start: int,
+        stop: int | None,
+        context_split: ContextSplit | None = None,
+    ) -> Tensor:
+        """Decoder layers on ``rows``, seen by the call's observer."""
+        options: dict[str, object] = {} if context_split is None else {"context_split": context_split}
+        watch = call.observer
+        if watch is not None:
+
+            def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+                regions = rows.regions_BM
+                if context_split is not None:
+                    regions = regions.masked_fill(~context_split.seen[layer], Region.PADDING)
+                    value = context_split.routed.get(layer, value)
+                watch(layer, query, key, value, scale, regions)
+
+            options["observer"] = observe
+        return self.family.run_layers(hidden, rows.visible_BM, rows.position, call.cache, start, stop, **options)
 
     def _routing_state(self, batch: Batch, rows: Rows, apart: bool = False) -> RoutingState:
         """What the routers read of a pass over ``rows``."""
@@ -207,16 +244,3 @@ def _check_fit(reducer: Reducer, family: Family) -> None:
         raise ValueError(f"reducer {name!r} evicts the context of a language model; {allowed}")
     if reducer.stage in ("tower", "embeds", "decoder") and is_text:
         raise ValueError(f"reducer {name!r} reduces visual tokens and {family.name} has none; use quest or none")
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Dropout and checkpointing off inside the block; every submodule's own mode is restored."""
-    training = [part for part in module.modules() if part.training]
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True

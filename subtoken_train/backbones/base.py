@@ -207,6 +207,25 @@ class Family(ABC):
             )
         return hidden_BND
 
+    def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
+        """All decoder layers on new tokens after a packed prompt, without the final norm.
+
+        No mask is made: packed storage holds no padding, and new tokens see each other causally. ``position_ids`` are
+        [B, q], or [3, B, q] under mRoPE.
+        """
+        decoder = self.decoder
+        position_embeddings = decoder.rotary_emb(hidden_BqD, position_ids)
+        for layer in decoder.layers:
+            hidden_BqD = layer(
+                hidden_BqD,
+                attention_mask=None,
+                position_ids=position_ids if position_ids.dim() == 2 else None,
+                past_key_values=cache,
+                use_cache=True,
+                position_embeddings=position_embeddings,
+            )
+        return hidden_BqD
+
     def enable_checkpointing(self, bank: RouterBank | None) -> None:
         """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with."""
         options: dict[str, Any] = {"use_reentrant": False}

@@ -3,9 +3,8 @@
 Context rows attend to all context before them, with whole values. Query rows (and the answer after them) see the kept
 context tokens only, with routed values, and each other. Which tokens stay is decided per layer, by the rows that ask.
 
-The layer's own code runs unchanged: its attention function is ``subtoken_context``, registered with transformers, which
-reads the split from a keyword argument that the decoder loop passes through; without one (decoding, other passes) it
-is ``sdpa``.
+The layer's own code runs unchanged: its attention function (``backbones/attention.py``) reads the split from a keyword
+argument that the decoder loop passes through.
 
 Legend: B batch, N positions, H query heads, h key-value heads, d head width.
 """
@@ -17,15 +16,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch import Tensor
 
 from subtoken_train.reducers import ContextReducer, ContextView
 from subtoken_train.routing.bank import RouterBank, RoutingState
 
-ATTENTION = "subtoken_context"
+PREFIX = "subtoken_"
+"""Of the names of registered attention functions."""
 
 
 @dataclass
@@ -95,38 +92,19 @@ class ContextSplit:
         return routed_BhNd
 
 
-def use_split_attention(config: Any) -> None:
-    """Let a decoder's layers call ``split_attention``.
-
-    Raises:
-        ValueError: the model was loaded with another attention implementation than ``sdpa``.
-    """
-    if config._attn_implementation not in ("sdpa", ATTENTION):
+def check_sdpa(config: Any) -> None:
+    """Raise a worded ``ValueError`` unless the decoder was loaded with ``sdpa``, which the split runs on."""
+    if config._attn_implementation.removeprefix(PREFIX) != "sdpa":
         raise ValueError(
             f"context compression runs on attention: sdpa, but the backbone was loaded with "
             f"{config._attn_implementation!r}; set model.backbone.attention: sdpa"
         )
-    config._attn_implementation = ATTENTION
 
 
 def split_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    context_split: ContextSplit | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Transformers' attention interface; [B, H, N, d] queries, [B, h, N, d] keys and values to [B, N, H, d]."""
-    if context_split is None:
-        plain: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-        return plain
-    split, layer = context_split, int(module.layer_idx)  # type: ignore[arg-type]
+    split: ContextSplit, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
+) -> Tensor:
+    """Attention of one layer under a split; [B, H, N, d] queries, [B, h, N, d] keys and values to [B, N, H, d]."""
     kept_BN = split.keep(layer, query, key)
     routed, seen_BN = split.route(layer, kept_BN, value), split.seen[layer]
     whole_end, late_start, length = split.whole_end, split.late_start, query.shape[2]
@@ -142,7 +120,7 @@ def split_attention(
             values[:, :, :stop],
             mask_BMN[:, None],
             dropout_p=dropout,
-            scale=scaling,
+            scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
@@ -152,8 +130,4 @@ def split_attention(
     if late_start < length:
         late = torch.cat([out[:, :, :late_start], attend(late_start, length, routed, seen_BN)], dim=2)
         out = torch.where(split.late_BN[:, None, :, None], late, out)
-    return out.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(ATTENTION, split_attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    return out.transpose(1, 2).contiguous()

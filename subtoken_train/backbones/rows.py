@@ -78,24 +78,30 @@ class PromptPass:
     state: RoutingState | None = None
     kept: dict[int, Tensor] = field(default_factory=dict)
 
-    def cached(self) -> list[tuple[int, int, Tensor]]:
-        """(first layer, last layer + 1, bool [B, M]) of each stretch of layers whose caches hold the same rows."""
+    def layer_rows(self) -> list[tuple[Rows, Tensor]]:
+        """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
         if self.kept:
-            return [(layer, layer + 1, kept_BM) for layer, kept_BM in sorted(self.kept.items())]
-        return [(start, stop, rows.visible_BM) for start, stop, rows in self.spans]
+            regions = self.rows.regions_BM
+            return [
+                (self.rows, regions.masked_fill(~kept_BM, Region.PADDING)) for _, kept_BM in sorted(self.kept.items())
+            ]
+        return [(rows, rows.regions_BM) for start, stop, rows in self.spans for _ in range(start, stop)]
 
-    def plan(self) -> Plan:
-        """Which entries and value groups every layer's cache holds after this pass."""
+    def plan(self, keep: list[Tensor] | None = None) -> Plan:
+        """Which entries and value groups every layer's cache holds after this pass.
+
+        Args:
+            keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
+                where nothing is evicted.
+        """
         layers = []
-        for layer, kept_BM in sorted(self.kept.items()):
-            index, valid = kept_index(kept_BM, pad_left=False)
-            entries = take_rows(self.rows.index_BM, index).masked_fill(~valid, -1)
-            mask = None if self.state is None else take_rows(self.state.masks[layer], index)
-            layers.append(LayerPlan(entries, mask))
-        for start, stop, rows in self.spans:
-            entries = rows.index_BM.masked_fill(~rows.visible_BM, -1)
-            for layer in range(start, stop):
-                layers.append(LayerPlan(entries, None if self.state is None else self.state.masks.get(layer)))
+        for layer, (rows, regions_BM) in enumerate(self.layer_rows()):
+            keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
+            index, valid = kept_index(keep_BhM.any(1), pad_left=False)
+            entries = take_rows(rows.index_BM, index).masked_fill(~valid, -1)
+            mask_BMS = None if self.state is None else self.state.masks.get(layer)
+            heads = None if keep_BhM.shape[1] == 1 else take_rows(keep_BhM.transpose(1, 2), index) & valid[..., None]
+            layers.append(LayerPlan(entries, None if mask_BMS is None else take_rows(mask_BMS, index), heads))
         return Plan(layers)
 
     def labels(self, labels_BN: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Packed key-value storage: only what a plan keeps takes bytes."""

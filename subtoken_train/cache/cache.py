@@ -1,0 +1,179 @@
+"""A transformers ``Cache`` whose prompt is packed: ``update`` hands the layer itself to the attention function.
+
+The prompt's entries are put in once, by ``fill``; what comes after it (generated tokens, a further turn) is appended
+in full to a tail with a little slack. Sequence lengths are those of the unreduced prompt, because transformers slices
+inputs by them; where the next token stands is in ``next_position``.
+
+Legend: B batch, h key-value heads, T tail tokens, d head width, q new tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from subtoken_train.cache.select import select_samples
+from subtoken_train.kernels.naive import packed_attention
+from subtoken_train.kernels.storage import Block
+
+SLACK = 64  # tokens by which a full tail grows
+
+
+class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer: packed blocks of the prompt, and the tail."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[Block] = []
+        self.prompt_length = 0
+        self.tail_length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """An empty tail like the given [B, h, q, d] states."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
+        self.values = self.keys.clone()
+        self.is_initialized = True
+
+    def fill(self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor) -> None:
+        """Take a prompt's packed entries; ``like_BhNd`` gives batch, heads, width, dtype and device of the tail."""
+        assert not self.blocks
+        self.lazy_initialization(like_BhNd, like_BhNd)
+        self.blocks, self.prompt_length = blocks, prompt_length
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Append [B, h, q, d] states to the tail; returns the layer twice, in the place of keys and values.
+
+        The tail grows by whole slacks, so a step copies neither the prompt nor, in most steps, the tail.
+        """
+        assert self.is_initialized, "a packed layer is filled before it grows"
+        length = self.tail_length + key_states.shape[2]
+        if length > self.keys.shape[2]:
+            missing = -(-length // SLACK) * SLACK - self.keys.shape[2]
+            self.keys, self.values = (_with_room(tail, missing) for tail in (self.keys, self.values))
+        self.keys[:, :, self.tail_length : length] = key_states
+        self.values[:, :, self.tail_length : length] = value_states
+        self.tail_length = length
+        return self, self
+
+    def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
+        """Attention of the last q tokens over everything stored, [B, H, q, d]; ``update`` comes first."""
+        length = self.tail_length
+        return packed_attention(query_BHqd, self.blocks, self.keys[:, :, :length], self.values[:, :, :length], scale)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, padding and evicted ones included."""
+        return self.prompt_length + self.tail_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As transformers asks; no mask is built from it."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number).
+
+        Raises:
+            ValueError: more than the tail holds; the prompt is packed and cannot be shortened.
+        """
+        if -tokens_to_remove > self.tail_length:
+            raise ValueError(
+                f"{-tokens_to_remove} tokens cannot be removed: {self.tail_length} came after the prompt, which is "
+                "packed and stays; generate from the shorter prompt instead"
+            )
+        self.tail_length += tokens_to_remove
+
+    def select(self, samples: Tensor, with_prompt: bool = True) -> None:
+        """Keep ``samples``, in that order; without the prompt only the tail is reordered."""
+        if with_prompt:
+            self.blocks = select_samples(self.blocks, samples.tolist(), self.keys.shape[1])
+        self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
+
+    def reset(self) -> None:
+        """Empty again."""
+        self.__init__()  # type: ignore[misc]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the prompt's keys and values."""
+        return sum(part.nbytes for block in self.blocks for part in block.parts)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
+        values = [block.routed_values.index_bytes for block in self.blocks if block.routed_values is not None]
+        return sum(values) + sum(block.rows.nbytes for block in self.blocks if block.rows is not None)
+
+    @property
+    def tail_bytes(self) -> tuple[int, int]:
+        """(bytes of the tail's tokens, bytes of its slack)."""
+        if not self.is_initialized:
+            return 0, 0
+        total, capacity = self.keys.nbytes + self.values.nbytes, max(1, self.keys.shape[2])
+        used = total * self.tail_length // capacity
+        return used, total - used
+
+
+class PackedCache(Cache):  # type: ignore[misc]
+    """Packed layers, and where the next token stands.
+
+    Attributes:
+        next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
+        origin_B: which prompt each sample's packed entries belong to. Beams of a prompt are alike, so that reordering
+            them moves the tails only.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[PackedLayer() for _ in range(num_layers)])
+        self.next_position: Tensor | None = None
+        self.origin_B: Tensor | None = None
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a prompt is in."""
+        return self.next_position is not None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
+        self._select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the samples ``indices``."""
+        self._select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sample ``repeats`` times in a row."""
+        assert self.origin_B is not None
+        self._select(torch.arange(len(self.origin_B), device=self.origin_B.device).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget tokens of the tail, see ``PackedLayer.crop``."""
+        super().crop(tokens_to_remove)
+        if self.next_position is not None:
+            self.next_position = self.next_position + tokens_to_remove
+
+    def _select(self, samples: Tensor) -> None:
+        assert self.origin_B is not None
+        assert self.next_position is not None
+        samples = samples.to(self.origin_B.device)
+        origin = self.origin_B[samples]
+        moves = origin.shape != self.origin_B.shape or not torch.equal(origin, self.origin_B)
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            layer.select(samples, with_prompt=moves)
+        self.origin_B = origin
+        self.next_position = self.next_position.index_select(-2, samples)
+
+
+def _with_room(tail_BhTd: Tensor, missing: int) -> Tensor:
+    """Room for ``missing`` more tokens."""
+    return torch.cat([tail_BhTd, tail_BhTd.new_zeros(*tail_BhTd.shape[:2], missing, tail_BhTd.shape[-1])], dim=2)

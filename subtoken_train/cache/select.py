@@ -1,0 +1,73 @@
+"""Choose samples of packed blocks: what batch selection and beam search ask of a cache.
+
+Legend: B batch, h key-value heads, R rows of a block, P pieces of a row, n stored pieces.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from subtoken_train.kernels.storage import Block, RoutedValues
+
+
+def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> list[Block]:
+    """Blocks of a batch that holds ``samples`` of the present one, in that order; a sample may come several times.
+
+    Args:
+        blocks: of one layer.
+        samples: numbers of samples of the present batch.
+        kv_heads: h.
+
+    The chosen rows are copied.
+    """
+    chosen = []
+    for block in blocks:
+        per_sample = 1 if block.whole_keys.data.shape[1] == kv_heads else kv_heads
+        held = range(len(block.whole_keys.data)) if block.rows is None else block.rows.tolist()
+        place = {row: i for i, row in enumerate(held)}
+        wanted = [
+            (place[sample * per_sample + part], new * per_sample + part)
+            for new, sample in enumerate(samples)
+            for part in range(per_sample)
+            if sample * per_sample + part in place
+        ]
+        if wanted:
+            own = _select_rows(block, [old for old, _ in wanted])
+            device = own.whole_keys.data.device
+            own.rows = torch.tensor([new for _, new in wanted], device=device)
+            if len(wanted) == len(samples) * per_sample:
+                own.rows = None
+            chosen.append(own)
+    return chosen
+
+
+def _select_rows(block: Block, rows: list[int]) -> Block:
+    """The rows' entries and pieces."""
+    index = torch.tensor(rows, device=block.whole_keys.data.device)
+    values = block.routed_values
+    return Block(
+        rows=None,
+        routed_keys=None if block.routed_keys is None else block.routed_keys.select(index),
+        routed_values=None if values is None else _select_values(values, index),
+        whole_keys=block.whole_keys.select(index),
+        whole_values=block.whole_values.select(index),
+    )
+
+
+def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
+    """Stored pieces of the rows: each row's pieces lie together."""
+    pieces = len(values.piece_bit)
+    ends = torch.cat([values.offsets[1:], values.offsets.new_tensor([len(values.pieces.data)])])
+    counts_RP = (ends - values.offsets).view(-1, pieces)
+    starts_R, lengths_R = values.offsets[::pieces][index_R], counts_RP.sum(-1)[index_R]
+    new_starts_R = lengths_R.cumsum(0) - lengths_R
+    within = torch.arange(int(lengths_R.sum()), device=index_R.device) - new_starts_R.repeat_interleave(lengths_R)
+    counts = counts_RP[index_R].flatten()
+    return RoutedValues(
+        bits=values.bits[index_R],
+        pieces=values.pieces.select(starts_R.repeat_interleave(lengths_R) + within),
+        offsets=counts.cumsum(0) - counts,
+        piece_bit=values.piece_bit,
+        entries=values.entries,
+    )

@@ -1,0 +1,142 @@
+"""How a prompt's cache is compressed after prefill: the eviction method, how much stays, and the precision.
+
+Legend: B batch, L layers, M rows of a layer, h key-value heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from subtoken_train.backbones.base import Family
+from subtoken_train.errors import unknown_name
+from subtoken_train.evictions import Candidates, Eviction, LayerScores, LayerView, Scope
+from subtoken_train.types import Region
+
+KeepUnit = Literal["fraction", "tokens", "bytes"]
+KVDtype = Literal["model", "int8", "int4"]
+BITS: dict[KVDtype, int] = {"model": 0, "int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What happens to a prompt's cache once it is there.
+
+    Attributes:
+        eviction: the method; None evicts nothing.
+        keep: what stays of the entries that compete: a share of those that the token reducer left, a number of entries
+            per layer and sample (``visual``: of visual ones), or bytes of a sample's whole prompt cache.
+        unit: of ``keep``.
+        scope: what competes, ``visual`` or ``all``; None: the method's own.
+        kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per key head and value
+            piece.
+    """
+
+    eviction: Eviction | None = None
+    keep: float = 1.0
+    unit: KeepUnit = "fraction"
+    scope: Scope | None = None
+    kv_dtype: KVDtype = "model"
+
+    def __post_init__(self) -> None:
+        if self.unit not in get_args(KeepUnit):
+            raise unknown_name("unit of eviction_keep", self.unit, get_args(KeepUnit))
+        if self.kv_dtype not in BITS:
+            raise unknown_name("kv_dtype", self.kv_dtype, BITS)
+        if self.scope is not None and self.scope not in get_args(Scope):
+            raise unknown_name("scope", self.scope, get_args(Scope))
+        if self.unit == "fraction" and not 0 < self.keep <= 1:
+            raise ValueError(f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries")
+        if self.unit != "fraction" and (self.keep < 1 or self.keep != int(self.keep)):
+            raise ValueError(f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1")
+        if self.eviction is None and self.keep != 1:
+            raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+
+    def check(self, family: Family) -> None:
+        """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
+        if self.eviction is None or family.image_token_id is not None:
+            return
+        if self.eviction.needs_image:
+            raise ValueError(
+                f"eviction {self.eviction.name!r} reads the attention between text and image and {family.name} sees no "
+                "images; take snapkv, h2o, kvcompose or another method for text"
+            )
+        if self.competing == "visual":
+            raise ValueError(f"scope 'visual': {family.name} sees no images; take scope 'all'")
+
+    @property
+    def competing(self) -> Scope:
+        """What the method chooses among."""
+        assert self.eviction is not None
+        return self.scope or self.eviction.scope
+
+
+class EvictionPass:
+    """The observer of one prompt pass: scores layer after layer, then says what stays.
+
+    Raises:
+        ValueError: see ``keep``.
+    """
+
+    def __init__(self, compression: Compression, family: Family) -> None:
+        assert compression.eviction is not None
+        self.compression, self.method, self.shape = compression, compression.eviction, family.shape
+        self.scores: dict[int, LayerScores] = {}
+        self.regions: dict[int, Tensor] = {}
+
+    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, regions_BM: Tensor) -> None:
+        """Score one layer, see ``PromptObserver``."""
+        self.regions[layer] = regions_BM
+        self.scores[layer] = self.method.score(
+            LayerView(layer, query, key, value, regions_BM, scale, self.method.needs)
+        )
+
+    def keep(self, value_fraction: float) -> list[Tensor]:
+        """Entries that stay, per layer bool [B, h, M] (h = 1: one set for all heads).
+
+        Args:
+            value_fraction: share of its value that a routed entry stores; what a budget in bytes counts with.
+
+        Raises:
+            ValueError: a budget that does not hold what never competes (text, under scope ``visual``).
+        """
+        order = sorted(self.scores)
+        regions = [self.regions[layer] for layer in order]
+        visual_only = self.compression.competing == "visual"
+        competes = [x == Region.VISUAL if visual_only else x != Region.PADDING for x in regions]
+        budget = torch.stack(
+            [self._budget(x, choose, value_fraction) for x, choose in zip(regions, competes, strict=True)]
+        )
+        return self.method.keep([self.scores[layer] for layer in order], Candidates(regions, competes, budget))
+
+    def _budget(self, regions_BM: Tensor, competes_BM: Tensor, value_fraction: float) -> Tensor:
+        """Competing entries that may stay in a layer, int64 [B]."""
+        count_B, keep = competes_BM.sum(-1), self.compression.keep
+        if self.compression.unit == "fraction":
+            # the decimal that was written, not its binary neighbour below
+            budget_B = torch.floor(count_B.double() * keep + 1e-9).long()
+        elif self.compression.unit == "tokens":
+            budget_B = torch.full_like(count_B, int(keep))
+        else:
+            budget_B = self._budget_of_bytes(regions_BM, competes_BM, value_fraction)
+        return torch.minimum(budget_B.clamp(min=1), count_B)
+
+    def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, value_fraction: float) -> Tensor:
+        whole = 2 * self.shape.side_bytes
+        routed = (regions_BM == Region.VISUAL) | (regions_BM == Region.CONTEXT)
+        cost_BM = torch.where(routed, self.shape.side_bytes * (1 + value_fraction), float(whole))
+        cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
+        fixed_B = (cost_BM * ~competes_BM).sum(-1)
+        # entries of unlike cost: count with the dearest, so that the bytes are never exceeded
+        dearest_B = (cost_BM * competes_BM).amax(-1).clamp(min=1)
+        budget_B = torch.floor((self.compression.keep / self.shape.num_layers - fixed_B) / dearest_B).long()
+        if bool((budget_B < 1).any()):
+            needed = int(((fixed_B + dearest_B).max() * self.shape.num_layers).ceil())
+            raise ValueError(
+                f"eviction_keep={int(self.compression.keep)} bytes cannot hold the entries that always stay (text, and "
+                f"at least one other entry per layer); {needed} bytes would"
+            )
+        return budget_B

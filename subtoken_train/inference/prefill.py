@@ -1,0 +1,99 @@
+"""Run a prompt, compress its cache, pack it.
+
+Legend: B batch, M rows of the prompt's pass, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.attention import use_packed_attention
+from subtoken_train.cache.cache import PackedCache, PackedLayer
+from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.inference.compression import BITS, Compression, EvictionPass
+from subtoken_train.types import Batch, Plan, Region
+
+
+@dataclass
+class Prefill:
+    """What a compressed prompt left: logits of the next token, [B, V], and what the cache keeps."""
+
+    logits_BV: Tensor
+    plan: Plan
+
+
+@torch.no_grad()
+def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, compression: Compression) -> Prefill:
+    """Run a batch of prompts once, with reducer and routers, and fill ``cache`` with what stays.
+
+    The eviction sees the whole pass, then acts: the next token's logits are those of the unevicted cache. Dense keys
+    and values exist until their layer is packed.
+
+    Args:
+        backbone: in evaluation mode.
+        prompts: a batch without answers, padded on either side.
+        cache: an empty one, of as many layers as the model has.
+        compression: eviction and precision.
+
+    Raises:
+        ValueError: the compression does not fit the backbone or the prompts, or a prompt is longer than the model's
+            positions.
+    """
+    family = backbone.family
+    compression.check(family)
+    _check_length(prompts, family.decoder.config)
+    use_packed_attention(family.decoder.config)
+    dense = DynamicCache(config=family.decoder.config)
+    eviction = None if compression.eviction is None else EvictionPass(compression, family)
+    result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
+    routing = None if backbone.bank is None or not backbone.routes else backbone.bank.config
+    value_fraction = 1.0 if routing is None else routing.kept_groups / routing.num_groups
+    keep = None if eviction is None else eviction.keep(value_fraction)
+    packing = Packing("contiguous" if routing is None else routing.layout, BITS[compression.kv_dtype])
+    for layer, (_, regions_BM) in enumerate(result.layer_rows()):
+        states, packed = dense.layers[layer], cache.layers[layer]
+        assert isinstance(packed, PackedLayer)
+        keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
+        groups = None if result.state is None or routing is None else result.state.masks.get(layer)
+        blocks = pack_layer(states.keys, states.values, keep_BhM, groups, packing)
+        packed.fill(blocks, prompts.input_ids_BN.shape[1], states.keys)
+        states.keys = states.values = None  # the dense layer goes before the next one is packed
+    cache.next_position = result.rows.next_position()
+    cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
+    last_B1 = _last_visible(result.rows.visible_BM)
+    hidden = result.hidden_BMD.gather(1, last_B1[..., None].expand(-1, -1, result.hidden_BMD.shape[-1]))
+    return Prefill(family.logits(hidden)[:, -1], result.plan(keep))
+
+
+@torch.no_grad()
+def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
+    """Append tokens to a filled cache; logits of the last one, [B, V]. No router and no reducer runs."""
+    family = backbone.family
+    assert cache.next_position is not None
+    new = token_ids_Bq.shape[1]
+    positions = cache.next_position + torch.arange(new, device=token_ids_Bq.device)
+    hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
+    cache.next_position = cache.next_position + new
+    return family.logits(hidden[:, -1:])[:, -1]
+
+
+def _last_visible(visible_BM: Tensor) -> Tensor:
+    """Index of the last real row of each sample, [B, 1]."""
+    places_M = torch.arange(visible_BM.shape[1], device=visible_BM.device)
+    return (visible_BM * places_M).argmax(-1, keepdim=True)
+
+
+def _check_length(prompts: Batch, config: object) -> None:
+    """A prompt must fit the model's positions."""
+    longest = int((prompts.regions_BN != Region.PADDING).sum(-1).max())
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"the prompt has {longest} tokens and the model {limit} positions; shorten the prompt (fewer or smaller "
+            "images, less text)"
+        )

@@ -1,0 +1,121 @@
+"""Attention of new tokens on packed storage, in pure torch.
+
+Keys are read where they lie; of the values only stored pieces are read, and nothing of the values' full size is ever
+made. The only index work of a step is on the bits: which probabilities meet which pieces.
+
+Legend: B batch, H query heads, h key-value heads, G = H / h, q new tokens, R rows of a block, c heads of a row,
+M entries of a part, T tail tokens, d head width, P pieces of a row, w channels of a piece, n stored pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subtoken_train.kernels.storage import Block, Payload, RoutedValues
+
+CHUNK = 2048  # entries of a rounded payload that are read back at a time
+MANY = 6  # query rows of a head from which one product per piece beats one bag per query row
+
+
+def packed_attention(
+    query_BHqd: Tensor, blocks: Sequence[Block], tail_keys_BhTd: Tensor, tail_values_BhTd: Tensor, scale: float
+) -> Tensor:
+    """Attention of the last q tokens over packed entries and the tail, [B, H, q, d].
+
+    Args:
+        query_BHqd: rotated queries of the new tokens.
+        blocks: the prompt's entries; every row of the batch is in exactly one block. All are seen by every new token.
+        tail_keys_BhTd: keys of everything since the prompt, the q new tokens last; causal.
+        tail_values_BhTd: their values.
+        scale: factor of the scores.
+    """
+    batch, heads, new, width = query_BHqd.shape
+    kv_heads = tail_keys_BhTd.shape[1]
+    grouped = query_BHqd.reshape(batch, kv_heads, heads // kv_heads * new, width)
+    out = torch.empty_like(grouped)
+    for block in blocks:
+        shared = block.whole_keys.data.shape[1] == kv_heads
+        # where heads have entries of their own, a row is one head
+        by_row = [x if shared else x.flatten(0, 1)[:, None] for x in (grouped, tail_keys_BhTd, tail_values_BhTd)]
+        if block.rows is None:
+            return _attend(block, by_row, scale, new).reshape(query_BHqd.shape)
+        result = _attend(block, [x.index_select(0, block.rows) for x in by_row], scale, new)
+        (out if shared else out.view(-1, 1, *out.shape[2:])).index_copy_(0, block.rows, result)
+    return out.reshape(query_BHqd.shape)
+
+
+def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int) -> Tensor:
+    """One block's rows: scores over all its parts, one softmax, then each part's values, [R, c, G * q, d].
+
+    ``states`` are the rows' queries [R, c, G * q, d] and their tail's keys and values [R, c, T, d].
+    """
+    query, tail_keys, tail_values = states
+    query = query * scale
+    logits = [] if block.routed_keys is None else [_scores(query, block.routed_keys)]
+    logits += [_scores(query, block.whole_keys), _causal(tail_keys @ query.transpose(-1, -2), new)]
+    weight = torch.cat(logits, dim=2).softmax(2, dtype=torch.float32).to(query.dtype)
+    routed, whole, tail = torch.tensor_split(
+        weight, (weight.shape[2] - sum(part.shape[2] for part in logits[-2:]), weight.shape[2] - logits[-1].shape[2]), 2
+    )
+    out: Tensor = tail.transpose(-1, -2) @ tail_values
+    out += _weighted(whole, block.whole_values)
+    if block.routed_values is not None:
+        out += _weighted_pieces(routed, block.routed_values, query.shape[-1])
+    return out
+
+
+def _stretches(payload: Payload) -> Iterator[tuple[int, Tensor]]:
+    """(first entry, vectors [R, c, m, d]): all at once where nothing is rounded, else a stretch at a time."""
+    length = payload.data.shape[2]
+    step = length if payload.scale is None else CHUNK
+    for start in range(0, max(1, length), max(1, step)):
+        yield start, payload.narrow(2, start, min(step, length - start)).read()
+
+
+def _scores(query_RcGd: Tensor, keys: Payload) -> Tensor:
+    """Scores [R, c, M, G]; keys first, because a few rows times many columns is several times slower on a CPU."""
+    turned = query_RcGd.transpose(-1, -2)
+    scores = [vectors @ turned for _, vectors in _stretches(keys)]
+    return scores[0] if len(scores) == 1 else torch.cat(scores, dim=2)
+
+
+def _causal(scores_RcTG: Tensor, new: int) -> Tensor:
+    """Hide from each of the last ``new`` tokens those that come after it; the query axis is G * new, new fastest."""
+    if new == 1:
+        return scores_RcTG
+    length, columns = scores_RcTG.shape[2:]
+    places_T = torch.arange(length, device=scores_RcTG.device)[:, None]
+    own_G = length - new + torch.arange(new, device=scores_RcTG.device).repeat(columns // new)
+    return scores_RcTG.masked_fill(places_T > own_G, -torch.inf)
+
+
+def _weighted(weight_RcMG: Tensor, values: Payload) -> Tensor:
+    """Sum of whole values, [R, c, G, d]."""
+    turned = weight_RcMG.transpose(-1, -2)
+    sums = [turned.narrow(3, start, vectors.shape[2]) @ vectors for start, vectors in _stretches(values)]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+
+def _weighted_pieces(weight_RcMG: Tensor, values: RoutedValues, width: int) -> Tensor:
+    """Sum of the stored pieces, [R, c, G, d]: one bag of pieces per (row, piece), weighted by its probabilities."""
+    rows, heads, _, columns = weight_RcMG.shape
+    row, piece, entry = values.stored()
+    stored, num_pieces = values.pieces.read(), len(values.piece_bit)
+    head = piece.div(num_pieces // heads, rounding_mode="floor")
+    weight_nG = weight_RcMG[row, head, entry]
+    if columns > MANY:
+        by_piece = weight_RcMG.new_empty(rows, num_pieces, columns, stored.shape[-1])
+        ends = [*values.offsets.tolist()[1:], len(stored)]
+        for bag, (start, end) in enumerate(zip(values.offsets.tolist(), ends, strict=True)):
+            torch.mm(weight_nG[start:end].T, stored[start:end], out=by_piece[bag // num_pieces, bag % num_pieces])
+        return by_piece.view(rows, heads, -1, columns, stored.shape[-1]).transpose(2, 3).flatten(3)
+    index = torch.arange(len(stored), device=stored.device)
+    sums = [
+        F.embedding_bag(index, stored, values.offsets, mode="sum", per_sample_weights=weight_nG[:, column].contiguous())
+        for column in range(columns)
+    ]
+    return torch.stack(sums).view(columns, rows, heads, width).permute(1, 2, 0, 3)

@@ -1,0 +1,128 @@
+"""Packed keys and values of one layer, as attention reads them.
+
+A *block* holds the entries of some rows of the cache that have equally many entries. A row is a sample with all its
+heads where heads share their entries (c = h), else one head of one sample (c = 1). Nothing is padded: rows of other
+lengths are in other blocks. A value slice of one head is cut into P / c *pieces* of w channels, the largest pieces that
+a group mask never cuts; ``bits`` says which pieces of a routed entry are stored.
+
+Legend: h key-value heads, R rows of a block, c heads of a row, M entries, W entries stored whole, d head width, S bits
+of an entry, P pieces of an entry in all heads of the row, w channels of a piece, n stored pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Payload:
+    """Vectors of the last axis in the model's dtype, or as integers with one scale per vector.
+
+    Attributes:
+        data: [..., d]; int8 codes, or (4 bits) uint8 [..., d / 2] with two codes a byte, low half first.
+        scale: [..., 1] in fp16; None where ``data`` is in the model's dtype.
+        dtype: what ``read`` returns.
+    """
+
+    data: Tensor
+    scale: Tensor | None
+    dtype: torch.dtype
+
+    @staticmethod
+    def store(vectors: Tensor, bits: int = 0) -> Payload:
+        """Store vectors as they are (``bits`` 0), or rounded to 8 or 4 bits with symmetric scales."""
+        if not bits:
+            return Payload(vectors.contiguous(), None, vectors.dtype)
+        top = 2 ** (bits - 1) - 1
+        # a scale that fp16 flushes to 0 would divide by it
+        scale = (vectors.float().abs().amax(-1, keepdim=True) / top).clamp(min=2**-24).half()
+        codes = (vectors.float() / scale.float()).round().clamp(-top, top).to(torch.int8)
+        if bits == 4:
+            low, high = (codes + 8).to(torch.uint8).view(*codes.shape[:-1], -1, 2).unbind(-1)
+            codes = low | high << 4
+        return Payload(codes, scale, vectors.dtype)
+
+    def read(self) -> Tensor:
+        """The vectors in the model's dtype; the stored tensor itself where nothing is rounded."""
+        if self.scale is None:
+            return self.data
+        codes = self.data
+        if codes.dtype == torch.uint8:
+            codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
+        return (codes.float() * self.scale.float()).to(self.dtype)
+
+    def narrow(self, axis: int, start: int, length: int) -> Payload:
+        """A view of a stretch along an axis other than the last."""
+        scale = None if self.scale is None else self.scale.narrow(axis, start, length)
+        return Payload(self.data.narrow(axis, start, length), scale, self.dtype)
+
+    def select(self, index: Tensor) -> Payload:
+        """Entries of the first axis, copied."""
+        return Payload(self.data[index], None if self.scale is None else self.scale[index], self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+
+@dataclass
+class RoutedValues:
+    """Values of routed entries: the stored pieces, piece by piece of every row, and the bits that find them.
+
+    Attributes:
+        bits: uint8 [R, S, ceil(M / 8)]: bit i % 8 of byte i // 8 is set where entry i stores what the bit stands for.
+        pieces: payload [n, w], ordered by row, then piece, then entry.
+        offsets: where each (row, piece) starts in ``pieces``, int64 [R * P].
+        piece_bit: which of the S bits rules each of a row's P pieces, int64 [P].
+        entries: M.
+    """
+
+    bits: Tensor
+    pieces: Payload
+    offsets: Tensor
+    piece_bit: Tensor
+    entries: int
+
+    def stored(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(row, piece, entry) of every stored piece, int64 [n] each, in the order of ``pieces``."""
+        places = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
+        flags_RSM = (self.bits[..., None] >> places & 1).flatten(-2)[..., : self.entries]
+        row, piece, entry = flags_RSM.index_select(1, self.piece_bit).nonzero(as_tuple=True)
+        return row, piece, entry
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the bits; offsets and the piece map do not grow with the entries and are counted too."""
+        return self.bits.nbytes + self.offsets.nbytes + self.piece_bit.nbytes
+
+
+@dataclass
+class Block:
+    """Entries of rows with equal counts.
+
+    Attributes:
+        rows: which rows of the cache these are, int64 [R]: sample numbers where heads share entries, else
+            sample * h + head; None where the block holds all rows, in order.
+        routed_keys: payload [R, c, M, d] of the routed entries; None where there are none.
+        routed_values: their values.
+        whole_keys: payload [R, c, W, d] of entries that keep all of their value.
+        whole_values: payload [R, c, W, d].
+    """
+
+    rows: Tensor | None
+    routed_keys: Payload | None
+    routed_values: RoutedValues | None
+    whole_keys: Payload
+    whole_values: Payload
+
+    @property
+    def parts(self) -> list[Payload]:
+        """All payloads."""
+        payloads = [self.routed_keys, self.whole_keys, self.whole_values]
+        if self.routed_values is not None:
+            payloads.append(self.routed_values.pieces)
+        return [payload for payload in payloads if payload is not None]
