@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from subtoken_train.functional.ledger import KVBudget
+    from subtoken_train.inference.model import SubTokenModel
 
 __version__ = "0.1.0"
-__all__ = ["KVBudget", "__version__"]
+__all__ = ["KVBudget", "SubTokenModel", "__version__"]
 
-_HOMES = {"KVBudget": "subtoken_train.functional.ledger"}
+_HOMES = {
+    "KVBudget": "subtoken_train.functional.ledger",
+    "SubTokenModel": "subtoken_train.inference.model",
+}
 
 
 def __getattr__(name: str) -> Any:

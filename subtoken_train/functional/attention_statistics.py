@@ -46,8 +46,11 @@ def attention_blocks(
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
     Args:
+        query_BHNd: rotated queries of all rows.
+        key_BhNd: rotated keys.
         rows_BN: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
         keys_BN: as in ``attention_rows``.
+        scale: factor of the scores.
         block: rows at a time.
     """
     count_B = rows_BN.sum(-1)
