@@ -71,8 +71,8 @@ def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor 
     image = backbone.family.image_token_id
     if image is not None and bool((ids_Bq == image).any()):
         raise ValueError(
-            "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start again "
-            "with all images, without past_key_values"
+            "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start "
+            "again with all images, without past_key_values"
         )
     if mask_BN is not None and ids_Bq.shape[1] > 1 and not bool(mask_BN[:, -ids_Bq.shape[1] :].all()):
         raise ValueError(
