@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     for folder, (facts, _) in zip(args.adapter, arms, strict=True):
         print(f"{facts.name}: {folder}")
     if args.out:
-        rows = [run_record(facts, answers, Path(args.data), {}) for facts, answers in arms]
+        rows = [run_record(facts, answers, Path(args.data).read_bytes(), {}) for facts, answers in arms]
         write_record({"runs": rows}, Path(args.out))
         print(f"records written to {args.out}")
     return 0

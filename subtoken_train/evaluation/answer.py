@@ -82,7 +82,7 @@ def answer_all(
         if progress is not None:
             progress(len(rows), total)
     ordered = [rows[i] for i in range(total)]
-    return Answers(ordered, _merged(backbone.family.shape, ledgers), time.perf_counter() - clock)
+    return Answers(ordered, merged_ledger(backbone.family.shape, ledgers), time.perf_counter() - clock)
 
 
 def _graded(record: Record, text: str) -> Answer:
@@ -92,6 +92,6 @@ def _graded(record: Record, text: str) -> Answer:
     return Answer(record.id, kind, text.strip(), reference, score(record.kind, text, reference))
 
 
-def _merged(shape: KVShape, ledgers: list[Ledger]) -> Ledger:
+def merged_ledger(shape: KVShape, ledgers: list[Ledger]) -> Ledger:
     """All batches' rows in one ledger."""
     return Ledger(shape, tuple(entry for ledger in ledgers for entry in ledger.entries))

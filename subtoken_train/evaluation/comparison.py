@@ -52,10 +52,14 @@ class Comparison:
     Attributes:
         arms: recipe -> words of the table's row, in the table's order.
         pairs: (arm, what it is compared with).
+        groups: groups of questions whose mean and difference are shown, see ``Arm.scores_of``.
+        kinds: single question kinds whose mean is shown too.
     """
 
     arms: dict[str, str]
     pairs: tuple[tuple[str, str], ...]
+    groups: tuple[str, ...] = ("questions", "descriptions")
+    kinds: tuple[str, ...] = KINDS
 
 
 EMBEDDED = Comparison(ARMS, PAIRS)
@@ -85,16 +89,21 @@ class Arm:
 def read_comparison(path: Path) -> Comparison:
     """Read a YAML file with ``arms`` (a mapping) and ``differences`` (pairs of arms).
 
+    With ``groups`` the table shows these groups of questions and no single kinds.
+
     Raises:
         ValueError: other keys, or a difference of arms that are not listed.
     """
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or content.keys() != {"arms", "differences"}:
-        raise ValueError(f"{path} must have the keys arms and differences, and no other")
+    keys = {"arms", "differences"}
+    if not isinstance(content, dict) or not keys <= content.keys() <= {*keys, "groups"}:
+        raise ValueError(f"{path} must have the keys arms and differences, and no other but groups")
     pairs = tuple((first, second) for first, second in content["differences"])
     strangers = {arm for pair in pairs for arm in pair} - content["arms"].keys()
     if strangers:
         raise ValueError(f"{path} compares {', '.join(sorted(strangers))}, which its arms do not list")
+    if "groups" in content:
+        return Comparison(content["arms"], pairs, tuple(content["groups"]), ())
     return Comparison(content["arms"], pairs)
 
 
@@ -134,10 +143,10 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
 
     Arms without records are left out.
     """
-    columns, words = ("questions", "descriptions", *KINDS), comparison.arms
+    columns, words = (*comparison.groups, *comparison.kinds), comparison.arms
     known = [name for name in words if name in arms]
     lines = [
-        "| arm | recipe | visual tokens | KV nominal | KV realised | seeds | " + " | ".join(columns) + " |",
+        "| arm | recipe | tokens | KV nominal | KV realised | seeds | " + " | ".join(columns) + " |",
         "|---|---|---|---|---|---|" + "---|" * len(columns),
     ]
     for name in known:
@@ -145,11 +154,15 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
         cells = [_mean_cell(arm.scores_of(column)) for column in columns]
         budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
         lines.append(f"| {words[name]} | `{name}` | {budget} | " + " | ".join(cells) + " |")
-    lines += ["", "| difference | seeds | questions | descriptions |", "|---|---|---|---|"]
+    lines += [
+        "",
+        f"| difference | seeds | {' | '.join(comparison.groups)} |",
+        "|---|---|" + "---|" * len(comparison.groups),
+    ]
     for first, second in comparison.pairs:
         if first in arms and second in arms and (seeds := set(arms[first].seeds) & set(arms[second].seeds)):
             pair = _with_seeds(arms[first], seeds), _with_seeds(arms[second], seeds)
-            cells = [str(len(seeds)), *(_difference_cell(*pair, group) for group in ("questions", "descriptions"))]
+            cells = [str(len(seeds)), *(_difference_cell(*pair, group) for group in comparison.groups)]
             lines.append(f"| {words[first]} - {words[second]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

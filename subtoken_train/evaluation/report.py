@@ -24,41 +24,51 @@ class ArmFacts:
 
     Attributes:
         name: the arm's name.
-        visual_tokens: visual tokens kept of one image, and before reduction.
+        tokens: visual tokens kept of one image (context tokens kept), and before reduction.
         groups: ``S16K4 linear``, or ``-`` for token-only arms.
-        nominal: rho_total of the visual region, over all layers, from the ledger.
+        nominal: rho_total of the compressed region, over all layers, from the ledger.
         realised: the same from the entries and groups that were kept.
     """
 
     name: str
-    visual_tokens: str
+    tokens: str
     groups: str
     nominal: float
     realised: float
 
 
-def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers) -> ArmFacts:
-    """Read an arm's budget from its parts and its answers' ledger."""
+def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers, context_tokens: int | None = None) -> ArmFacts:
+    """Read an arm's budget from its parts and its answers' ledger.
+
+    Args:
+        name: the arm's.
+        backbone: what answered.
+        answers: what it answered.
+        context_tokens: a language model's context; None: the compressed region is an image.
+    """
     family, reducer = backbone.family, backbone.reducer
-    before = family.visual_tokens()
+    region, before = ("visual", family.visual_tokens()) if context_tokens is None else ("context", context_tokens)
     kept = reducer.kept_tokens(before)
     routing = None if backbone.bank is None else backbone.bank.config
     budget = KVBudget(1.0) if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
-    ledger = nominal_ledger(family.shape, {"visual": before}, budget, reducer.cut_layer, kept_tokens=kept)
+    ledger = nominal_ledger(family.shape, {region: before}, budget, reducer.cut_layer, kept_tokens=kept)
     groups = "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
-    return ArmFacts(name, f"{kept}/{before}", groups, ledger.fraction("visual"), answers.ledger.fraction("visual"))
+    return ArmFacts(name, f"{kept}/{before}", groups, ledger.fraction(region), answers.ledger.fraction(region))
 
 
-def run_record(facts: ArmFacts, answers: Answers, data_file: Path, extra: dict[str, Any]) -> dict[str, Any]:
-    """The JSON record of one run: facts, scores and predictions of every question, and what they were asked of."""
+def run_record(facts: ArmFacts, answers: Answers, data: bytes, extra: dict[str, Any]) -> dict[str, Any]:
+    """The JSON record of one run: facts, scores and predictions of every question, and a digest of what was asked.
+
+    ``data`` is the question file's content, or what the questions are drawn by.
+    """
     return {
         **extra,
         "arm": facts.name,
-        "visual_tokens": facts.visual_tokens,
+        "visual_tokens": facts.tokens,
         "groups": facts.groups,
         "nominal_kv": facts.nominal,
         "realised_kv": facts.realised,
-        "data_sha256": hashlib.sha256(data_file.read_bytes()).hexdigest(),
+        "data_sha256": hashlib.sha256(data).hexdigest(),
         "seconds": round(answers.seconds, 1),
         "kinds": [row.kind for row in answers.rows],
         "scores": [round(row.score, 4) for row in answers.rows],
@@ -79,7 +89,7 @@ def score_table(arms: list[tuple[ArmFacts, Answers]]) -> Table:
     for facts, _ in arms:
         table.add_column(facts.name, justify="right")
     facts_of = [facts for facts, _ in arms]
-    table.add_row("visual tokens", *[facts.visual_tokens for facts in facts_of])
+    table.add_row("visual tokens", *[facts.tokens for facts in facts_of])
     table.add_row("value groups", *[facts.groups for facts in facts_of])
     table.add_row("KV nominal", *[f"{facts.nominal:.3%}" for facts in facts_of])
     table.add_row("KV realised", *[f"{facts.realised:.3%}" for facts in facts_of], end_section=True)

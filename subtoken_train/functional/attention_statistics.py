@@ -1,7 +1,7 @@
 """Statistics of attention probabilities without the N x N matrix: rows are computed a block at a time.
 
-All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by position
-in the sequence (a row sees keys at or before its own place), and never see keys that ``keys_BN`` leaves out.
+All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by
+position in the sequence (a row sees keys at or before its own place), and never see keys that ``keys_BN`` leaves out.
 The extra memory is O(H * block * N) per sample of the batch.
 
 Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positions, W chosen rows, d head width.
