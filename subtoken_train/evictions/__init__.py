@@ -6,9 +6,12 @@ import dataclasses
 from typing import Any
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.evictions.aircache import AirCache
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope, keep_best_entries
 
-EVICTIONS: dict[str, type[Eviction]] = {}
+EVICTIONS: dict[str, type[Eviction]] = {
+    "aircache": AirCache,
+}
 
 
 def build_eviction(name: str, **options: Any) -> Eviction:
