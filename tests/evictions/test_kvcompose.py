@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -55,16 +55,17 @@ def test_scores(name, settings, dtype):
 
 def plain_pool(curves, total, lower_bound):
     """Counts of one sample's runs: one entry after the other joins."""
-    heads = [
-        (rank >= lower_bound, -value, run, rank)
+    entries = [
+        (rank > 0 or not lower_bound, rank >= lower_bound, -value, run, rank)
         for run, values in enumerate(curves)
         for rank, value in enumerate(values)
     ]
-    chosen = sorted(heads)[:total]
-    return [sum(run == each for _, _, run, _ in chosen) for each in range(len(curves))]
+    chosen = [run for *_, run, _ in sorted(entries)[:total]]
+    return [chosen.count(run) for run in range(len(curves))]
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=5), st.integers(0, 24), st.integers(0, 3))
+@example([[5, 5], [1]], 2, 2)  # every run first
 def test_pooled_counts(curves, total, lower_bound):
     curves = [sorted(values, reverse=True) for values in curves]
     padded = torch.full((1, len(curves), 6), -torch.inf)
@@ -173,7 +174,6 @@ def test_structured_heads_keep_as_many_but_others():
 
 
 def test_kvpress_gives_the_first_layer_most():
-    views = layer_views([PROMPTS["context"]], KVCompose.needs)
     for seed in range(5):
         views = layer_views([PROMPTS["context"]], KVCompose.needs, seed=seed)
         scores = [KVCompose().score(view) for view in views]
