@@ -78,14 +78,15 @@ class AirCache(Eviction):
         return LayerScores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
 
     def observers(self, view: LayerView) -> Tensor:
-        """Rows of the observation window, bool [B, N]."""
+        """Rows of the observation window, bool [B, N]; a layer without visual entries has nothing to observe."""
         text_BN = task_rows(view.regions_BN)
         if self.window == "text":
             return text_BN
         if self.window == "last":
             return last_marked(text_BN, self.window_size)
         if self.window == "visual":
-            return last_marked(view.regions_BN == Region.VISUAL, self.window_size)
+            visual_BN = view.regions_BN == Region.VISUAL
+            return last_marked(torch.where(visual_BN.any(-1, keepdim=True), visual_BN, text_BN), self.window_size)
         last_B1 = view.last_rows(1)
         return elite_tokens(view.rows(last_B1, text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
 
