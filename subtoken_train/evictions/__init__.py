@@ -6,9 +6,18 @@ import dataclasses
 from typing import Any
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.evictions.aircache import AirCache
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope, keep_best_entries
+from subtoken_train.evictions.kvcompose import KVCompose
+from subtoken_train.evictions.tgv_kv import TGVKV
+from subtoken_train.evictions.vl_cache import VLCache
 
-EVICTIONS: dict[str, type[Eviction]] = {}
+EVICTIONS: dict[str, type[Eviction]] = {
+    "aircache": AirCache,
+    "kvcompose": KVCompose,
+    "tgv_kv": TGVKV,
+    "vl_cache": VLCache,
+}
 
 
 def build_eviction(name: str, **options: Any) -> Eviction:

@@ -1,0 +1,107 @@
+"""VL-Cache: entries stay by the attention of the text after the image; layers with denser attention keep more.
+
+Source: "VL-Cache: Sparsity and Modality-Aware KV Cache Compression for Vision-Language Model Inference Acceleration",
+equations 1 and 2, Algorithm 1 and section 4.2. One shot, after the prompt; visual and text entries compete together.
+
+The copy of the paper that was at hand has lost its equations and its algorithm. These choices are a reconstruction,
+each in one place:
+  - a layer's budget is scaled by 1 - sparsity over the mean of that over the layers; 1 % to 100 % of its entries stay,
+    and what these bounds take or leave is moved between layers, so that the budget is met (a plain clip misses it);
+  - sparsity is counted over what the rows can see (the causal part of the post-vision rows), and averaged over heads;
+  - scores are per key-value head, the mean over its query heads, so heads keep different entries;
+  - the recent window, 10 % of a layer's entries, is part of them.
+Without an image the rows are those after the context, or all of the prompt, see ``task_rows``. The "last 50 tokens" of
+the paper's speed study are not offered.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope
+from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.observers import Blocks, column_sums, last_marked, over_groups, task_rows
+
+
+@dataclass(frozen=True)
+class VLCache(Eviction):
+    """VL-Cache.
+
+    Attributes:
+        threshold: p of equation 1: attention below this share of its row's largest counts as zero.
+        least: share of its entries that every layer keeps, where the budget has that.
+        recent: share of what a layer keeps that are its last entries, whatever they score.
+    """
+
+    name: ClassVar[str] = "vl_cache"
+    needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+    scope: ClassVar[Scope] = "all"
+
+    threshold: float = 0.01
+    least: float = 0.01
+    recent: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ValueError(f"vl_cache threshold={self.threshold:g} must be above 0 and at most 1")
+        for name, value in (("least", self.least), ("recent", self.recent)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"vl_cache {name}={value:g} must be between 0 and 1")
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Attention received from the post-vision rows, [B, h, N]; the weight is the layer's density."""
+        blocks = view.blocks(task_rows(view.regions_BN))
+        sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
+        scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
+        return LayerScores(scores_BhN, torch.zeros_like(view.entries_BN), density_BH.mean(1))
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        """Entries per layer, int64 [L, B], by density (Algorithm 1)."""
+        density_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        most_LB = competing_counts(candidates)
+        least_LB = torch.minimum((self.least * most_LB).long(), candidates.budget_LB).clamp(min=1)
+        return divide_budget(density_LB * candidates.budget_LB, candidates.budget_LB.sum(0), least_LB, most_LB)
+
+    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
+        """See ``Eviction.keep``; the protected window depends on how much a layer keeps."""
+        window_LB = (self.recent * self.counts(scores, candidates)).long()
+        windowed = [
+            replace(each, protected_BN=last_marked(competes_BN, window_B[:, None]))
+            for each, competes_BN, window_B in zip(scores, candidates.competes_LBN, window_LB, strict=True)
+        ]
+        return super().keep(windowed, candidates)
+
+
+def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """What each entry receives from the post-vision rows, and how dense their attention is.
+
+    Args:
+        blocks: attention of the post-vision rows over the entries, at least one row in the whole batch.
+        entries_BN: entries of the cache, bool.
+        threshold: attention counts as zero below this share of its row's largest (equation 1).
+
+    Returns:
+        Column sums [B, H, N] in fp32, and 1 - sparsity (equation 2) [B, H]: what is not zero, over all that the rows
+        can see.
+    """
+    visible_BN = entries_BN.cumsum(-1)
+    passed_BH = seen_B = torch.zeros((), device=entries_BN.device)
+
+    def counted() -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal passed_BH, seen_B
+        for index_BW, probability_BHWN in blocks:
+            largest_BHW1 = probability_BHWN.amax(-1, keepdim=True)
+            passes_BHWN = (probability_BHWN >= threshold * largest_BHW1) & (probability_BHWN > 0)
+            passed_BH = passed_BH + passes_BHWN.sum((2, 3))
+            seen_B = seen_B + (visible_BN.gather(1, index_BW.clamp(min=0)) * (index_BW >= 0)).sum(-1)
+            yield index_BW, probability_BHWN
+
+    sums_BHN = column_sums(counted())
+    return sums_BHN, passed_BH / seen_B[:, None].clamp(min=1)
