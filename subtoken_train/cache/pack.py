@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.groups import Layout
-from subtoken_train.kernels.storage import Block, Payload, RoutedValues
+from subtoken_train.kernels.storage import Block, Payload, RoutedValues, places_of
+
+MAX_INDEX = 0.005  # share of the keys and values that an index may take; bits are taken where places do not fit
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ def pack_layer(
                 2, index[:, None].expand(-1, bits_RSN.shape[1], -1)
             )
             block.routed_keys = Payload.store(_take(own_keys, index), packing.kv_bits)
-            block.routed_values = _routed_values(_take(own_values, index), own_bits, piece_bit, packing.kv_bits)
+            block.routed_values = _routed_values(
+                _take(own_values, index), own_bits, piece_bit, block.routed_keys, packing.kv_bits
+            )
         blocks.append(block)
     return blocks
 
@@ -116,19 +120,19 @@ def _bits(groups_BNS: Tensor, kv_heads: int, width: int, layout: Layout, shared:
     return by_head.flatten(0, 1), torch.arange(by_head.shape[2], device=device)
 
 
-def _routed_values(value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, kv_bits: int) -> RoutedValues:
-    """Keep the pieces that the flags name, piece by piece."""
+def _routed_values(
+    value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, kv_bits: int
+) -> RoutedValues:
+    """Keep the pieces that the flags name, piece by piece, and find them by the faster index that is small enough."""
     rows, heads, entries, _ = value_RcMd.shape
     flags_RPM = flags_RSM.index_select(1, piece_bit)
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, len(piece_bit) // heads, -1).transpose(2, 3).flatten(1, 2)
     counts = flags_RPM.sum(-1).flatten()
-    return RoutedValues(
-        bits=_pack_bits(flags_RSM),
-        pieces=Payload.store(pieces_RPMw[flags_RPM], kv_bits),
-        offsets=counts.cumsum(0) - counts,
-        piece_bit=piece_bit,
-        entries=entries,
-    )
+    pieces = Payload.store(pieces_RPMw[flags_RPM], kv_bits)
+    index = places_of(flags_RPM, heads).to(torch.int32)
+    if index.nbytes > MAX_INDEX * (keys.nbytes + pieces.nbytes):
+        index = _pack_bits(flags_RSM)
+    return RoutedValues(index, pieces, counts.cumsum(0) - counts, piece_bit, entries, heads)
 
 
 def _pack_bits(flags_RSM: Tensor) -> Tensor:

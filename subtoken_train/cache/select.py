@@ -5,6 +5,8 @@ Legend: B batch, h key-value heads, R rows of a block, P pieces of a row, n stor
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -63,11 +65,11 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
     starts_R, lengths_R = values.offsets[::pieces][index_R], counts_RP.sum(-1)[index_R]
     new_starts_R = lengths_R.cumsum(0) - lengths_R
     within = torch.arange(int(lengths_R.sum()), device=index_R.device) - new_starts_R.repeat_interleave(lengths_R)
-    counts = counts_RP[index_R].flatten()
-    return RoutedValues(
-        bits=values.bits[index_R],
-        pieces=values.pieces.select(starts_R.repeat_interleave(lengths_R) + within),
-        offsets=counts.cumsum(0) - counts,
-        piece_bit=values.piece_bit,
-        entries=values.entries,
-    )
+    counts, source = counts_RP[index_R].flatten(), starts_R.repeat_interleave(lengths_R) + within
+    if values.index.dtype == torch.int32:
+        moved_R = torch.arange(len(index_R), device=index_R.device) - index_R
+        shift = (moved_R * values.heads * values.entries).repeat_interleave(lengths_R)
+        index = (values.index[source] + shift).to(torch.int32)
+    else:
+        index = values.index[index_R]
+    return replace(values, index=index, pieces=values.pieces.select(source), offsets=counts.cumsum(0) - counts)

@@ -1,7 +1,7 @@
 """Attention of new tokens on packed storage, in pure torch.
 
 Keys are read where they lie; of the values only stored pieces are read, and nothing of the values' full size is ever
-made. The only index work of a step is on the bits: which probabilities meet which pieces.
+made. The only index work of a step is to gather the probabilities that meet the stored pieces.
 
 Legend: B batch, H query heads, h key-value heads, G = H / h, q new tokens, R rows of a block, c heads of a row,
 M entries of a part, T tail tokens, d head width, P pieces of a row, w channels of a piece, n stored pieces.
@@ -10,6 +10,7 @@ M entries of a part, T tail tokens, d head width, P pieces of a row, w channels 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from torch import Tensor
 from subtoken_train.kernels.storage import Block, Payload, RoutedValues
 
 CHUNK = 2048  # entries of a rounded payload that are read back at a time
-MANY = 6  # query rows of a head from which one product per piece beats one bag per query row
+MANY = 4  # query rows of a head from which one product per piece beats one bag per query row
 
 
 def packed_attention(
@@ -102,20 +103,18 @@ def _weighted(weight_RcMG: Tensor, values: Payload) -> Tensor:
 
 def _weighted_pieces(weight_RcMG: Tensor, values: RoutedValues, width: int) -> Tensor:
     """Sum of the stored pieces, [R, c, G, d]: one bag of pieces per (row, piece), weighted by its probabilities."""
-    rows, heads, _, columns = weight_RcMG.shape
-    row, piece, entry = values.stored()
+    rows, heads, entries, columns = weight_RcMG.shape
     stored, num_pieces = values.pieces.read(), len(values.piece_bit)
-    head = piece.div(num_pieces // heads, rounding_mode="floor")
-    weight_nG = weight_RcMG[row, head, entry]
+    weight_nG = weight_RcMG.reshape(rows * heads * entries, columns).index_select(0, values.places())
     if columns > MANY:
         by_piece = weight_RcMG.new_empty(rows, num_pieces, columns, stored.shape[-1])
-        ends = [*values.offsets.tolist()[1:], len(stored)]
-        for bag, (start, end) in enumerate(zip(values.offsets.tolist(), ends, strict=True)):
+        starts = [*values.offsets.tolist(), len(stored)]
+        for bag, (start, end) in enumerate(pairwise(starts)):
             torch.mm(weight_nG[start:end].T, stored[start:end], out=by_piece[bag // num_pieces, bag % num_pieces])
         return by_piece.view(rows, heads, -1, columns, stored.shape[-1]).transpose(2, 3).flatten(3)
     index = torch.arange(len(stored), device=stored.device)
     sums = [
-        F.embedding_bag(index, stored, values.offsets, mode="sum", per_sample_weights=weight_nG[:, column].contiguous())
-        for column in range(columns)
+        F.embedding_bag(index, stored, values.offsets, mode="sum", per_sample_weights=weight_n)
+        for weight_n in weight_nG.T.contiguous()
     ]
     return torch.stack(sums).view(columns, rows, heads, width).permute(1, 2, 0, 3)

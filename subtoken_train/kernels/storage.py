@@ -71,33 +71,46 @@ class Payload:
 
 @dataclass
 class RoutedValues:
-    """Values of routed entries: the stored pieces, piece by piece of every row, and the bits that find them.
+    """Values of routed entries: the stored pieces, piece by piece of every row, and what finds their entries.
 
     Attributes:
-        bits: uint8 [R, S, ceil(M / 8)]: bit i % 8 of byte i // 8 is set where entry i stores what the bit stands for.
+        index: one of two forms, whichever ``cache/pack.py`` chose. ``int32 [n]``: for each stored piece the place
+            (row * c + head) * M + entry of the probability that weighs it. ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of
+            byte i // 8 is set where entry i stores what the bit stands for; smaller, and decoded in every step.
         pieces: payload [n, w], ordered by row, then piece, then entry.
         offsets: where each (row, piece) starts in ``pieces``, int64 [R * P].
         piece_bit: which of the S bits rules each of a row's P pieces, int64 [P].
         entries: M.
+        heads: c.
     """
 
-    bits: Tensor
+    index: Tensor
     pieces: Payload
     offsets: Tensor
     piece_bit: Tensor
     entries: int
+    heads: int
 
-    def stored(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(row, piece, entry) of every stored piece, int64 [n] each, in the order of ``pieces``."""
-        places = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
-        flags_RSM = (self.bits[..., None] >> places & 1).flatten(-2)[..., : self.entries]
-        row, piece, entry = flags_RSM.index_select(1, self.piece_bit).nonzero(as_tuple=True)
-        return row, piece, entry
+    def places(self) -> Tensor:
+        """The place of every stored piece's probability, int64 or int32 [n], in the order of ``pieces``."""
+        if self.index.dtype == torch.int32:
+            return self.index
+        bit = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=self.index.device)
+        flags_RSM = (self.index[..., None] & bit).ne(0).flatten(-2)[..., : self.entries]
+        return places_of(flags_RSM.index_select(1, self.piece_bit), self.heads)
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the bits; offsets and the piece map do not grow with the entries and are counted too."""
-        return self.bits.nbytes + self.offsets.nbytes + self.piece_bit.nbytes
+        """Bytes of the index; offsets and the piece map do not grow with the entries and are counted too."""
+        return self.index.nbytes + self.offsets.nbytes + self.piece_bit.nbytes
+
+
+def places_of(flags_RPM: Tensor, heads: int) -> Tensor:
+    """(row * c + head) * M + entry of every stored piece, int64 [n], from what is stored."""
+    _, pieces, entries = flags_RPM.shape
+    stored = flags_RPM.flatten().nonzero().squeeze(1)
+    per_head = pieces // heads * entries
+    return stored.div(per_head, rounding_mode="floor") * entries + stored % entries
 
 
 @dataclass
