@@ -10,9 +10,12 @@ Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positio
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+GroupReduction = Literal["mean", "max"]
 
 BLOCK = 128  # rows of the attention matrix that exist at a time
 
@@ -57,3 +60,9 @@ def attention_blocks(
         places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
         index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale)
+
+
+def reduce_query_heads(scores_BHN: Tensor, kv_heads: int, how: GroupReduction) -> Tensor:
+    """One score per key-value head, [B, h, N]: the mean or maximum over the query heads that read it."""
+    grouped = scores_BHN.unflatten(1, (kv_heads, -1))
+    return grouped.mean(2) if how == "mean" else grouped.amax(2)
