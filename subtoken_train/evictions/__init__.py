@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.evictions.aircache import AirCache
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope, keep_best_entries
 from subtoken_train.evictions.h2o import H2O
 from subtoken_train.evictions.knorm import KNorm
@@ -21,6 +22,7 @@ EVICTIONS: dict[str, type[Eviction]] = {
     "pyramidkv": PyramidKV,
     "knorm": KNorm,
     "random": RandomEviction,
+    "aircache": AirCache,
 }
 
 

@@ -1,0 +1,160 @@
+"""AirCache: visual entries stay by how much a few key text tokens attend to them; layers with more of it keep more.
+
+Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations 4-11
+and Table 5. One shot, after the prompt; only visual entries are compressed. It does not merge evicted entries
+(Table 11 of the paper: that is worse).
+
+The copy of the paper that was at hand has lost its equations. These choices are a reconstruction, each in one place:
+  - instruction text is what follows the last visual token (``task_rows``); what stands before an image is left out;
+  - heads are averaged, both where the elite tokens are chosen and in the importance; all heads of a layer share a set;
+  - attention between elite tokens is causal;
+  - skewness uses the sample deviation, which belongs to its prefactor; a negative one counts as 0;
+  - strength and skewness are divided by their mean over the layers, so that the mean budget stays the one asked for;
+  - what a layer cannot take goes to the others, and every layer keeps at least one entry.
+Text that competes (scope ``all``) is protected.
+
+Legend: B batch, N cached rows of the prompt, H query heads, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope
+from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.observers import Blocks, column_sums, last_marked, task_rows
+from subtoken_train.types import Region
+
+Window = Literal["elite", "last", "text", "visual"]
+Budgets = Literal["both", "strength", "skewness", "mean", "pyramid"]
+PYRAMID_BETA = 20  # PyramidKV's: the last layer gets 1 / 20 of the mean budget
+
+
+@dataclass(frozen=True)
+class AirCache(Eviction):
+    """AirCache, and the alternatives of its Table 5.
+
+    Attributes:
+        alpha: a text token is elite if the last one attends to it by this share of its largest attention (equation 5):
+            0 takes all text, 1 the best alone.
+        window: who observes the visual tokens: ``elite`` text; the ``last`` ``window_size`` text tokens; all ``text``;
+            the last ``window_size`` ``visual`` tokens.
+        window_size: tokens of a ``last`` or ``visual`` window (the paper: 16 or 32).
+        budgets: how layers share: ``both`` strength and skewness, one of them, ``mean`` (each its own budget), or
+            ``pyramid`` (falling linearly from the first layer to the last).
+    """
+
+    name: ClassVar[str] = "aircache"
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows", "blocks"})
+    scope: ClassVar[Scope] = "visual"
+    needs_image: ClassVar[bool] = True
+
+    alpha: float = 0.9
+    window: Window = "elite"
+    window_size: int = 32
+    budgets: Budgets = "both"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"aircache alpha={self.alpha:g} must be between 0 and 1")
+        if self.window_size < 1:
+            raise ValueError(f"aircache window_size={self.window_size} must be 1 or more")
+        if self.window not in get_args(Window):
+            raise unknown_name("aircache window", self.window, get_args(Window))
+        if self.budgets not in get_args(Budgets):
+            raise unknown_name("aircache budgets", self.budgets, get_args(Budgets))
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""
+        visual_BN = view.regions_BN == Region.VISUAL
+        observers_BN = self.observers(view)
+        importance_BN = importance(view.blocks(observers_BN, visual_BN | observers_BN), observers_BN, visual_BN)
+        notes = {"strength": importance_BN.sum(-1), "skewness": skewness(importance_BN, visual_BN)}
+        return LayerScores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
+
+    def observers(self, view: LayerView) -> Tensor:
+        """Rows of the observation window, bool [B, N]."""
+        text_BN = task_rows(view.regions_BN)
+        if self.window == "text":
+            return text_BN
+        if self.window == "last":
+            return last_marked(text_BN, self.window_size)
+        if self.window == "visual":
+            return last_marked(view.regions_BN == Region.VISUAL, self.window_size)
+        last_B1 = view.last_rows(1)
+        return elite_tokens(view.rows(last_B1, text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        """Entries per layer, int64 [L, B]: the budgets of a sample, divided anew (equation 11)."""
+        strength_LB, skewness_LB = (
+            torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness")
+        )
+        weight_LB = layer_weights(strength_LB, skewness_LB, self.budgets) * candidates.budget_LB
+        total_B = candidates.budget_LB.sum(0)
+        least_LB = torch.ones_like(candidates.budget_LB)
+        return divide_budget(weight_LB, total_B, least_LB, competing_counts(candidates))
+
+
+def elite_tokens(attention_BN: Tensor, text_BN: Tensor, alpha: float) -> Tensor:
+    """Text to which the last token attends by ``alpha`` of its largest attention or more (equation 5), bool [B, N].
+
+    Args:
+        attention_BN: the last row of the attention among text tokens (equation 4), mean over heads.
+        text_BN: the text tokens, bool.
+        alpha: between 0 and 1.
+    """
+    largest_B1 = attention_BN.masked_fill(~text_BN, 0.0).amax(-1, keepdim=True)
+    return text_BN & (attention_BN >= alpha * largest_B1)
+
+
+def importance(blocks: Blocks, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
+    """Mean attention of the observers to each visual entry (equations 7 and 8), mean over heads, [B, N]; 0 elsewhere.
+
+    Args:
+        blocks: attention of the observers over the visual entries and themselves.
+        observers_BN: those rows, bool.
+        visual_BN: visual entries, bool.
+    """
+    rows_B1 = observers_BN.sum(-1, keepdim=True).clamp(min=1)
+    return (column_sums(blocks).mean(1) / rows_B1).masked_fill(~visual_BN, 0.0)
+
+
+def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
+    """Adjusted Fisher-Pearson skewness of the importance of the visual entries (equation 10), [B].
+
+    0 where there are fewer than three of them, or all are equal.
+    """
+    count_B = visual_BN.sum(-1)
+    mean_B1 = importance_BN.sum(-1, keepdim=True) / count_B[:, None].clamp(min=1)
+    away_BN = (importance_BN - mean_B1).masked_fill(~visual_BN, 0.0)
+    deviation_B = (away_BN.square().sum(-1) / (count_B - 1).clamp(min=1)).sqrt()
+    varies_B = (count_B >= 3) & (deviation_B > 1e-6 * mean_B1[:, 0])  # less is rounding of equal numbers
+    cubes_B = (away_BN / deviation_B.masked_fill(~varies_B, 1.0)[:, None]).pow(3).sum(-1)
+    factor_B = count_B / ((count_B - 1) * (count_B - 2)).clamp(min=1)
+    return torch.where(varies_B, factor_B * cubes_B, 0.0)
+
+
+def layer_weights(strength_LB: Tensor, skewness_LB: Tensor, budgets: Budgets) -> Tensor:
+    """The factor of each layer's budget (equation 11 over r), [L, B]; the mean over the layers is 1.
+
+    A sample whose layers all have a skewness (or strength) of 0 shares equally by it.
+    """
+    if budgets == "mean":
+        return torch.ones_like(strength_LB)
+    if budgets == "pyramid":
+        falling_L = torch.linspace(2 - 1 / PYRAMID_BETA, 1 / PYRAMID_BETA, len(strength_LB), device=strength_LB.device)
+        return falling_L[:, None].expand_as(strength_LB)
+    strength_LB, skewness_LB = _over_mean(strength_LB), _over_mean(skewness_LB.clamp(min=0))
+    if budgets == "both":
+        return (strength_LB + skewness_LB) / 2
+    return strength_LB if budgets == "strength" else skewness_LB
+
+
+def _over_mean(value_LB: Tensor) -> Tensor:
+    mean_1B = value_LB.mean(0, keepdim=True)
+    return torch.where(mean_1B > 0, value_LB / mean_1B.masked_fill(mean_1B <= 0, 1.0), 1.0)

@@ -1,0 +1,132 @@
+"""Prompts for eviction methods of vision-language models: random layers, dense attention, checks that all pass."""
+
+import torch
+
+from subtoken_train.evictions.base import Candidates, LayerView
+from subtoken_train.types import Region
+
+S, V, C, Q = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.CONTEXT, Region.QUERY))
+
+PROMPTS = {
+    "text before and after": [S] * 3 + [V] * 20 + [Q] * 6,
+    "two images": [S] * 2 + [V] * 8 + [Q] * 3 + [V] * 9 + [Q] * 5,
+    "one text token after": [S] + [V] * 16 + [Q],
+    "image last": [S, Q, Q] + [V] * 12,
+    "no image": [S] + [Q] * 13,
+    "context": [C] * 18 + [Q] * 7,
+}
+WITH_IMAGE = {name: codes for name, codes in PROMPTS.items() if V in codes}
+LAYERS, HEADS, KV_HEADS, WIDTH = 3, 4, 2, 8
+
+
+class DenseView(LayerView):
+    """A layer whose attention is given as a matrix [B, H, N, N]; fewer keys: its rows, normalised again."""
+
+    def __init__(self, attention, regions, needs, value=None):
+        self.attention = attention
+        batch, heads, length, _ = attention.shape
+        nothing = torch.zeros(batch, heads, length, 1)
+        super().__init__(0, nothing, nothing if value is None else value, value, regions, 1.0, needs)
+
+    def rows(self, index_BW, keys_BN=None):
+        keys_BN = self.entries_BN if keys_BN is None else keys_BN
+        rows = self.attention.gather(
+            2, index_BW.clamp(min=0)[:, None, :, None].expand(-1, self.attention.shape[1], -1, self.attention.shape[-1])
+        )
+        rows = rows * keys_BN[:, None, None] * (index_BW >= 0)[:, None, :, None]
+        return rows / rows.sum(-1, keepdim=True).clamp(min=1e-30)
+
+    def blocks(self, rows_BN, keys_BN=None):
+        order = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
+        index = order.masked_fill(~rows_BN.gather(1, order), -1)
+        for part in index.split(5, dim=1):
+            yield part, self.rows(part, keys_BN)
+
+
+def dense_attention(query, key, keys, scale):
+    """Attention of one sample row by row, [H, N, N]: causal, over the marked keys."""
+    heads, length, _ = query.shape
+    matrix = torch.zeros(heads, length, length)
+    for head in range(heads):
+        shared = key[head // (heads // len(key))].float()
+        for row in range(length):
+            seen = [j for j in range(row + 1) if keys[j]]
+            if seen:
+                logits = torch.stack([query[head, row].float() @ shared[j] for j in seen]) * scale
+                matrix[head, row, seen] = logits.softmax(0)
+    return matrix
+
+
+def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.float32, layers=LAYERS):
+    """Views of a batch of prompts (lists of regions); a sample's tensors depend on its prompt and the seed alone.
+
+    ``dropped``: (layer, fraction of its VISUAL rows that are no entry there).
+    """
+    width = max(map(len, prompts)) + (0 if pad == "none" else 3)
+    views = []
+    for layer in range(layers):
+        tensors = [torch.randn(len(prompts), heads, width, WIDTH).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+        regions = torch.zeros(len(prompts), width, dtype=torch.long)
+        for i, codes in enumerate(prompts):
+            generator = torch.Generator().manual_seed(seed * 1000 + layer * 10 + len(codes))
+            span = slice(width - len(codes), width) if pad == "left" else slice(0, len(codes))
+            for tensor in tensors:
+                drawn = torch.randn(tensor.shape[1], len(codes), WIDTH, generator=generator) * 1.5
+                tensor[i, :, span] = drawn.to(dtype)
+            share = dict(dropped).get(layer, 0.0)
+            lost = torch.rand(len(codes), generator=generator) < share
+            regions[i, span] = torch.where((torch.tensor(codes) == V) & lost, 0, torch.tensor(codes))
+        views.append(LayerView(layer, *tensors, regions, WIDTH**-0.5, needs))
+    return views
+
+
+def candidates_of(method, views, keep):
+    """What competes under the method's scope, and a fraction ``keep`` of it per layer, rounded down, at least 1."""
+    regions = [view.regions_BN for view in views]
+    competes = [codes == V if method.scope == "visual" else codes > 0 for codes in regions]
+    counts = torch.stack([each.sum(-1) for each in competes])
+    budget = torch.minimum((counts * keep).long().clamp(min=1), counts)
+    return Candidates(regions, competes, budget)
+
+
+def plan(method, views, keep):
+    """(scores, counts, kept, candidates) of a batch."""
+    scores = [method.score(view) for view in views]
+    candidates = candidates_of(method, views, keep)
+    return scores, method.counts(scores, candidates), method.keep(scores, candidates), candidates
+
+
+def check_padding(method, prompts, **options):
+    """Scores, counts and kept sets of a sample are those it has alone, whatever the padding and its neighbours."""
+    for pad in ("left", "right"):
+        views = layer_views(prompts, method.needs, pad, **options)
+        scores, counts, kept, _ = plan(method, views, 0.4)
+        for i, codes in enumerate(prompts):
+            alone = layer_views([codes], method.needs, **options)
+            scores_1, counts_1, kept_1, _ = plan(method, alone, 0.4)
+            width = views[0].regions_BN.shape[1]
+            span = slice(width - len(codes), width) if pad == "left" else slice(0, len(codes))
+            assert counts[:, i].tolist() == counts_1[:, 0].tolist(), (pad, i)
+            for layer in range(len(views)):
+                entries = alone[layer].entries_BN[0]
+                ours, its = scores[layer].scores_BhN[i, :, span], scores_1[layer].scores_BhN[0]
+                assert torch.allclose(ours[:, entries], its[:, entries], atol=1e-5), (pad, i, layer)
+                assert torch.equal(kept[layer][i, :, span], kept_1[layer][0]), (pad, i, layer)
+                assert not kept[layer][i][:, ~views[layer].entries_BN[i]].any()
+
+
+def check_budget(method, prompts, keep, slack=0, **options):
+    """Every layer and head keeps what ``counts`` says and 1 at least; layers together no more than their budgets."""
+    views = layer_views(prompts, method.needs, "right", **options)
+    scores, counts, kept, candidates = plan(method, views, keep)
+    assert counts.dtype == torch.int64
+    assert (counts.sum(0) <= candidates.budget_LB.sum(0) + slack).all()
+    for layer, competes in enumerate(candidates.competes_LBN):
+        chosen = (kept[layer] & competes[:, None]).sum(-1)
+        assert (chosen == counts[layer][:, None]).all()
+        assert (counts[layer] >= competes.any(-1).long()).all()
+        others = views[layer].entries_BN & ~competes
+        assert (kept[layer] | ~others[:, None]).all()
+        assert not (kept[layer] & ~views[layer].entries_BN[:, None]).any()
+        assert scores[layer].scores_BhN.isfinite().all()
+    return counts, candidates

@@ -1,0 +1,178 @@
+"""AirCache: each step against plain loops, the derived example, Table 5's alternatives, batches and budgets."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.aircache import AirCache, elite_tokens, layer_weights, skewness
+from subtoken_train.evictions.base import LayerView
+from subtoken_train.types import Region
+
+from golden_record import record
+from helpers import random_scores
+from prompt_views import PROMPTS, WITH_IMAGE, Q, V, check_budget, check_padding, dense_attention, layer_views, plan
+
+SETTINGS = [{"window": each} for each in ("elite", "last", "text", "visual")]
+SETTINGS += [{"budgets": each} for each in ("strength", "skewness", "mean", "pyramid")]
+SETTINGS += [{"alpha": 0.3}, {"window": "last", "window_size": 2}]
+
+
+def plain_importance(view, i, observers):
+    """Mean over rows and heads of one sample's attention over its visual entries and the observers, by loops."""
+    visual = (view.regions_BN[i] == Region.VISUAL).tolist()
+    keys = [seen or place in observers for place, seen in enumerate(visual)]
+    matrix = dense_attention(view.query_BHNd[i], view.key_BhNd[i], keys, view.scale)
+    mean = torch.stack([matrix[:, row].mean(0) for row in observers]).mean(0)
+    return torch.tensor([float(mean[j]) if visual[j] else 0.0 for j in range(len(visual))])
+
+
+def plain_elite(view, i, text, alpha):
+    keys = [place in text for place in range(view.regions_BN.shape[1])]
+    matrix = dense_attention(view.query_BHNd[i], view.key_BhNd[i], keys, view.scale)
+    row = matrix[:, text[-1]].mean(0)
+    best = max(row[j] for j in text)
+    return [j for j in text if row[j] >= alpha * best]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 1.0])
+def test_importance_of_elite_tokens(alpha):
+    codes = PROMPTS["two images"]
+    method = AirCache(alpha=alpha)
+    for view in layer_views([codes, PROMPTS["text before and after"]], method.needs):
+        elite = plain_elite(view, 0, list(range(22, 27)), alpha)
+        assert method.observers(view)[0].nonzero()[:, 0].tolist() == elite
+        assert len(elite) == {0.0: 5, 1.0: 1}.get(alpha, len(elite))
+        assert torch.allclose(method.score(view).scores_BhN[0, 0], plain_importance(view, 0, elite), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "observers"),
+    [
+        ({"window": "last", "window_size": 2}, [27, 28]),
+        ({"window": "last"}, list(range(23, 29))),
+        ({"window": "text"}, list(range(23, 29))),
+        ({"window": "visual", "window_size": 3}, [20, 21, 22]),
+    ],
+)
+def test_importance_of_the_other_windows(settings, observers):
+    method = AirCache(**settings)
+    for view in layer_views([PROMPTS["text before and after"]], method.needs):
+        assert method.observers(view)[0].nonzero()[:, 0].tolist() == observers
+        assert torch.allclose(method.score(view).scores_BhN[0, 0], plain_importance(view, 0, observers), atol=1e-5)
+
+
+def test_skewness_is_that_of_the_visual_entries():
+    values = random_scores(1, 2, 30).exp()
+    visual = torch.zeros(2, 30, dtype=torch.bool)
+    visual[0, 3:25], visual[1, 10:] = True, True
+    found = skewness(values * visual, visual)
+    for i in range(2):
+        numbers = values[i][visual[i]].tolist()
+        n, mean = len(numbers), sum(numbers) / len(numbers)
+        deviation = (sum((x - mean) ** 2 for x in numbers) / (n - 1)) ** 0.5
+        plain = n / ((n - 1) * (n - 2)) * sum(((x - mean) / deviation) ** 3 for x in numbers)
+        assert float(found[i]) == pytest.approx(plain, rel=1e-4)
+
+
+def test_skewness_where_there_is_none():
+    visual = torch.tensor([[True] * 4, [True, True, False, False], [False] * 4])
+    values = torch.tensor([[0.1] * 4, [0.2, 0.7, 0.0, 0.0], [0.0] * 4])
+    assert skewness(values, visual).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_layer_weights():
+    strength, skew = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[4.0], [-1.0], [0.0]])
+    assert layer_weights(strength, skew, "strength")[:, 0].tolist() == [0.5, 1.0, 1.5]
+    assert layer_weights(strength, skew, "skewness")[:, 0].tolist() == [3.0, 0.0, 0.0]
+    assert layer_weights(strength, skew, "both")[:, 0].tolist() == [1.75, 0.5, 0.75]
+    assert layer_weights(strength, skew, "mean")[:, 0].tolist() == [1.0, 1.0, 1.0]
+    assert layer_weights(strength, -skew.abs(), "skewness")[:, 0].tolist() == [1.0, 1.0, 1.0]
+    assert layer_weights(strength, skew, "pyramid")[:, 0].tolist() == pytest.approx([1.95, 1.0, 0.05])
+
+
+def test_elite_tokens_at_the_ends_of_alpha():
+    attention = torch.tensor([[0.9, 0.2, 0.5, 0.3]])
+    text = torch.tensor([[False, True, True, True]])
+    assert elite_tokens(attention, text, 0.0).tolist() == text.tolist()
+    assert elite_tokens(attention, text, 1.0).tolist() == [[False, False, True, False]]
+    assert elite_tokens(attention, text, 0.6).tolist() == [[False, False, True, True]]
+
+
+@pytest.mark.parametrize("set_name", ["set_a", "set_b"])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 1.0])
+def test_derived_example(shared, set_name, alpha):
+    """An example of the same reconstructed formulas in float64, not the authors' output."""
+    folder = shared / "golden_derived" / "aircache"
+    params = json.loads((folder / f"{set_name}.json").read_text())["params"]
+    tensors = load_file(folder / f"{set_name}.safetensors")
+    regions = torch.tensor([[V] * params["Nv"] + [Q] * params["Nt"]])
+    method = AirCache(alpha=alpha)
+    scores, worst = [], 0.0
+    for layer in range(params["L"]):
+        query, key = tensors["Q"][layer][None], tensors["K"][layer][None]
+        view = LayerView(layer, query, key, key, regions, params["D"] ** -0.5, method.needs)
+        elite = tensors[f"elite_mask_alpha{alpha}"][layer]
+        assert method.observers(view)[0, params["Nv"] :].tolist() == elite.tolist()
+        scores.append(method.score(view))
+        expected = tensors[f"importance_alpha{alpha}"][layer]
+        worst = max(worst, float((scores[-1].scores_BhN[0, 0, : params["Nv"]] - expected).abs().max()))
+    strength, skew = (torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness"))
+    for ratio in (0.1, 0.3):
+        ours = layer_weights(strength, skew, "both")[:, 0] * ratio
+        worst = max(worst, float((ours - tensors[f"layer_ratio_alpha{alpha}_r{ratio}"]).abs().max()))
+    assert worst < 1e-4
+    record("aircache", f"derived example {set_name} alpha {alpha}", worst)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_sample_does_not_depend_on_its_batch(settings):
+    prompts = list(WITH_IMAGE.values()) + ([PROMPTS["no image"]] if settings.get("window") != "visual" else [])
+    check_padding(AirCache(**settings), prompts)
+    check_padding(AirCache(**settings), prompts, dropped=[(1, 0.4), (2, 0.6)])
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
+def test_budgets(settings, keep):
+    method = AirCache(**settings)
+    counts, candidates = check_budget(method, list(WITH_IMAGE.values()), keep, dropped=[(2, 0.5)])
+    assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
+    if settings.get("budgets") == "mean":
+        assert torch.equal(counts, candidates.budget_LB)
+
+
+def test_layers_differ_and_all_heads_share():
+    method = AirCache()
+    _, counts, kept, _ = plan(method, layer_views([PROMPTS["text before and after"]], method.needs), 0.3)
+    assert len(set(counts[:, 0].tolist())) > 1
+    assert all(each.shape[1] == 1 for each in kept)
+
+
+def test_bf16():
+    method = AirCache()
+    for view in layer_views([PROMPTS["two images"]], method.needs, dtype=torch.bfloat16):
+        elite = plain_elite(view, 0, list(range(22, 27)), 0.9)
+        assert torch.allclose(method.score(view).scores_BhN[0, 0], plain_importance(view, 0, elite), atol=1e-5)
+
+
+def test_text_that_competes_is_protected():
+    method = AirCache()
+    view = layer_views([PROMPTS["image last"]], method.needs)[0]
+    assert method.score(view).protected_BN.tolist() == [[True] * 3 + [False] * 12]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 1.5}, "alpha=1.5 must be between 0 and 1"),
+        ({"window": "elit"}, "Did you mean 'elite'"),
+        ({"window_size": 0}, "must be 1 or more"),
+        ({"budgets": "even"}, "Allowed: both, mean, pyramid, skewness, strength"),
+    ],
+)
+def test_refused_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build_eviction("aircache", **settings)
