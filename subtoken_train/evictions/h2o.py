@@ -1,14 +1,14 @@
 """H2O (Zhang et al., 2023): heavy hitters, the entries that gathered most attention, and the recent ones.
 
 Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", applied
-once to the prompt: an entry's score is the sum of its column of the causal attention matrix over all rows of the prompt.
-The paper splits the budget in two halves, heavy hitters and recent entries.
+once to the prompt: an entry's score is the sum of its column of the causal attention matrix over all prompt rows. The
+paper splits the budget in two halves, heavy hitters and recent entries.
 What it does not do: nothing is evicted while decoding (the released code goes on accumulating, with masks that free no
 memory). The released code adds up the samples of a batch; here every sample has its own scores. Early entries are seen
 by more rows and so gather more attention; ``normalise`` removes that.
 Cost: the attention matrix is computed a second time, a block of rows at a time.
 
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of a block.
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import ClassVar, get_args
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, last_entries
-from subtoken_train.functional.attention_statistics import GroupReduction, reduce_query_heads
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need
+from subtoken_train.evictions.observers import GroupReduction, column_sums, last_marked, over_groups
 from subtoken_train.functional.ledger import exact
 
 
@@ -54,13 +54,11 @@ class H2O(Eviction):
     def score(self, view: LayerView) -> LayerScores:
         """Column sums of the attention over all rows of the prompt, [B, h, N]; nothing is protected yet."""
         entries_BN = view.entries_BN
-        sums_BHN = view.query_BHNd.new_zeros(view.query_BHNd.shape[:3]).float()
-        for _, attention_BHWN in view.blocks(entries_BN):
-            sums_BHN += attention_BHWN.sum(2)
+        sums_BHN = column_sums(view.blocks(entries_BN))
         if self.normalise:
             viewers_BN = entries_BN.flip(-1).cumsum(-1).flip(-1)
-            sums_BHN /= viewers_BN.clamp(min=1)[:, None]
-        scores_BhN = reduce_query_heads(sums_BHN, view.key_BhNd.shape[1], self.group)
+            sums_BHN = sums_BHN / viewers_BN.clamp(min=1)[:, None]
+        scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1], self.group)
         return LayerScores(scores_BhN, entries_BN.new_zeros(entries_BN.shape))
 
     def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
@@ -68,7 +66,7 @@ class H2O(Eviction):
         share = exact(self.recent_share)
         recent_LB = self.counts(scores, candidates) * share.numerator // share.denominator
         windowed = [
-            dataclasses.replace(layer, protected_BN=last_entries(competes_BN, recent_B))
+            dataclasses.replace(layer, protected_BN=last_marked(competes_BN, recent_B[:, None]))
             for layer, competes_BN, recent_B in zip(scores, candidates.competes_LBN, recent_LB, strict=True)
         ]
         return super().keep(windowed, candidates)

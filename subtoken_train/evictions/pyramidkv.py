@@ -12,9 +12,7 @@ Legend: B batch, N cached rows of the prompt, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions.base import Candidates, LayerScores
+from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.snapkv import SnapKV
 
 Convention = Literal["exact", "original", "kvpress"]
@@ -55,82 +54,59 @@ class PyramidKV(SnapKV):
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""
-        competes_LBN, layers = candidates.competes_LBN, len(scores)
-        entries_LB = torch.stack([competes_BN.sum(-1) for competes_BN in competes_LBN])
+        competes_LBN = candidates.competes_LBN
         window_LB = torch.stack(
             [
                 (layer.protected_BN & competes_BN).sum(-1)
                 for layer, competes_BN in zip(scores, competes_LBN, strict=True)
             ]
         )
-        columns = []
-        for sample in torch.stack([candidates.budget_LB, entries_LB, window_LB]).unbind(-1):
-            budget, entries, window = sample.tolist()
-            if self.budgets == "exact":
-                columns.append(exact_pyramid(budget, entries, window, self.beta))
-            else:
-                formula = original_count if self.budgets == "original" else kvpress_count
-                numbers = enumerate(zip(budget, entries, window, strict=True))
-                columns.append([formula(*layer, self.beta, index, layers) for index, layer in numbers])
-        return torch.tensor(columns, device=candidates.budget_LB.device).T
+        # on the CPU: few numbers, float64, and whole-number division
+        numbers = [each_LB.cpu() for each_LB in (candidates.budget_LB, competing_counts(candidates), window_LB)]
+        return PYRAMIDS[self.budgets](*numbers, self.beta).to(window_LB.device)
 
 
-def exact_pyramid(budget: Sequence[int], entries: Sequence[int], window: Sequence[int], beta: int) -> list[int]:
-    """Entries of every layer, whose sum is that of the budgets; each lies between 1 and the layer's entries.
+def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
+    """The original's line in real numbers, rounded so that the layers of a sample keep exactly their budgets' sum.
 
-    Budgets move along a line: layer l gets (L - 1 - 2 l) / (L - 1) of the largest shift that every layer has room for.
-    Shares of an entry go to the layers with the largest ones, ties to the lower layer. Layers may differ.
+    Layer l moves from its own budget by (L - 1 - 2 l) / (L - 1) of the largest shift that every layer has room for, so
+    layers may differ in budget and entries; every layer keeps 1 at least.
     """
-    layers = len(budget)
-    if layers == 1 or any(have < 2 * (most - last) for most, have, last in zip(budget, entries, window, strict=True)):
-        return list(budget)
-    slopes = [Fraction(layers - 1 - 2 * layer, layers - 1) for layer in range(layers)]
-    room = []
-    for slope, most, have, last in zip(slopes, budget, entries, window, strict=True):
-        least = max(last + (most - last) // beta, 1)
-        if slope:
-            room.append((have - most if slope > 0 else most - least) / abs(slope))
-    shift = max(min(room), Fraction(0))
-    ideal = [most + slope * shift for most, slope in zip(budget, slopes, strict=True)]
-    counts = [int(share // 1) for share in ideal]
-    by_remainder = sorted(range(layers), key=lambda layer: (counts[layer] - ideal[layer], layer))
-    for layer in by_remainder[: sum(budget) - sum(counts)]:
-        counts[layer] += 1
-    return counts
+    base_LB = budget_LB - window_LB
+    least_LB = (window_LB + base_LB // beta).clamp(min=1)
+    layer_L1 = torch.arange(len(budget_LB), dtype=torch.float64)[:, None]
+    slope_L1 = (len(budget_LB) - 1 - 2 * layer_L1) / max(len(budget_LB) - 1, 1)
+    free_LB = torch.where(slope_L1 > 0, entries_LB - budget_LB, budget_LB - least_LB)
+    shift_B = torch.where(slope_L1 == 0, torch.inf, free_LB / slope_L1.abs()).amin(0).clamp(min=0)
+    flat_B = (entries_LB < 2 * base_LB).any(0) | shift_B.isinf()
+    line_LB = budget_LB + slope_L1 * shift_B.masked_fill(flat_B, 0)
+    return divide_budget(line_LB, budget_LB.sum(0), torch.ones_like(budget_LB), entries_LB)
 
 
-def original_count(budget: int, entries: int, window: int, beta: int, layer: int, layers: int) -> int:
-    """Entries of one layer as the released code counts them; ``budget`` includes the window.
+def original_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
+    """As the released code counts; a budget that is no more than the window, where that fails, stays as it is."""
+    layers = len(budget_LB)
+    base_LB, before_LB = budget_LB - window_LB, entries_LB - window_LB
+    most_LB = torch.minimum(2 * base_LB - base_LB // beta, before_LB)
+    step_LB = 2 * (most_LB - base_LB) // max(layers - 1, 1)
+    count_LB = most_LB - torch.arange(layers)[:, None] * step_LB + window_LB
+    flat_LB = (base_LB <= 0) | (entries_LB < 2 * base_LB)
+    return budget_LB if layers == 1 else torch.where(flat_LB, budget_LB, count_LB)
 
-    A budget that is no more than the window, where the code fails, stays as it is.
+
+def kvpress_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
+    """As kvpress counts: the line holds the window, is rounded half to even, and is flat where it does not fit.
+
+    ``budget_LB`` may hold parts of an entry here, since kvpress rounds only the result.
     """
-    base = budget - window
-    if base <= 0 or layers == 1 or entries < 2 * base:
-        return budget
-    least = base // beta
-    most = 2 * base - least
-    if most >= entries - window:
-        most = entries - window
-        least = 2 * base - most
-    return most - layer * ((most - least) // (layers - 1)) + window
+    layers, budget_LB = len(budget_LB), budget_LB.double()
+    most_LB, least_LB = 2 * budget_LB - budget_LB / beta, budget_LB / beta
+    capped_LB = most_LB >= entries_LB - window_LB
+    most_LB = torch.where(capped_LB, entries_LB - window_LB, most_LB)
+    least_LB = torch.where(capped_LB, 2 * budget_LB - most_LB, least_LB)
+    line_LB = most_LB - torch.arange(layers)[:, None] * ((most_LB - least_LB) / max(layers - 1, 1))
+    fits_LB = (entries_LB >= most_LB) & (most_LB >= least_LB) & (least_LB >= window_LB)
+    return torch.where(fits_LB, line_LB if layers > 1 else budget_LB, budget_LB).round().long()
 
 
-def kvpress_count(budget: float, entries: int, window: int, beta: int, layer: int, layers: int) -> int:
-    """Entries of one layer as kvpress counts them, rounded half to even; flat where its line does not fit.
-
-    Args:
-        budget: may be a fraction of an entry here (kvpress rounds only the result).
-        entries: entries of the layer.
-        window: the least that a layer may keep.
-        beta: see ``PyramidKV``.
-        layer: the layer, from 0.
-        layers: number of layers.
-    """
-    least = budget / beta
-    most = 2 * budget - least
-    if most >= entries - window:
-        most = entries - window
-        least = 2 * budget - most
-    if layers == 1 or not entries >= most >= least >= window:
-        return round(budget)
-    return round(most - layer * ((most - least) / (layers - 1)))
+PYRAMIDS = {"exact": exact_pyramid, "original": original_pyramid, "kvpress": kvpress_pyramid}

@@ -1,7 +1,7 @@
 """Control: entries at random, in every layer and head anew.
 
 The scores are a hash of (seed, layer, head, place among the sample's entries), so that they are the same in every run
-and in any batch. What it does not do: two prompts of the same length keep the same places, since nothing names a sample.
+and any batch. What it does not do: two prompts of the same length keep the same places, since nothing names a sample.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads.
 """

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Eviction, LayerScores, LayerView, Need, last_entries
-from subtoken_train.functional.attention_statistics import GroupReduction, reduce_query_heads
+from subtoken_train.evictions.base import Eviction, LayerScores, LayerView, Need
+from subtoken_train.evictions.observers import GroupReduction, last_marked, over_groups
 
 Pooling = Literal["avg", "max"]
 PoolPer = Literal["query_head", "kv_head"]
@@ -67,15 +67,15 @@ class SnapKV(Eviction):
     def score(self, view: LayerView) -> LayerScores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
         index_BW = view.last_rows(self.window)
-        window_BN = last_entries(view.entries_BN, self.window)
+        window_BN = last_marked(view.entries_BN, self.window)
         scores = view.rows(index_BW).sum(2)
         if self.rows == "mean":
             scores = scores / (index_BW >= 0).sum(-1).clamp(min=1)[:, None, None]
         kv_heads, before_BN = view.key_BhNd.shape[1], view.entries_BN & ~window_BN
         if self.pool_per == "query_head":
-            scores = reduce_query_heads(self._pool(scores, before_BN), kv_heads, self.group)
+            scores = over_groups(self._pool(scores, before_BN), kv_heads, self.group)
         else:
-            scores = self._pool(reduce_query_heads(scores, kv_heads, self.group), before_BN)
+            scores = self._pool(over_groups(scores, kv_heads, self.group), before_BN)
         return LayerScores(scores, window_BN)
 
     def _pool(self, scores: Tensor, pooled_BN: Tensor) -> Tensor:

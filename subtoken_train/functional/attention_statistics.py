@@ -1,6 +1,6 @@
 """Statistics of attention probabilities without the N x N matrix: rows are computed a block at a time.
 
-All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by position
+All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by place
 in the sequence (a row sees keys at or before its own place), and never see keys that ``keys_BN`` leaves out.
 The extra memory is O(H * block * N) per sample of the batch.
 
@@ -10,12 +10,9 @@ Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-GroupReduction = Literal["mean", "max"]
 
 BLOCK = 128  # rows of the attention matrix that exist at a time
 
@@ -49,8 +46,11 @@ def attention_blocks(
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
     Args:
+        query_BHNd: as in ``attention_rows``.
+        key_BhNd: as in ``attention_rows``.
         rows_BN: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
         keys_BN: as in ``attention_rows``.
+        scale: as in ``attention_rows``.
         block: rows at a time.
     """
     count_B = rows_BN.sum(-1)
@@ -60,9 +60,3 @@ def attention_blocks(
         places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
         index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale)
-
-
-def reduce_query_heads(scores_BHN: Tensor, kv_heads: int, how: GroupReduction) -> Tensor:
-    """One score per key-value head, [B, h, N]: the mean or maximum over the query heads that read it."""
-    grouped = scores_BHN.unflatten(1, (kv_heads, -1))
-    return grouped.mean(2) if how == "mean" else grouped.amax(2)
