@@ -62,8 +62,9 @@ class PyramidKV(SnapKV):
             ]
         )
         # on the CPU: few numbers, float64, and whole-number division
-        numbers = [each_LB.cpu() for each_LB in (candidates.budget_LB, competing_counts(candidates), window_LB)]
-        return PYRAMIDS[self.budgets](*numbers, self.beta).to(window_LB.device)
+        budget_LB, entries_LB = candidates.budget_LB.cpu(), competing_counts(candidates).cpu()
+        count_LB = PYRAMIDS[self.budgets](budget_LB, entries_LB, window_LB.cpu(), self.beta)
+        return count_LB.to(window_LB.device)
 
 
 def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
