@@ -55,8 +55,9 @@ def attention_blocks(
     """
     count_B = rows_BN.sum(-1)
     order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
-    for start in range(0, int(count_B.max()), block):
-        index_BW = order_BN[:, start : start + block]
+    most = int(count_B.max())
+    for start in range(0, most, block):
+        index_BW = order_BN[:, start : min(start + block, most)]
         places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
         index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale)
