@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from subtoken_train.evictions import Candidates, LayerView, build_eviction
 from subtoken_train.types import Region
 
 from golden_cases import close, golden_view, keep_of, load, same_places
 from prompt_views import dense_attention, layer_views
+from spies import LargestTensor
 
 
 def test_golden_official_prompt(shared):
@@ -99,22 +98,10 @@ def test_recent_entries_are_the_last_that_compete():
     assert (kept & competes[:, None]).sum(-1).tolist() == [[6, 6], [2, 2]]
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return result
-
-
 def test_no_attention_matrix():
     method = build_eviction("h2o")
     view = layer_views([[4] * 1024], method.needs, layers=1)[0]
-    with Largest() as largest:
+    with LargestTensor() as largest:
         method.score(view)
     assert largest.elements == 4 * 128 * 1024  # heads, a block of rows, keys
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import Candidates, LayerScores, build_eviction
@@ -30,14 +30,14 @@ def test_golden_places(shared):
     """The released code's counts in four layers, which are 4 entries more than four budgets."""
     params, tensors = load(shared, "pyramidkv_factory")
     layers, budget = params["num_hidden_layers"], params["max_capacity_prompt"]
-    settings = {"window": params["window_size"], "kernel": params["kernel_size"], "beta": params["beta"]}
-    method = build_eviction("pyramidkv", budgets="original", pool_per="kv_head", **settings)
+    shape = {"window": params["window_size"], "kernel": params["kernel_size"], "beta": params["beta"]}
+    method = build_eviction("pyramidkv", budgets="original", pool_per="kv_head", **shape)
     views = [golden_view(method, tensors, layer=layer) for layer in range(layers)]
     kept = keep_of(method, views, budget)
     for layer in range(layers):
         same_places(method, f"pyramidkv_factory layer {layer}", kept[layer], tensors[f"kept_positions_layer{layer}"][0])
     assert [int(each[0].sum()) for each in kept] == tensors["kept_count"].tolist() == [71, 51, 31, 11]
-    exact = build_eviction("pyramidkv", pool_per="kv_head", **settings)
+    exact = build_eviction("pyramidkv", pool_per="kv_head", **shape)
     assert sum(int(each[0].sum()) for each in keep_of(exact, views, budget)) == layers * budget
 
 
@@ -84,6 +84,7 @@ def equal_layers(draw):
     )
 
 
+@settings(deadline=None)
 @given(equal_layers())
 def test_exact_pyramid(case):
     budget, entries, window, beta, layers = case
@@ -99,6 +100,7 @@ def test_exact_pyramid(case):
         assert counts == [budget] * layers
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_exact_pyramid_of_unequal_layers(data):
     """Layers of a shortened model: each has its own entries, budget and window, and two samples do not mix."""
@@ -138,13 +140,13 @@ def test_window_counts_only_where_it_competes():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("changed", "message"),
     [
         ({"beta": 0}, "pyramidkv beta=0 must be 1 or more"),
         ({"budgets": "flat"}, "unknown pyramidkv budgets 'flat'. Allowed: exact, kvpress, original"),
         ({"window": 0}, "pyramidkv window=0 must be 1 or more"),
     ],
 )
-def test_wrong_settings_are_worded(settings, message):
+def test_wrong_settings_are_worded(changed, message):
     with pytest.raises(ValueError, match=message):
-        build_eviction("pyramidkv", **settings)
+        build_eviction("pyramidkv", **changed)

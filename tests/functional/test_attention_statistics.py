@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from subtoken_train.functional.attention_statistics import BLOCK, attention_blocks, attention_rows
+
+from spies import LargestTensor
 
 
 def dense(query, key, keys, scale):
@@ -122,24 +122,12 @@ def test_no_rows_no_blocks():
     assert not probability.any()
 
 
-class Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return result
-
-
 @pytest.mark.parametrize(("block", "length"), [(8, 300), (BLOCK, 1500)])
 def test_memory_is_a_block_of_rows(block, length):
     """The largest tensor holds heads x block x N elements: less than one N x N matrix."""
     query, key = tensors(1, 4, 2, length, width=2)
     everything = torch.ones(1, length, dtype=torch.bool)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         rows = sum(index.shape[1] for index, _ in attention_blocks(query, key, everything, everything, 1.0, block))
     assert rows == length
     assert largest.elements == 4 * block * length < length * length
