@@ -8,11 +8,23 @@ from typing import Any
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions.aircache import AirCache
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope, keep_best_entries
+from subtoken_train.evictions.h2o import H2O
+from subtoken_train.evictions.knorm import KNorm
 from subtoken_train.evictions.kvcompose import KVCompose
+from subtoken_train.evictions.pyramidkv import PyramidKV
+from subtoken_train.evictions.random import RandomEviction
+from subtoken_train.evictions.snapkv import SnapKV
+from subtoken_train.evictions.streaming_llm import StreamingLLM
 from subtoken_train.evictions.tgv_kv import TGVKV
 from subtoken_train.evictions.vl_cache import VLCache
 
 EVICTIONS: dict[str, type[Eviction]] = {
+    "streaming_llm": StreamingLLM,
+    "h2o": H2O,
+    "snapkv": SnapKV,
+    "pyramidkv": PyramidKV,
+    "knorm": KNorm,
+    "random": RandomEviction,
     "aircache": AirCache,
     "kvcompose": KVCompose,
     "tgv_kv": TGVKV,

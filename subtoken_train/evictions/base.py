@@ -37,6 +37,7 @@ class LayerView:
         regions_BN: ``Region`` codes of the rows; PADDING marks what is no entry of this layer's cache.
         scale: factor of the attention scores.
         needs: the statistics that the method declared; asking for another is a fault of the method.
+        entries_BN: rows that are entries of the cache, bool.
     """
 
     layer: int
@@ -46,11 +47,10 @@ class LayerView:
     regions_BN: Tensor
     scale: float
     needs: frozenset[Need]
+    entries_BN: Tensor = field(init=False)
 
-    @property
-    def entries_BN(self) -> Tensor:
-        """Rows that are entries of the cache, bool."""
-        return self.regions_BN != Region.PADDING
+    def __post_init__(self) -> None:
+        self.entries_BN = self.regions_BN != Region.PADDING
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
         """Attention of chosen rows, see ``attention_rows``; over all entries unless ``keys_BN`` says otherwise."""

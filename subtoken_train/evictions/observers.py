@@ -6,10 +6,13 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from torch import Tensor
 
 from subtoken_train.types import Region
+
+GroupReduction = Literal["mean", "max"]
 
 Blocks = Iterable[tuple[Tensor, Tensor]]
 """(index_BW, probabilities [B, H, W, N]), as ``LayerView.blocks`` yields them; -1 in the index is no row."""
@@ -52,7 +55,8 @@ def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
     return total_BHN
 
 
-def over_groups(scores_BHN: Tensor, kv_heads: int) -> Tensor:
-    """Mean over the query heads of each key-value head, [B, h, N]."""
+def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean") -> Tensor:
+    """Mean or maximum over the query heads of each key-value head, [B, h, N]."""
     batch, heads, length = scores_BHN.shape
-    return scores_BHN.view(batch, kv_heads, heads // kv_heads, length).mean(2)
+    grouped = scores_BHN.view(batch, kv_heads, heads // kv_heads, length)
+    return grouped.mean(2) if how == "mean" else grouped.amax(2)

@@ -1,7 +1,7 @@
 """Statistics of attention probabilities without the N x N matrix: rows are computed a block at a time.
 
-All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by
-position in the sequence (a row sees keys at or before its own place), and never see keys that ``keys_BN`` leaves out.
+All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by place
+in the sequence (a row sees keys at or before its own place), and never see keys that ``keys_BN`` leaves out.
 The extra memory is O(H * block * N) per sample of the batch.
 
 Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positions, W chosen rows, d head width.
@@ -46,17 +46,18 @@ def attention_blocks(
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
     Args:
-        query_BHNd: rotated queries of all rows.
-        key_BhNd: rotated keys.
+        query_BHNd: as in ``attention_rows``.
+        key_BhNd: as in ``attention_rows``.
         rows_BN: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
         keys_BN: as in ``attention_rows``.
-        scale: factor of the scores.
+        scale: as in ``attention_rows``.
         block: rows at a time.
     """
     count_B = rows_BN.sum(-1)
     order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
-    for start in range(0, int(count_B.max()), block):
-        index_BW = order_BN[:, start : start + block]
+    most = int(count_B.max())
+    for start in range(0, most, block):
+        index_BW = order_BN[:, start : min(start + block, most)]
         places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
         index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.vision_utils import get_vision_window_index
 
@@ -11,6 +10,7 @@ from subtoken_train.backbones.qwen_tower import per_token, received_attention, t
 
 from helpers import random_scores
 from qwen_tiny import TOKENS, qwen_batch, qwen_family, qwen_records
+from spies import LargestTensor
 
 
 def test_golden_of_the_qwen_release(shared):
@@ -43,20 +43,6 @@ def test_received_attention_equals_a_plain_loop(lengths):
     received = received_attention(query, key, lengths, 0.5)
     torch.testing.assert_close(received, received_by_loop(query, key, lengths, 0.5))
     assert received.sum().item() == pytest.approx(sum(lengths))
-
-
-class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that any operation made."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.elements = max(self.elements, result.numel())
-        return result
 
 
 def test_no_matrix_is_larger_than_one_image_by_itself():

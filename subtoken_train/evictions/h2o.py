@@ -1,0 +1,72 @@
+"""H2O (Zhang et al., 2023): heavy hitters, the entries that gathered most attention, and the recent ones.
+
+Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", applied
+once to the prompt: an entry's score is the sum of its column of the causal attention matrix over all prompt rows. The
+paper splits the budget in two halves, heavy hitters and recent entries.
+What it does not do: nothing is evicted while decoding (the released code goes on accumulating, with masks that free no
+memory). The released code adds up the samples of a batch; here every sample has its own scores. Early entries are seen
+by more rows and so gather more attention; ``normalise`` removes that.
+Cost: the attention matrix is computed a second time, a block of rows at a time.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+from torch import Tensor
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need
+from subtoken_train.evictions.observers import GroupReduction, column_sums, last_marked, over_groups
+from subtoken_train.functional.ledger import exact
+
+
+@dataclass(frozen=True)
+class H2O(Eviction):
+    """Accumulated attention of the whole prompt, and a recent share of the budget.
+
+    Attributes:
+        recent_share: share of the budget that goes to the last entries that compete, in [0, 1], rounded down.
+        normalise: divide an entry's sum by the number of rows that can see it (kvpress, ``observed_attention``).
+        group: over the query heads of a key-value head, ``mean`` or ``max``; the paper has no grouped heads.
+
+    Raises:
+        ValueError: a share outside [0, 1], or an unknown reduction.
+    """
+
+    name: ClassVar[str] = "h2o"
+    needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+
+    recent_share: float = 0.5
+    normalise: bool = False
+    group: GroupReduction = "mean"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.recent_share <= 1:
+            raise ValueError(f"h2o recent_share={self.recent_share:g} must be in [0, 1]")
+        if self.group not in get_args(GroupReduction):
+            raise unknown_name("h2o group", self.group, get_args(GroupReduction))
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Column sums of the attention over all rows of the prompt, [B, h, N]; nothing is protected yet."""
+        entries_BN = view.entries_BN
+        sums_BHN = column_sums(view.blocks(entries_BN))
+        if self.normalise:
+            viewers_BN = entries_BN.flip(-1).cumsum(-1).flip(-1)
+            sums_BHN = sums_BHN / viewers_BN.clamp(min=1)[:, None]
+        scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1], self.group)
+        return LayerScores(scores_BhN, entries_BN.new_zeros(entries_BN.shape))
+
+    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
+        """As any method, once the budget says how long the recent window is."""
+        share = exact(self.recent_share)
+        recent_LB = self.counts(scores, candidates) * share.numerator // share.denominator
+        windowed = [
+            dataclasses.replace(layer, protected_BN=last_marked(competes_BN, recent_B[:, None]))
+            for layer, competes_BN, recent_B in zip(scores, candidates.competes_LBN, recent_LB, strict=True)
+        ]
+        return super().keep(windowed, candidates)

@@ -1,0 +1,113 @@
+"""PyramidKV (Cai et al., 2024): SnapKV's scores, with more entries in the lower layers and fewer in the higher ones.
+
+Source: section 3.2 of "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling" and its code:
+without the window every layer has ``base`` entries on average; the last layer gets ``base // beta``, the first what
+makes their mean ``base``, those between lie on a line. No layer gets more than its entries: then the line is flatter.
+The code rounds the line's step down, so that all layers together keep more than the budget (up to half as much again in
+a deep model with a small one). The default draws the same line without that, and meets the budget exactly.
+What it does not do: as SnapKV.
+
+Legend: B batch, N cached rows of the prompt, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evictions.base import Candidates, LayerScores
+from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.snapkv import SnapKV
+
+Convention = Literal["exact", "original", "kvpress"]
+
+
+@dataclass(frozen=True)
+class PyramidKV(SnapKV):
+    """SnapKV with a pyramid of budgets; see ``SnapKV`` for its settings.
+
+    Attributes:
+        beta: how steep the pyramid is: the last layer keeps ``base // beta`` entries beside the window; 1 is flat.
+        budgets: ``exact``: the original's line, all layers together keep exactly the budget. ``original``: with the
+            released code's whole-number step; keeps more than the budget unless layers - 1 divides the line's fall.
+            ``kvpress``: the line runs through whole budgets, the window inside; off by what rounding leaves.
+
+    Raises:
+        ValueError: see ``SnapKV``; or beta below 1, or an unknown convention.
+    """
+
+    name: ClassVar[str] = "pyramidkv"
+
+    beta: int = 20
+    budgets: Convention = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta < 1:
+            raise ValueError(f"pyramidkv beta={self.beta} must be 1 or more")
+        if self.budgets not in get_args(Convention):
+            raise unknown_name("pyramidkv budgets", self.budgets, get_args(Convention))
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""
+        competes_LBN = candidates.competes_LBN
+        window_LB = torch.stack(
+            [
+                (layer.protected_BN & competes_BN).sum(-1)
+                for layer, competes_BN in zip(scores, competes_LBN, strict=True)
+            ]
+        )
+        # on the CPU: few numbers, float64, and whole-number division
+        budget_LB, entries_LB = candidates.budget_LB.cpu(), competing_counts(candidates).cpu()
+        count_LB = PYRAMIDS[self.budgets](budget_LB, entries_LB, window_LB.cpu(), self.beta)
+        return count_LB.to(window_LB.device)
+
+
+def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
+    """The original's line in real numbers, rounded so that the layers of a sample keep exactly their budgets' sum.
+
+    Layer l moves from its own budget by (L - 1 - 2 l) / (L - 1) of the largest shift that every layer has room for, so
+    layers may differ in budget and entries; every layer keeps 1 at least.
+    """
+    base_LB = budget_LB - window_LB
+    least_LB = (window_LB + base_LB // beta).clamp(min=1)
+    layer_L1 = torch.arange(len(budget_LB), dtype=torch.float64)[:, None]
+    slope_L1 = (len(budget_LB) - 1 - 2 * layer_L1) / max(len(budget_LB) - 1, 1)
+    free_LB = torch.where(slope_L1 > 0, entries_LB - budget_LB, budget_LB - least_LB)
+    shift_B = torch.where(slope_L1 == 0, torch.inf, free_LB / slope_L1.abs()).amin(0).clamp(min=0)
+    flat_B = (entries_LB < 2 * base_LB).any(0) | shift_B.isinf()
+    line_LB = budget_LB + slope_L1 * shift_B.masked_fill(flat_B, 0)
+    return divide_budget(line_LB, budget_LB.sum(0), torch.ones_like(budget_LB), entries_LB)
+
+
+def original_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
+    """As the released code counts; a budget that is no more than the window, where that fails, stays as it is."""
+    layers = len(budget_LB)
+    base_LB, before_LB = budget_LB - window_LB, entries_LB - window_LB
+    most_LB = torch.minimum(2 * base_LB - base_LB // beta, before_LB)
+    step_LB = 2 * (most_LB - base_LB) // max(layers - 1, 1)
+    count_LB = most_LB - torch.arange(layers)[:, None] * step_LB + window_LB
+    flat_LB = (base_LB <= 0) | (entries_LB < 2 * base_LB)
+    return budget_LB if layers == 1 else torch.where(flat_LB, budget_LB, count_LB)
+
+
+def kvpress_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
+    """As kvpress counts: the line holds the window, is rounded half to even, and is flat where it does not fit.
+
+    ``budget_LB`` may hold parts of an entry here, since kvpress rounds only the result.
+    """
+    layers, budget_LB = len(budget_LB), budget_LB.double()
+    most_LB, least_LB = 2 * budget_LB - budget_LB / beta, budget_LB / beta
+    capped_LB = most_LB >= entries_LB - window_LB
+    most_LB = torch.where(capped_LB, entries_LB - window_LB, most_LB)
+    least_LB = torch.where(capped_LB, 2 * budget_LB - most_LB, least_LB)
+    line_LB = most_LB - torch.arange(layers)[:, None] * ((most_LB - least_LB) / max(layers - 1, 1))
+    fits_LB = (entries_LB >= most_LB) & (most_LB >= least_LB) & (least_LB >= window_LB)
+    return torch.where(fits_LB, line_LB if layers > 1 else budget_LB, budget_LB).round().long()
+
+
+PYRAMIDS = {"exact": exact_pyramid, "original": original_pyramid, "kvpress": kvpress_pyramid}

@@ -1,0 +1,87 @@
+"""SnapKV (Li et al., 2024): the last rows of the prompt say which entries matter, neighbours together.
+
+Source: Algorithm (Listing 1) of "SnapKV: LLM Knows What You are Looking for Before Generation" and its released code:
+attention of the last ``window`` rows, summed over them, smoothed over neighbouring entries; the window itself stays.
+Several re-implementations differ in how rows are summed, in the pooling and in whether grouped query heads are reduced
+before or after it; each is a setting here, and they keep different entries.
+What it does not do: the released code repeats keys and values to all query heads and keeps a set per query head, which
+makes the cache of a grouped model larger; here every key-value head has one set. Nothing is evicted while decoding.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evictions.base import Eviction, LayerScores, LayerView, Need
+from subtoken_train.evictions.observers import GroupReduction, last_marked, over_groups
+
+Pooling = Literal["avg", "max"]
+PoolPer = Literal["query_head", "kv_head"]
+RowReduction = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class SnapKV(Eviction):
+    """Pooled attention of the last rows; the defaults are those of the released code's class.
+
+    Attributes:
+        window: last entries of the prompt that observe, and always stay, inside the budget.
+        kernel: entries that are pooled together, odd.
+        pooling: ``avg`` (what hangs over an edge counts as 0) or ``max`` (its ties go to the lower index).
+        pool_per: pool the scores of every ``query_head`` and then reduce a group, or a ``kv_head``'s reduced scores.
+        rows: ``sum`` or ``mean`` over the window's rows; a scale that changes no set of a head.
+        group: over the query heads of a key-value head, ``mean`` or ``max``.
+
+    Raises:
+        ValueError: a window below 1, an even kernel or one below 1, or an unknown word.
+    """
+
+    name: ClassVar[str] = "snapkv"
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+
+    window: int = 64
+    kernel: int = 5
+    pooling: Pooling = "avg"
+    pool_per: PoolPer = "query_head"
+    rows: RowReduction = "sum"
+    group: GroupReduction = "mean"
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"{self.name} window={self.window} must be 1 or more")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"{self.name} kernel={self.kernel} must be an odd number, 1 or more")
+        words = {"pooling": Pooling, "pool_per": PoolPer, "rows": RowReduction, "group": GroupReduction}
+        for setting, allowed in words.items():
+            if getattr(self, setting) not in get_args(allowed):
+                raise unknown_name(f"{self.name} {setting}", getattr(self, setting), get_args(allowed))
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
+        index_BW = view.last_rows(self.window)
+        window_BN = last_marked(view.entries_BN, self.window)
+        scores = view.rows(index_BW).sum(2)
+        if self.rows == "mean":
+            scores = scores / (index_BW >= 0).sum(-1).clamp(min=1)[:, None, None]
+        kv_heads, before_BN = view.key_BhNd.shape[1], view.entries_BN & ~window_BN
+        if self.pool_per == "query_head":
+            scores = over_groups(self._pool(scores, before_BN), kv_heads, self.group)
+        else:
+            scores = self._pool(over_groups(scores, kv_heads, self.group), before_BN)
+        return LayerScores(scores, window_BN)
+
+    def _pool(self, scores: Tensor, pooled_BN: Tensor) -> Tensor:
+        """Pool over the neighbours among ``pooled_BN`` (rows that are no entries do not separate them); 0 elsewhere."""
+        order = pooled_BN.int().sort(dim=-1, descending=True, stable=True).indices[:, None].expand_as(scores)
+        packed = scores.masked_fill(~pooled_BN[:, None], 0.0).gather(-1, order)
+        pool = F.avg_pool1d if self.pooling == "avg" else F.max_pool1d
+        packed = pool(packed, self.kernel, stride=1, padding=self.kernel // 2)
+        return torch.zeros_like(scores).scatter(-1, order, packed).masked_fill(~pooled_BN[:, None], 0.0)

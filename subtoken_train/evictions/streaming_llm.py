@@ -1,0 +1,41 @@
+"""StreamingLLM (Xiao et al., 2024): the first few entries and the most recent ones, whatever they hold.
+
+Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks"; the released code keeps 4 sinks.
+What it does not do: it never looks at attention. Keys are cached rotated here and keep their original positions; the
+released code caches unrotated keys and renumbers them inside the cache, which matters only beyond the trained length.
+Nothing is evicted while decoding. Where only some entries compete, the sinks are still the first of the whole prompt.
+
+Legend: B batch, N cached rows of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from subtoken_train.evictions.base import Eviction, LayerScores, LayerView
+
+
+@dataclass(frozen=True)
+class StreamingLLM(Eviction):
+    """Attention sinks and a recent window, one set for all heads.
+
+    Attributes:
+        sinks: first entries that always stay, inside the budget; a budget no larger leaves only sinks, the latest.
+
+    Raises:
+        ValueError: a negative number of sinks.
+    """
+
+    name: ClassVar[str] = "streaming_llm"
+
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        if self.sinks < 0:
+            raise ValueError(f"streaming_llm sinks={self.sinks} must be 0 or more")
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Later entries score higher, [B, 1, N]; the sinks are protected."""
+        place_BN = view.entries_BN.cumsum(-1)
+        return LayerScores(place_BN[:, None].float(), view.entries_BN & (place_BN <= self.sinks))

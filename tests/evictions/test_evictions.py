@@ -1,0 +1,96 @@
+"""What every registered eviction method must pass; settings that suit short prompts stand in ``SETTINGS``."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from subtoken_train.evictions import EVICTIONS, Candidates, LayerView, build_eviction
+from subtoken_train.types import Region
+
+from prompt_views import PROMPTS, WITH_IMAGE, candidates_of, check_budget, check_padding, layer_views, plan
+
+SETTINGS = {"snapkv": {"window": 4}, "pyramidkv": {"window": 4, "beta": 4}}
+
+
+@pytest.fixture(params=list(EVICTIONS))
+def method(request):
+    return build_eviction(request.param, **SETTINGS.get(request.param, {}))
+
+
+@pytest.fixture
+def prompts(method):
+    return list((WITH_IMAGE if method.needs_image else PROMPTS).values())
+
+
+def test_registered_by_its_name_and_frozen(method):
+    assert EVICTIONS[method.name] is type(method)
+    for field in dataclasses.fields(method):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(method, field.name, None)
+
+
+def test_padding_and_neighbours_change_nothing(method, prompts):
+    check_padding(method, prompts)
+
+
+def test_rows_that_are_no_entries_change_nothing(method, prompts):
+    check_padding(method, prompts, dropped=[(1, 0.5), (2, 0.9)])
+
+
+@pytest.mark.parametrize("keep", [0.01, 0.1, 0.4, 0.9, 1.0])
+def test_budgets_are_met(method, prompts, keep):
+    """Every layer and head keeps what the method counts, 1 at least; all layers together no more than the budget."""
+    check_budget(method, prompts, keep)
+    check_budget(method, prompts, keep, dropped=[(1, 0.5), (2, 0.9)])
+
+
+def test_everything_stays_at_the_full_budget(method, prompts):
+    views = layer_views(prompts, method.needs, "left")
+    for view, kept in zip(views, plan(method, views, 1.0)[2], strict=True):
+        assert torch.equal(kept, view.entries_BN[:, None].expand_as(kept))
+
+
+@pytest.mark.parametrize("scope", ["visual", "all"])
+def test_any_scope(method, scope):
+    """Whatever a method compresses by default, it can be given other candidates; the rest stays."""
+    views = layer_views(list(WITH_IMAGE.values()), method.needs, "right")
+    scores = [method.score(view) for view in views]
+    regions = [view.regions_BN for view in views]
+    competes = [codes == Region.VISUAL if scope == "visual" else codes > 0 for codes in regions]
+    budget = torch.stack([each.sum(-1) // 3 for each in competes])
+    candidates = Candidates(regions, competes, budget)
+    counts, kept = method.counts(scores, candidates), method.keep(scores, candidates)
+    for layer, view in enumerate(views):
+        assert ((kept[layer] & competes[layer][:, None]).sum(-1) == counts[layer][:, None]).all()
+        assert ((view.entries_BN & ~competes[layer])[:, None] <= kept[layer]).all()
+        assert not (kept[layer] & ~view.entries_BN[:, None]).any()
+
+
+def test_bf16_inputs_score_as_their_values(method, prompts):
+    views = layer_views(prompts, method.needs, dtype=torch.bfloat16)
+    for view in views:
+        wide = [each.float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)]
+        same = LayerView(view.layer, *wide, view.regions_BN, view.scale, method.needs)
+        ours, its = method.score(view).scores_BhN, method.score(same).scores_BhN
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, its)
+
+
+def test_deterministic(method, prompts):
+    views = layer_views(prompts, method.needs)
+    once, again = plan(method, views, 0.3)[2], plan(method, views, 0.3)[2]
+    assert all(map(torch.equal, once, again))
+
+
+def test_scores_are_numbers_of_a_shape(method, prompts):
+    views = layer_views(prompts, method.needs, "left")
+    for view in views:
+        found = method.score(view)
+        batch, heads, length = found.scores_BhN.shape
+        assert (batch, length) == view.regions_BN.shape
+        assert heads in {1, view.key_BhNd.shape[1]}
+        assert found.scores_BhN.isfinite().all()
+        assert found.protected_BN.dtype == torch.bool
+        assert not (found.protected_BN & ~view.entries_BN).any()
+    assert candidates_of(method, views, 0.5).budget_LB.shape == (len(views), len(prompts))

@@ -1,0 +1,118 @@
+"""H2O: equal to three implementations, to dense column sums, and what the recent share takes."""
+
+import pytest
+import torch
+
+from subtoken_train.evictions import Candidates, LayerView, build_eviction
+from subtoken_train.types import Region
+
+from golden_cases import close, golden_view, keep_of, load, same_places
+from prompt_views import dense_attention, layer_views
+from spies import LargestTensor
+
+
+def test_golden_official_prompt(shared):
+    """After the prompt: heavy hitters by accumulated scores, and the recent ones with the next token's slot.
+
+    The recent window of the original counts the slot of the token to come, so that of the prompt it keeps one entry
+    less. Its decode steps go on accumulating and are no part of what evicts after the prompt.
+    """
+    params, tensors = load(shared, "h2o_official_decode")
+    length = params["prompt_len"]
+    prompt = {name: tensors[name][:, :, :length] for name in ("queries", "keys")}
+    method = build_eviction("h2o")
+    view = golden_view(method, prompt)
+    kept = keep_of(method, [view], params["heavy_budget"] + params["recent_budget"] - 1)[0]
+    places = tensors["next_mask_step0"][:, :length].nonzero()[:, 1].view(len(kept), -1)
+    same_places(method, "h2o_official_decode prompt", kept, places)
+    accumulated = tensors["acc_scores_step0"]
+    ours = method.score(view).scores_BhN[0]
+    alive = accumulated != 0  # the original clears what it evicted
+    assert bool((alive | ~kept).all())
+    close(method, "h2o_official_decode prompt: scores", ours[alive], accumulated[alive])
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"), [("h2o_factory_prompt", "keys_repeated"), ("h2o_factory_prompt_kvhead", "keys")]
+)
+def test_golden_factory(shared, name, keys):
+    """A fixed window of 8 is a recent share of 0.2 here; a set per query head or, reduced, per key-value head."""
+    params, tensors = load(shared, name)
+    count = params["max_capacity_prompt"]
+    method = build_eviction(
+        "h2o", recent_share=params["window_size"] / count, group=params.get("gqa_score_agg", "mean")
+    )
+    kept = keep_of(method, [golden_view(method, tensors, keys)], count)[0]
+    same_places(method, name, kept, tensors["kept_positions"][0])
+
+
+def test_golden_observed_attention(shared):
+    params, tensors = load(shared, "kvpress_observed_attention")
+    method = build_eviction("h2o", recent_share=0.0, normalise=True)
+    view = golden_view(method, tensors)
+    close(method, "kvpress_observed_attention: scores", method.score(view).scores_BhN, tensors["scores"])
+    kept = keep_of(method, [view], params["n_kept"])[0]
+    same_places(method, "kvpress_observed_attention", kept, tensors["kept_positions"][0])
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("group", ["mean", "max"])
+def test_scores_are_dense_column_sums(normalise, group):
+    method = build_eviction("h2o", normalise=normalise, group=group)
+    prompts = [[1] + [2] * 20 + [4] * 5, [4] * 11]
+    view = layer_views(prompts, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
+    scores = method.score(view).scores_BhN
+    for sample in range(2):
+        entries = view.entries_BN[sample]
+        matrix = dense_attention(view.query_BHNd[sample], view.key_BhNd[sample], entries, view.scale)
+        sums = matrix[:, entries].sum(1)[:, entries]
+        if normalise:
+            sums = sums / torch.arange(int(entries.sum()), 0, -1)
+        grouped = sums.view(2, 2, -1)
+        expected = grouped.mean(1) if group == "mean" else grouped.amax(1)
+        assert torch.allclose(scores[sample][:, entries], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "recent"), [(0.5, 5, 2), (0.29, 100, 29), (0.0, 7, 0), (1.0, 7, 7), (0.1, 5, 0)]
+)
+def test_recent_share_is_exact_and_rounded_down(share, count, recent):
+    """Early entries gather most attention when all queries are equal: what stays late is the window."""
+    method = build_eviction("h2o", recent_share=share)
+    length = 120
+    same = torch.ones(1, 1, length, 4)
+    view = LayerView(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
+    kept = keep_of(method, [view], count)[0][0].nonzero()[:, 0].tolist()
+    assert kept == [*range(count - recent), *range(length - recent, length)]
+
+
+def test_recent_entries_are_the_last_that_compete():
+    """The window lies among the image's tokens where only they compete, and each sample has its own length."""
+    method = build_eviction("h2o")
+    views = layer_views([[1] + [2] * 12 + [4] * 4, [2] * 6 + [4] * 3], method.needs, "right", layers=1)
+    competes = views[0].regions_BN == Region.VISUAL
+    budget = torch.tensor([[6, 2]])
+    kept = method.keep([method.score(views[0])], Candidates([views[0].regions_BN], [competes], budget))[0]
+    assert kept[0, :, 10:17].all()
+    assert kept[1, :, 5:9].all()
+    assert (kept & competes[:, None]).sum(-1).tolist() == [[6, 6], [2, 2]]
+
+
+def test_no_attention_matrix():
+    method = build_eviction("h2o")
+    view = layer_views([[4] * 1024], method.needs, layers=1)[0]
+    with LargestTensor() as largest:
+        method.score(view)
+    assert largest.elements == 4 * 128 * 1024  # heads, a block of rows, keys
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recent_share": 1.5}, r"h2o recent_share=1.5 must be in \[0, 1\]"),
+        ({"group": "sum"}, "unknown h2o group 'sum'. Allowed: max, mean"),
+    ],
+)
+def test_wrong_settings_are_worded(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build_eviction("h2o", **settings)

@@ -1,0 +1,75 @@
+"""StreamingLLM: equal to the released cache's choice; budgets around the sinks."""
+
+import pytest
+import torch
+
+from subtoken_train.evictions import Candidates, build_eviction
+from subtoken_train.types import Region
+
+from golden_cases import golden_view, keep_of, load, same_places
+from prompt_views import layer_views
+
+
+@pytest.mark.parametrize("call", ["call", "evict_for_space_5"])
+def test_golden_original(shared, call):
+    """Which entries stay; the original's renumbered positions are not part of the golden."""
+    params, tensors = load(shared, "streamingllm_original")
+    method = build_eviction("streaming_llm", sinks=params["start_size"])
+    places = tensors[f"kept_positions_{call}"]
+    kept = keep_of(method, [golden_view(method, tensors)], places.shape[-1])
+    same_places(method, f"streamingllm_original {call}", kept[0], places[0])
+
+
+@pytest.mark.parametrize("name", ["kvpress_streamingllm", "streamingllm_adakv"])
+def test_golden_other_code(shared, name):
+    """The press and AdaKV's variant keep 4 sinks and the rest recent too."""
+    _, tensors = load(shared, name)
+    method = build_eviction("streaming_llm")
+    places = tensors["kept_positions"]
+    kept = keep_of(method, [golden_view(method, tensors)], places.shape[-1])
+    same_places(method, name, kept[0], places[0])
+
+
+def test_golden_factory_is_another_method(shared):
+    """KVCache-Factory's class of that name keeps the first (capacity - window) entries: no setting here does."""
+    params, tensors = load(shared, "streamingllm_factory")
+    first = params["max_capacity_prompt"] - params["window_size"]
+    assert sorted(tensors["kept_positions"][0, 0].tolist()) == [
+        *range(first),
+        *range(params["T"] - params["window_size"], params["T"]),
+    ]
+    method = build_eviction("streaming_llm")
+    kept = keep_of(method, [golden_view(method, tensors)], params["max_capacity_prompt"])[0][0]
+    assert kept.nonzero()[:, 0].tolist() == [*range(4), *range(params["T"] - 36, params["T"])]
+
+
+@pytest.mark.parametrize(
+    ("sinks", "count", "places"),
+    [
+        (4, 6, [0, 1, 2, 3, 8, 9]),
+        (0, 3, [7, 8, 9]),
+        (4, 4, [0, 1, 2, 3]),
+        (4, 2, [2, 3]),
+        (20, 3, [7, 8, 9]),
+        (4, 0, [3]),
+    ],
+)
+def test_budgets_around_the_sinks(sinks, count, places):
+    method = build_eviction("streaming_llm", sinks=sinks)
+    view = layer_views([[int(Region.QUERY)] * 10], method.needs, layers=1)[0]
+    assert keep_of(method, [view], count)[0][0].nonzero()[:, 0].tolist() == places
+
+
+def test_sinks_are_the_prompts_first_entries():
+    """Where only the image competes, the system tokens are the sinks, and the latest visual tokens stay."""
+    codes = [int(Region.SYSTEM)] * 4 + [int(Region.VISUAL)] * 8 + [int(Region.QUERY)] * 3
+    method = build_eviction("streaming_llm")
+    view = layer_views([codes], method.needs, pad="left", layers=1)[0]
+    competes = view.regions_BN == Region.VISUAL
+    kept = method.keep([method.score(view)], Candidates([view.regions_BN], [competes], torch.tensor([[3]])))[0]
+    assert kept[0, 0].nonzero()[:, 0].tolist() == [3, 4, 5, 6, 12, 13, 14, 15, 16, 17]
+
+
+def test_wrong_sinks_are_worded():
+    with pytest.raises(ValueError, match="streaming_llm sinks=-1 must be 0 or more"):
+        build_eviction("streaming_llm", sinks=-1)
