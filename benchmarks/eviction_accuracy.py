@@ -1,0 +1,113 @@
+"""Accuracy of every eviction method on the embedded VLM at 50, 20, 10 and 5 % of the visual KV, with and without routing.
+
+    subtoken-train data scenes
+    python benchmarks/eviction_accuracy.py              # records in benchmarks/results/eviction, one file per method
+    python benchmarks/eviction_accuracy.py --table      # the table of benchmarks/README.md from the records
+
+Both adapters were trained with every visual token; nothing was trained for eviction. *Unrouted* keeps 64 * f visual
+tokens per layer on average, *routed* (S16K4, 62.5 % of a token's bytes) 64 * f / 0.625 of them, rounded down: at most
+equal bytes. Text always stays. The fraction that was really kept is measured on the plan and printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.evaluation.intervals import bootstrap_interval
+
+ROOT = Path(__file__).resolve().parents[1]
+ADAPTERS = {"unrouted": ("tiny_lora_only", 1.0), "routed": ("tiny_none100_s16k4", 0.625)}
+"""Base -> (adapter folder, share of a token's bytes that it keeps)."""
+FRACTIONS = (0.5, 0.2, 0.1, 0.05)
+VISUAL_TOKENS = 64
+SETTINGS: dict[str, dict[str, Any]] = {"snapkv": {"window": 8}, "pyramidkv": {"window": 8}}
+"""Where a published default is longer than this model's prompts (64 visual tokens and a line of text)."""
+NONE = "none"
+
+
+def run_method(method: str, data: Path, limit: int, out: Path) -> None:
+    """Answer with one method at every fraction, routed and unrouted; writes ``<out>/<method>.json``."""
+    from subtoken_train.artifact.folder import read_adapter
+    from subtoken_train.datasets.records import InstructionRecords
+    from subtoken_train.evaluation.answer import answer_all
+    from subtoken_train.evictions import build_eviction
+    from subtoken_train.inference.compression import Compression
+
+    target, rows = out / f"{method}.json", []
+    if target.exists():
+        return
+    records = InstructionRecords(data)
+    for base, (name, share) in ADAPTERS.items():
+        _, backbone, _ = read_adapter(ROOT / "checkpoints/adapters" / name)
+        for fraction in FRACTIONS if method != NONE else (share,):
+            compression = None
+            if method != NONE:
+                tokens = int(VISUAL_TOKENS * fraction / share + 1e-9)
+                eviction = build_eviction(method, **SETTINGS.get(method, {}))
+                compression = Compression(eviction, tokens, "tokens", "visual")
+            answers = answer_all(backbone, records, batch_size=128, limit=limit, compression=compression)
+            rows.append(
+                {
+                    "base": base,
+                    "fraction": fraction,
+                    "measured": round(answers.ledger.fraction("visual"), 5),
+                    "seconds": round(answers.seconds, 1),
+                    "kinds": [row.kind for row in answers.rows],
+                    "scores": [round(row.score, 3) for row in answers.rows],
+                }
+            )
+            print(method, base, fraction, f"{np.mean(rows[-1]['scores']):.3f}", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    record = {"method": method, "settings": SETTINGS.get(method, {}), "questions": limit, "rows": rows}
+    target.write_text(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def table(folder: Path) -> str:
+    """Markdown: questions / descriptions in %, with the 95 % interval of the questions and the measured fraction."""
+    lines = ["| method | base | " + " | ".join(f"{100 * f:g} %" for f in FRACTIONS) + " |"]
+    lines.append("|---|---|" + "---|" * len(FRACTIONS))
+    for path in sorted(folder.glob("*.json"), key=lambda path: (path.stem != NONE, path.stem)):
+        record = json.loads(path.read_text())
+        for base in ADAPTERS:
+            rows = [row for row in record["rows"] if row["base"] == base]
+            cells = [_cell(row) for row in rows]
+            if record["method"] == NONE:
+                cells = [f"{100 * rows[0]['fraction']:g} %: {cells[0]}"] + [""] * (len(FRACTIONS) - 1)
+            lines.append(f"| {record['method']} | {base} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    scores, described = np.array(row["scores"]), np.isin(row["kinds"], DESCRIPTION_KINDS)
+    low, high = bootstrap_interval(scores[~described])
+    questions, descriptions = scores[~described].mean(), scores[described].mean()
+    kept = f"({100 * row['measured']:.1f})"
+    return f"{100 * questions:.1f} [{100 * low:.1f}, {100 * high:.1f}] / {100 * descriptions:.1f} {kept}"
+
+
+def main() -> None:
+    """Run every method, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", help="only these (default: all that are registered, and none)")
+    parser.add_argument("--data", type=Path, default=ROOT / "data/scenes/test.json")
+    parser.add_argument("--limit", type=int, default=1200, help="questions")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/eviction")
+    parser.add_argument("--table", action="store_true", help="print the table of the records in --out and stop")
+    args = parser.parse_args()
+    if args.table:
+        print(table(args.out))
+        return
+    from subtoken_train.evictions import EVICTIONS
+
+    for method in args.methods or [NONE, *EVICTIONS]:
+        run_method(method, args.data, args.limit, args.out)
+
+
+if __name__ == "__main__":
+    main()
