@@ -48,6 +48,7 @@ CURRICULUM = (
     Phase(256, (8, 32), 16, 1),
     Phase(512, (8, 48), 16, 1),
 )
+PRESENT = 0.7  # share of the steps that the present phase gets; the others go to any phase so far
 MASTERED, MEMORY = 0.96, 0.97  # running mean of the answer tokens that are right, and its decay per step
 DEV_TASKS = {64: (6, 4), 128: (12, 8), 256: (16, 8), 512: (24, 8)}
 """Facts and questions of the dev figures by context length."""
@@ -103,21 +104,27 @@ class Run(PretrainingRun):
         return [records[i] for i in range(count)]
 
     def training_sample(self, rng: np.random.Generator, phase: Phase) -> TextSample:
-        """One sample of a phase; how many facts it states is drawn, too."""
+        """One sample of a phase; how many facts it states, and how many are asked, is drawn, too."""
         facts = int(rng.integers(phase.facts[0], phase.facts[1] + 1))
-        task = RecallTask(self.tokenizer, phase.context_length, facts, min(facts, phase.questions))
+        questions = int(rng.integers(1, min(facts, phase.questions) + 1))
+        task = RecallTask(self.tokenizer, phase.context_length, facts, questions)
         return task.sample(rng, "train").text
 
     def train_step(self) -> dict[str, float]:
-        """One optimiser step on fresh samples; then the next phase, where this one is mastered."""
-        args = self.args
+        """One optimiser step on fresh samples of the present phase, or of an earlier one, so that none is forgotten.
+
+        The next phase begins when this one is mastered.
+        """
+        args, rng = self.args, np.random.default_rng([self.args.seed, self.step])
         stage, accuracy = int(self.progress.get("stage", 0)), self.progress.get("accuracy", 0.0)
-        phase, rng = CURRICULUM[stage], np.random.default_rng([args.seed, self.step])
+        place = stage if rng.random() < PRESENT else int(rng.integers(stage + 1))
+        phase = CURRICULUM[place]
         samples = [self.training_sample(rng, phase) for _ in range(args.batch_size * phase.relative_batch)]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             answer, context, right = losses(self.model, collate_text(samples, self.tokenizer.pad_token_id))
         self.update(answer + CONTEXT_WEIGHT * context, warmed_cosine(self.step, 0, args.steps, warmup=200))
-        accuracy = MEMORY * accuracy + (1 - MEMORY) * right
+        if place == stage:
+            accuracy = MEMORY * accuracy + (1 - MEMORY) * right
         if accuracy > MASTERED and stage + 1 < len(CURRICULUM):
             stage, accuracy = stage + 1, 0.0
         self.progress = {"stage": stage, "accuracy": accuracy}
@@ -130,7 +137,7 @@ class Run(PretrainingRun):
 
 def main() -> None:
     """Train, log dev recall, save model and tokenizer."""
-    args = parse_arguments(__doc__, out="checkpoints/tiny-llama", steps=3200, batch_size=16, learning_rate=1e-3)
+    args = parse_arguments(__doc__, out="checkpoints/tiny-llama", steps=4000, batch_size=16, learning_rate=1e-3)
     run = Run(args)
     run.train()
     run.model.set_attn_implementation("sdpa")

@@ -21,6 +21,7 @@ from subtoken_train.backbones.evaluation_mode import evaluation_mode
 from subtoken_train.backbones.rows import PromptPass, Rows, count_positions
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
+from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
@@ -77,7 +78,7 @@ class CompressedBackbone(nn.Module):
 
         Args:
             batch: padded prompts, with or without answers.
-            cache: filled when given (prefill); values are stored as routed, dropped groups as zeros.
+            cache: filled when given (prefill), with values as routed: dropped groups are zeros until it is packed.
             pad_left: side on which samples with fewer kept rows are padded.
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
@@ -110,6 +111,8 @@ class CompressedBackbone(nn.Module):
         assert reducer is None or isinstance(reducer, ContextReducer)
         batch, cache, regions = call.batch, call.cache, rows.regions_BM
         if not bool((regions == Region.CONTEXT).any()):
+            if bool((batch.labels_BN == IGNORE_INDEX).all()):  # prompts too short to have a context
+                return self._routed_span(call, self.family.embed(batch), rows, [], 0)
             raise ValueError(
                 f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
                 "reducer and routers need packed text (data.train) or prompts with a context"

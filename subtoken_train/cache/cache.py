@@ -142,6 +142,12 @@ class PackedCache(Cache):  # type: ignore[misc]
         """Whether a prompt is in."""
         return self.next_position is not None
 
+    @property
+    def prompt_bytes(self) -> int:
+        """Bytes of the packed prompt in all layers, index included; the tail is not in it."""
+        layers = [layer for layer in self.layers if isinstance(layer, PackedLayer)]
+        return sum(layer.payload_bytes + layer.index_bytes for layer in layers)
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
         self._select(beam_idx)

@@ -28,7 +28,8 @@ class Command:
 COMMANDS = {
     "fit": Command("train LoRA and routers from a recipe", "subtoken_train.cli.fit", raw=True),
     "check": Command("what a recipe trains and costs, before it runs", "subtoken_train.cli.check", raw=True),
-    "evaluate": Command("score an adapter on a data file", "subtoken_train.cli.evaluate"),
+    "evaluate": Command("score an adapter, or a backbone, on a data file", "subtoken_train.cli.evaluate"),
+    "generate": Command("answer one prompt from a compressed cache", "subtoken_train.cli.generate"),
     "diagnose": Command("what an adapter's routers do with their budget", "subtoken_train.cli.diagnose"),
     "data": Command("make or describe a data set", "subtoken_train.cli.data"),
     "recipes": Command("list, show or copy the shipped recipes", "subtoken_train.cli.recipes"),

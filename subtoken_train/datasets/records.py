@@ -74,21 +74,22 @@ class InstructionRecords(Dataset[Record]):
         return [(len(_image_names(row)), size) for row, size in zip(self._rows, characters, strict=True)]
 
 
-def open_image(path: Path, record_id: str) -> Image.Image:
-    """Read one image of a record as RGB.
+def open_image(path: Path, record_id: str | None = None) -> Image.Image:
+    """Read one image, of a record or alone, as RGB.
 
     Raises:
         ValueError: the file is missing or is not a readable image.
     """
+    of_record = "" if record_id is None else f"record {record_id!r}: "
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
     except FileNotFoundError:
-        hint = "check image_folder, or fetch the images the data set lists"
-        raise ValueError(f"record {record_id!r}: image {path} does not exist; {hint}") from None
+        hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
+        raise ValueError(f"{of_record}image {path} does not exist; {hint}") from None
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        hint = "replace the file or drop the record"
-        raise ValueError(f"record {record_id!r}: image {path} cannot be read ({error}); {hint}") from None
+        hint = "replace the file or drop the record" if of_record else "replace the file"
+        raise ValueError(f"{of_record}image {path} cannot be read ({error}); {hint}") from None
 
 
 def _read_rows(path: Path) -> list[Any]:

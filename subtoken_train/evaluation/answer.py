@@ -13,6 +13,7 @@ from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.scoring import score
 from subtoken_train.functional.ledger import KVShape, Ledger
 from subtoken_train.functional.measure import measured_ledger
+from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.greedy import generate_greedy
 
 
@@ -29,11 +30,21 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """All outcomes in file order, the measured ledger of all prompts together, and the seconds it took."""
+    """All outcomes in file order.
+
+    Attributes:
+        rows: one per question.
+        ledger: what all prompts together keep, from their plans, in the model's dtype.
+        kv_bytes: the prompts' caches, measured on their tensors: keys, values and index.
+        seconds: what it took.
+        compression: eviction and precision that were in use.
+    """
 
     rows: list[Answer]
     ledger: Ledger
+    kv_bytes: int
     seconds: float
+    compression: Compression
 
     def by_kind(self) -> dict[str, list[float]]:
         """Scores per question kind, in the order in which the kinds first appear."""
@@ -51,6 +62,7 @@ def answer_all(
     max_new_tokens: int = 64,
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    compression: Compression | None = None,
 ) -> Answers:
     """Answer the last turn of every record, earlier turns given; batches never mix long and short answers.
 
@@ -62,27 +74,33 @@ def answer_all(
         max_new_tokens: cap on a generated answer.
         limit: only the first records.
         progress: called with (done, total) after every batch.
+        compression: eviction and precision; None: none, the model's dtype.
     """
+    compression = Compression() if compression is None else compression
     clock = time.perf_counter()
     total = len(records) if limit is None else min(limit, len(records))
     questions = [records[i] for i in range(total)]
     order = sorted(range(total), key=lambda i: questions[i].kind in DESCRIPTION_KINDS)
     collate = Collator(backbone.family, max_length, padding_side="left", generation=True)
     rows: dict[int, Answer] = {}
-    ledgers = []
+    ledgers, kv_bytes = [], 0
+    routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
+    layout = "contiguous" if routing is None else routing.layout
     for start in range(0, total, batch_size):
         chosen = order[start : start + batch_size]
         batch_records = [questions[i] for i in chosen]
         prompts = collate(batch_records)
-        result = generate_greedy(backbone, prompts, max_new_tokens)
+        result = generate_greedy(backbone, prompts, max_new_tokens, compression)
         texts = backbone.family.tokenizer.batch_decode(result.token_ids_BT, skip_special_tokens=True)
         for i, record, text in zip(chosen, batch_records, texts, strict=True):
             rows[i] = _graded(record, text)
-        ledgers.append(measured_ledger(result.plan, prompts.regions_BN, backbone.family.shape))
+        ledgers.append(measured_ledger(result.plan, prompts.regions_BN, backbone.family.shape, layout))
+        kv_bytes += result.cache.prompt_bytes
         if progress is not None:
             progress(len(rows), total)
     ordered = [rows[i] for i in range(total)]
-    return Answers(ordered, merged_ledger(backbone.family.shape, ledgers), time.perf_counter() - clock)
+    merged = merged_ledger(backbone.family.shape, ledgers)
+    return Answers(ordered, merged, kv_bytes, time.perf_counter() - clock, compression)
 
 
 def _graded(record: Record, text: str) -> Answer:

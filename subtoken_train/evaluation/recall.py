@@ -13,6 +13,7 @@ from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_acc
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.evaluation.answer import Answer, Answers, merged_ledger
 from subtoken_train.functional.measure import measured_ledger
+from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.greedy import generate_greedy
 
 KIND = "recall"
@@ -31,7 +32,7 @@ def answer_recall(backbone: CompressedBackbone, task: RecallTask, count: int, ba
     """
     clock, family = time.perf_counter(), backbone.family
     records = RecallRecords(task, "test", count)
-    rows, ledgers = [], []
+    rows, ledgers, kv_bytes = [], [], 0
     for start in range(0, count, batch_size):
         samples = [records[i] for i in range(start, min(start + batch_size, count))]
         prompts = [replace(s.text, input_ids=s.text.input_ids[: s.text.prompt_length]) for s in samples]
@@ -44,4 +45,6 @@ def answer_recall(backbone: CompressedBackbone, task: RecallTask, count: int, ba
             score = recall_accuracy(text, sample.codes)
             rows.append(Answer(sample.text.record_id, KIND, text.strip(), answer.strip(), score))
         ledgers.append(measured_ledger(result.plan, batch.regions_BN, family.shape))
-    return Answers(rows, merged_ledger(family.shape, ledgers), time.perf_counter() - clock)
+        kv_bytes += result.cache.prompt_bytes
+    seconds = time.perf_counter() - clock
+    return Answers(rows, merged_ledger(family.shape, ledgers), kv_bytes, seconds, Compression())

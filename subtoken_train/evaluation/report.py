@@ -15,7 +15,7 @@ from subtoken_train.evaluation.answer import Answers
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.functional.ledger import KVBudget, nominal_ledger
 
-DENSE_NOTE = "realised KV counts the entries and groups kept; this version still stores dropped groups as zeros"
+BYTES_NOTE = "KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache"
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,10 @@ class ArmFacts:
         name: the arm's name.
         tokens: visual tokens kept of one image (context tokens kept), and before reduction.
         groups: ``S16K4 linear``, or ``-`` for token-only arms.
-        nominal: rho_total of the compressed region, over all layers, from the ledger.
+        nominal: rho_total of the compressed region, over all layers, from the ledger; before eviction.
         realised: the same from the entries and groups that were kept.
+        eviction: method, budget and precision of the cache; ``-`` where there is none.
+        bytes_share: measured bytes of the prompts' caches, text and index included, over those of dense caches.
     """
 
     name: str
@@ -35,6 +37,8 @@ class ArmFacts:
     groups: str
     nominal: float
     realised: float
+    eviction: str
+    bytes_share: float
 
 
 def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers, context_tokens: int | None = None) -> ArmFacts:
@@ -53,7 +57,15 @@ def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers, context
     budget = KVBudget(1.0) if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
     ledger = nominal_ledger(family.shape, {region: before}, budget, reducer.cut_layer, kept_tokens=kept)
     groups = "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
-    return ArmFacts(name, f"{kept}/{before}", groups, ledger.fraction(region), answers.ledger.fraction(region))
+    return ArmFacts(
+        name,
+        f"{kept}/{before}",
+        groups,
+        ledger.fraction(region),
+        answers.ledger.fraction(region),
+        answers.compression.label,
+        answers.kv_bytes / answers.ledger.dense_bytes(),
+    )
 
 
 def run_record(facts: ArmFacts, answers: Answers, data: bytes, extra: dict[str, Any]) -> dict[str, Any]:
@@ -68,6 +80,9 @@ def run_record(facts: ArmFacts, answers: Answers, data: bytes, extra: dict[str, 
         "groups": facts.groups,
         "nominal_kv": facts.nominal,
         "realised_kv": facts.realised,
+        "eviction": facts.eviction,
+        "kv_bytes": answers.kv_bytes,
+        "dense_kv_bytes": answers.ledger.dense_bytes(),
         "data_sha256": hashlib.sha256(data).hexdigest(),
         "seconds": round(answers.seconds, 1),
         "kinds": [row.kind for row in answers.rows],
@@ -84,15 +99,17 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 def score_table(arms: list[tuple[ArmFacts, Answers]]) -> Table:
     """A terminal table, one column per arm: budget, then the score of every question kind with its 95 % interval."""
-    table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=DENSE_NOTE)
+    table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=BYTES_NOTE)
     table.add_column("")
     for facts, _ in arms:
         table.add_column(facts.name, justify="right")
     facts_of = [facts for facts, _ in arms]
     table.add_row("visual tokens", *[facts.tokens for facts in facts_of])
     table.add_row("value groups", *[facts.groups for facts in facts_of])
+    table.add_row("eviction", *[facts.eviction for facts in facts_of])
     table.add_row("KV nominal", *[f"{facts.nominal:.3%}" for facts in facts_of])
-    table.add_row("KV realised", *[f"{facts.realised:.3%}" for facts in facts_of], end_section=True)
+    table.add_row("KV realised", *[f"{facts.realised:.3%}" for facts in facts_of])
+    table.add_row("KV bytes", *[f"{facts.bytes_share:.3%}" for facts in facts_of], end_section=True)
     table.add_row("all", *[_cell([row.score for row in answers.rows]) for _, answers in arms])
     groups = [answers.by_kind() for _, answers in arms]
     for kind in groups[0]:

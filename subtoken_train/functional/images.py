@@ -22,3 +22,15 @@ def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image
     square = Image.new("RGB", (side, side), fill)
     square.paste(image, ((side - width) // 2, (side - height) // 2))
     return square
+
+
+def to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """An opened image as RGB; this is where its pixels are read.
+
+    Raises:
+        ValueError: the pixels cannot be read; the message starts with ``name``.
+    """
+    try:
+        return image.convert("RGB")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{name} cannot be read ({error}); replace the file") from None

@@ -68,6 +68,16 @@ class Compression:
             raise ValueError(f"scope 'visual': {family.name} sees no images; take scope 'all'")
 
     @property
+    def label(self) -> str:
+        """What a table says of it: ``snapkv 0.1 int8``; ``-`` where nothing is compressed."""
+        parts = [] if self.kv_dtype == "model" else [self.kv_dtype]
+        if self.eviction is not None:
+            amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
+            own = [] if self.scope in (None, self.eviction.scope) else [self.competing]
+            parts = [self.eviction.name, amount, *own, *parts]
+        return " ".join(parts) or "-"
+
+    @property
     def competing(self) -> Scope:
         """What the method chooses among."""
         assert self.eviction is not None

@@ -17,8 +17,10 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig, load_family, resolve
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import Scope, build_eviction
-from subtoken_train.functional.ledger import KVBudget
+from subtoken_train.functional.images import to_rgb
+from subtoken_train.functional.ledger import KVBudget, nominal_ledger
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generation import compressed
@@ -26,7 +28,7 @@ from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompts import batch_from_inputs
 from subtoken_train.inference.report import CacheReport, report
 from subtoken_train.reducers import ReducerConfig, build_reducer
-from subtoken_train.types import Batch, Plan
+from subtoken_train.types import Batch, Plan, Region
 
 IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
 """What processors make of images; the model's own generate never sees it, because prompts run here."""
@@ -95,6 +97,7 @@ class SubTokenModel:
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
         compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype)
+        device = None if device_map is None else _device(device_map)
         folder = Path(resolve(str(path)))
         if (folder / CONFIG_FILE).is_file():
             if reducer is not None:
@@ -107,10 +110,8 @@ class SubTokenModel:
             family = load_family(replace(backbone or BackboneConfig(), path=str(path)))
             chosen = ReducerConfig(name="none") if reducer is None else reducer
             loaded = CompressedBackbone(family, build_reducer(chosen, family.shape.num_layers))
-        if device_map is not None:
-            loaded.to(
-                "cuda" if device_map == "auto" and torch.cuda.is_available() else device_map.replace("auto", "cpu")
-            )
+        if device is not None:
+            loaded.to(device)
         return cls(loaded, compression)
 
     @property
@@ -140,6 +141,8 @@ class SubTokenModel:
             ValueError: what the prompt or the settings do not fit; the object serves the next call.
         """
         family, clock = self.backbone.family, time.perf_counter()
+        if inputs.get("input_ids") is None or inputs["input_ids"].numel() == 0:
+            raise ValueError("generate needs input_ids with at least one token; pass the processor's whole output")
         own = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
         if past_key_values is None:
             cache = PackedCache(family.shape.num_layers)
@@ -172,6 +175,8 @@ class SubTokenModel:
         """
         family = self.backbone.family
         device = family.model.device
+        if isinstance(prompt, str) and not prompt.strip():
+            raise ValueError("the prompt is empty; write what the model should answer or go on with")
         if family.image_token_id is None:
             if images or not isinstance(prompt, str):
                 raise ValueError(f"{family.name} is a language model: give one text, and no images")
@@ -184,12 +189,13 @@ class SubTokenModel:
             raise ValueError(
                 f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image"
             )
+        images = [to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
         for i, image in enumerate(images):
             parts[i] += marker * family.visual_tokens((image.height, image.width))
         encoded = self.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
         made = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
         if images:
-            made["pixel_values"], grid = family.process_images(list(images))
+            made["pixel_values"], grid = family.process_images(images)
             if grid is not None:
                 made |= {
                     "image_grid_thw": grid,
@@ -212,14 +218,28 @@ class SubTokenModel:
         """
         if self.last is None:
             raise ValueError("nothing was generated yet; cache_report describes the cache of the last call of generate")
-        bank, config = self.backbone.bank, self.backbone.reducer.config
+        bank = self.backbone.bank
         routing = None if bank is None or not self.backbone.routes else bank.config
-        groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
+        budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
         layout = "contiguous" if routing is None else routing.layout
-        ledger = measured_ledger(self.last.plan, self.last.batch.regions_BN, self.backbone.family.shape, layout)
-        return report(self.last.cache, ledger, KVBudget(config.keep_ratio, *groups).total_kv_fraction)
+        shape, regions = self.backbone.family.shape, self.last.batch.regions_BN
+        counts = ((regions == Region.VISUAL) | (regions == Region.CONTEXT)).sum(-1).tolist()
+        kept = sum(self.backbone.reducer.kept_tokens(count) for count in counts if count)
+        nominal = nominal_ledger(shape, {"visual": sum(counts)}, budget, self.backbone.reducer.cut_layer, kept)
+        ledger = measured_ledger(self.last.plan, regions, shape, layout)
+        return report(self.last.cache, ledger, nominal.fraction())
 
 
 def _with_placeholders(prompt: str, images: int) -> str:
     """Images stand before a prompt that places none."""
     return prompt if "<image>" in prompt or not images else "<image>\n" * images + prompt
+
+
+def _device(name: str) -> torch.device:
+    """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    known = ["auto", "cpu", *[f"cuda:{i}" for i in range(torch.cuda.device_count())]]
+    if name not in (*known, "cuda") or (name == "cuda" and "cuda:0" not in known):
+        raise unknown_name("device of this machine", name, known)
+    return torch.device(name)

@@ -13,7 +13,8 @@ class CacheReport:
     """Bytes of a cache, all samples together.
 
     Attributes:
-        ledger: the prompt's entries per layer and region, as the plan promises them in the model's dtype.
+        ledger: the prompt's entries per layer and region, as the plan promises them in the model's dtype; once, however
+            many beams the cache holds.
         nominal_fraction: retained share of the compressed region (visual or context) that the budget promises, before
             eviction.
         payload_bytes: keys and values of the prompt, measured on the tensors.
@@ -57,16 +58,19 @@ class CacheReport:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        """One line."""
+        """One line; the slack, which does not grow with the prompt, is named apart."""
+        held = self.total_bytes - self.slack_bytes
         return (
-            f"KV {self.total_bytes:,} of {self.dense_bytes:,} bytes ({self.total_bytes / self.dense_bytes:.1%}); "
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({held / self.dense_bytes:.1%}); "
             f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%}); index "
             f"{self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
         )
 
 
 def report(cache: PackedCache, ledger: Ledger, nominal_fraction: float) -> CacheReport:
-    """Measure a filled cache."""
+    """Measure a filled cache; beams are copies of their prompt, in a dense cache as well."""
+    assert cache.origin_B is not None
+    copies = len(cache.origin_B) // len(cache.origin_B.unique())
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     tail = [layer.tail_bytes for layer in layers]
     return CacheReport(
@@ -76,5 +80,5 @@ def report(cache: PackedCache, ledger: Ledger, nominal_fraction: float) -> Cache
         index_bytes=sum(layer.index_bytes for layer in layers),
         tail_bytes=sum(used for used, _ in tail),
         slack_bytes=sum(slack for _, slack in tail),
-        dense_bytes=ledger.dense_bytes() + sum(used for used, _ in tail),
+        dense_bytes=ledger.dense_bytes() * copies + sum(used for used, _ in tail),
     )

@@ -1,0 +1,154 @@
+"""``subtoken-train generate``: answer one prompt from a compressed cache."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from subtoken_train.cli.compression import add_compression_options
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from subtoken_train.inference.model import SubTokenModel
+
+HELP = """Answer one prompt with reducer, routers and KV eviction, and say what its cache took.
+
+  subtoken-train generate --adapter DIR --image a.png --prompt "what is this?"
+  subtoken-train generate --backbone PATH --prompt - --eviction snapkv --eviction-keep 0.25 < long.txt
+
+The prompt's keys and values are stored packed: what was dropped takes no memory. The answer is printed as it is made
+(under beam search, when it is done); a line with tokens, measured bytes, nominal and realised share, and seconds
+follows."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--adapter", metavar="DIR", help="adapter folder")
+    parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="image; repeatable, one per <image>"
+    )
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to answer; - reads it from stdin")
+    parser.add_argument(
+        "--context-length", type=int, metavar="N", help="a text prompt's first tokens that are compressed"
+    )
+    add_compression_options(parser)
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer (default: 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature (default: greedy)")
+    parser.add_argument("--num-beams", type=int, default=1, help="beams of a beam search (default: 1)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
+    parser.add_argument("--show", metavar="FILE", help="draw kept and dropped visual tokens as a PNG")
+    parser.add_argument("--show-layers", metavar="LIST", help="its layers, as 0,3 (default: first, middle and last)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, load, answer, report."""
+    _check(args)
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from transformers import TextStreamer
+
+    from subtoken_train.datasets.records import open_image
+
+    prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
+    images = [open_image(Path(path)) for path in args.image]
+    model = load_model(args)
+    layers = _layers(args.show_layers, model) if args.show else []
+    inputs = model.inputs(prompt, images)
+    sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
+    streams = args.num_beams == 1
+    out = model.generate(
+        **inputs,
+        **sampling,
+        context_length=args.context_length,
+        max_new_tokens=args.max_new_tokens,
+        num_beams=args.num_beams,
+        streamer=TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None,
+    )
+    answer = out[0, inputs["input_ids"].shape[1] :]
+    if not streams:
+        print(model.tokenizer.decode(answer, skip_special_tokens=True).strip())
+    print(_summary(model, len(answer)))
+    if args.show:
+        _draw(model, images[0], layers, Path(args.show))
+        print(f"kept and dropped visual tokens of layers {', '.join(map(str, layers))} drawn in {args.show}")
+    return 0
+
+
+def load_model(args: argparse.Namespace) -> SubTokenModel:
+    """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
+    from subtoken_train.cli.compression import load_model as load
+
+    model = load(args, args.adapter, args.device)
+    family = model.backbone.family
+    if args.show and family.image_token_id is None:
+        raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
+    reducer = model.backbone.reducer
+    if (
+        args.show
+        and reducer.stage == "tower"
+        and family.tower_positions == "renumber"
+        and reducer.config.keep_ratio < 1
+    ):
+        raise ValueError(
+            f"--show: {reducer.config.name} on {family.name} counts its tokens anew, so they have no place in the "
+            "picture; leave it out"
+        )
+    return model
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Mistakes that need no model to be seen."""
+    if not args.adapter and not args.backbone:
+        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
+    for name in ("max_new_tokens", "num_beams"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1")
+    if not 0 <= args.temperature < float("inf"):
+        raise ValueError(f"--temperature {args.temperature} must be 0 (greedy) or more")
+    if args.show_layers and not args.show:
+        raise ValueError("--show-layers chooses the layers of --show FILE, which is not given")
+    if not args.show:
+        return
+    if len(args.image) != 1:
+        raise ValueError(f"--show draws the visual tokens of one image, and {len(args.image)} are given")
+    if Path(args.show).suffix.lower() != ".png":
+        raise ValueError(f"--show {args.show} must end in .png")
+    if Path(args.show).exists():
+        raise ValueError(f"{args.show} exists; choose another --show")
+
+
+def _layers(text: str | None, model: SubTokenModel) -> list[int]:
+    """The layers to draw, in the order in which they are named."""
+    depth = model.backbone.family.shape.num_layers
+    if text is None:
+        return sorted({0, depth // 2, depth - 1})
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) < depth for part in parts):
+        raise ValueError(f"--show-layers {text}: layers are numbers from 0 to {depth - 1}, with commas between them")
+    return [int(part) for part in parts]
+
+
+def _summary(model: SubTokenModel, tokens: int) -> str:
+    """Tokens, bytes, shares and seconds, on one line."""
+    assert model.last is not None
+    prompt = int(model.last.batch.input_ids_BN.shape[1])
+    compression = "" if model.compression.label == "-" else f" | {model.compression.label}"
+    return (
+        f"{tokens} tokens after {prompt} | {model.cache_report()}{compression} | prefill "
+        f"{model.last.prefill_seconds:.2f} s, decode {model.last.decode_seconds:.2f} s"
+    )
+
+
+def _draw(model: SubTokenModel, image: Image.Image, layers: list[int], path: Path) -> None:
+    """Write the picture of the last prompt's plan."""
+    from subtoken_train.evaluation.picture import kept_picture
+
+    assert model.last is not None
+    picture = kept_picture(image, model.backbone.family, model.last.batch, model.last.plan, layers)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(path)

@@ -1,0 +1,126 @@
+"""The picture of one prompt with the visual tokens that each layer's cache keeps, drawn with Pillow.
+
+What it does not show: which of a token's value groups stay, and what a merged token (VisionZip's contextual ones) is
+made of. Tokens are drawn where their placeholders stand; a reducer that moves them to other placeholders (VisionZip on
+LLaVA) cannot be drawn.
+
+Legend: N sequence positions, T visual tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from subtoken_train.backbones.base import Family
+from subtoken_train.evaluation.charts import INK, PAPER, side_by_side
+from subtoken_train.functional.images import pad_to_square
+from subtoken_train.types import Batch, LayerPlan, Plan, Region
+
+DIMMED = 0.8  # how far a dropped token's pixels go towards the paper
+SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
+"""Pixels: longer side of a panel, side of a token at least, height of a panel's title, room between panels."""
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """What one layer keeps of the visual tokens.
+
+    Attributes:
+        share_T: share of the key-value heads that keep each token, fp32; 0 is dropped.
+        groups_T: kept value groups of each token, int64; None without routing.
+        num_groups: S; 0 without routing.
+    """
+
+    share_T: Tensor
+    groups_T: Tensor | None
+    num_groups: int
+
+
+def kept_tokens(layer: LayerPlan, regions_N: Tensor) -> KeptTokens:
+    """Read the first sample of a layer's plan.
+
+    Args:
+        layer: entries, groups and heads that stay.
+        regions_N: ``Region`` codes of the unreduced prompt.
+    """
+    valid = layer.entries_BN[0] >= 0
+    entries, visual = layer.entries_BN[0][valid], regions_N == Region.VISUAL
+    share_N = torch.zeros(len(regions_N))
+    heads = layer.heads_BNh
+    share_N[entries] = torch.ones(len(entries)) if heads is None else heads[0][valid].float().mean(-1).cpu()
+    if layer.group_mask_BNS is None:
+        return KeptTokens(share_N[visual], None, 0)
+    groups_N = torch.zeros(len(regions_N), dtype=torch.long)
+    groups_N[entries] = layer.group_mask_BNS[0][valid].sum(-1).cpu()
+    return KeptTokens(share_N[visual], groups_N[visual], layer.group_mask_BNS.shape[-1])
+
+
+def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
+    """Rows and columns of the visual tokens of a prompt's only image.
+
+    Raises:
+        ValueError: the tokens are no grid.
+    """
+    tokens = int((batch.regions_BN[0] == Region.VISUAL).sum())
+    if batch.image_grid_I3 is not None:
+        merge = family.model.config.vision_config.spatial_merge_size
+        _, height, width = batch.image_grid_I3[0].tolist()
+        return height // merge, width // merge
+    side = math.isqrt(tokens)
+    if side * side != tokens:
+        raise ValueError(f"{tokens} visual tokens are no square: this tower's class token is among them")
+    return side, side
+
+
+def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, layers: Sequence[int]) -> Image.Image:
+    """A panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
+
+    Where heads keep sets of their own, a token is dimmed by the share of heads that dropped it.
+
+    Args:
+        image: the prompt's only image, RGB.
+        family: the backbone, which says how the image was laid out.
+        batch: the prompt, one sample.
+        plan: what its cache keeps.
+        layers: numbers of the layers, in the order of the panels.
+
+    Raises:
+        ValueError: see ``visual_grid``.
+    """
+    rows, columns = visual_grid(family, batch)
+    if batch.image_grid_I3 is None:  # one size for all images: the model saw a padded square
+        means = family.processor.image_processor.image_mean
+        image = pad_to_square(image, (round(255 * means[0]), round(255 * means[1]), round(255 * means[2])))
+    cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
+    seen = image.resize((columns * cell, rows * cell))
+    regions_N = batch.regions_BN[0].cpu()
+    kept = [kept_tokens(plan.layers[layer], regions_N) for layer in layers]
+    return side_by_side([_panel(seen, part, (rows, columns), layer) for part, layer in zip(kept, layers, strict=True)])
+
+
+def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int) -> Image.Image:
+    """One layer's picture under its title."""
+    rows, columns = grid
+    cell = seen.width // columns
+    panel = Image.new("RGB", (seen.width + 2 * MARGIN, seen.height + TITLE + MARGIN), PAPER)
+    depth = Image.new("L", (columns, rows))
+    depth.putdata([round(255 * DIMMED * (1 - share)) for share in kept.share_T.tolist()])
+    depth = depth.resize(seen.size, Image.Resampling.NEAREST)
+    panel.paste(Image.composite(Image.new("RGB", seen.size, PAPER), seen, depth), (MARGIN, TITLE))
+    draw = ImageDraw.Draw(panel)
+    title = f"layer {layer}: {int((kept.share_T > 0).sum())} of {len(kept.share_T)} visual tokens"
+    if kept.groups_T is not None:
+        title += f", {int(kept.groups_T.sum())} of {kept.num_groups * len(kept.share_T)} groups"
+        font = ImageFont.load_default(min(18, cell // 2))
+        for place, (share, groups) in enumerate(zip(kept.share_T.tolist(), kept.groups_T.tolist(), strict=True)):
+            if share:
+                x, y = MARGIN + (place % columns + 0.5) * cell, TITLE + (place // columns + 0.5) * cell
+                draw.text((x, y), str(groups), PAPER, font, "mm", stroke_width=2, stroke_fill=INK)
+    draw.text((panel.width / 2, TITLE / 2), title, INK, ImageFont.load_default(16), "mm")
+    return panel
