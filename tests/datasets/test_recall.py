@@ -58,7 +58,7 @@ def test_facts_are_spread_over_the_context(tokenizer):
     for i in range(200):
         ids = task.sample(np.random.default_rng(i), "train").text.input_ids[:512]
         tokens = tokenizer.convert_ids_to_tokens(ids)
-        places += [place for place, token in enumerate(tokens) if token == "Ġcode" and tokens[place + 1] == "Ġof"]
+        places += [place for place, token in enumerate(tokens) if token[1:] in NAMES]
     shares = np.histogram(places, bins=8, range=(0, 512))[0] / len(places)
     assert shares.min() > 0.06
     assert shares.max() < 0.25
@@ -84,11 +84,11 @@ def test_a_tokenizer_without_a_bos(tokenizer):
 @pytest.mark.parametrize(
     ("answer", "score"),
     [
-        (" baran is icy owl. calek is wild newt.", 1.0),
-        (" calek is wild newt. baran is icy owl.", 1.0),
-        (" baran is icy owl. calek is icy newt.", 0.5),
-        (" baran is icy newt. baran is icy owl. calek is wild newt.", 0.5),
-        (" baran is icy owl", 0.0),
+        (" baran icy owl. calek wild newt.", 1.0),
+        (" calek wild newt. baran icy owl.", 1.0),
+        (" baran icy owl. calek icy newt.", 0.5),
+        (" baran icy newt. baran icy owl. calek wild newt.", 0.5),
+        (" baran icy owl", 0.0),
         ("", 0.0),
     ],
 )
@@ -100,8 +100,8 @@ def test_errors(tokenizer):
     for facts, questions in ((3, 4), (3, 0), (97, 1)):
         with pytest.raises(ValueError, match=rf"num_questions {questions} and num_facts {facts}: 1 <= questions"):
             RecallTask(tokenizer, 512, facts, questions)
-    with pytest.raises(ValueError, match="8 facts take 65 tokens, more than the context's 64; lower num_facts"):
-        RecallTask(tokenizer, 64, 8, 1).sample(np.random.default_rng(0), "train")
+    with pytest.raises(ValueError, match="11 facts take 67 tokens, more than the context's 64; lower num_facts"):
+        RecallTask(tokenizer, 64, 11, 1).sample(np.random.default_rng(0), "train")
     task = RecallTask(tokenizer)
     with pytest.raises(ValueError, match="split 'val' is not one of train, dev, test"):
         RecallRecords(task, "val", 1)

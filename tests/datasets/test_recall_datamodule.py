@@ -37,7 +37,7 @@ def test_batches():
     assert (tokens, window) == (int((batch.labels_BN != -100).sum()), 1)
     assert (batch.regions_BN == Region.CONTEXT).sum(1).tolist() == [512, 512]
     assert torch.equal(batch.labels_BN != -100, batch.regions_BN == Region.ANSWER)
-    assert tokens == 2 * (4 * 5 + 1)  # name is adjective noun . per question, and the end
+    assert tokens == 2 * (4 * 4 + 1)  # name adjective noun . per question, and the end
 
 
 def test_without_validation():

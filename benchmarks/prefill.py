@@ -1,0 +1,176 @@
+"""What compression adds to a prompt's pass: routers, eviction statistics, packing.
+
+    OMP_NUM_THREADS=1 python benchmarks/prefill.py                   # CPU, fp32
+    python benchmarks/prefill.py --device cuda --dtype bfloat16      # a GPU
+
+A random LLaMA-shaped stack (d = 1024, 8 heads of 128; few layers, because a prompt of 8,192 tokens takes a CPU core
+half a minute) runs a prompt whose tokens are all in the compressed region but the last 32. Everything is timed in turns
+in one process: the plain pass with its dense cache; the same with routers (S16K4) and packing; the same with the
+statistics of an eviction method at a tenth of the entries, its plan and packing. ``--memory`` states instead the peak
+memory that the statistics of one layer add at 32,768 tokens, each method in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from pairs import cell, hardware, interleaved, ratio, write
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaModel
+from transformers.masking_utils import create_causal_mask
+
+from subtoken_train.backbones.attention import use_packed_attention
+from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.evictions import Candidates, LayerView, build_eviction
+from subtoken_train.functional.ledger import KVShape
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.types import Region
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH, HEADS, HEAD_DIM, MLP = 1024, 8, 128, 2816
+WINDOWED = ("streaming_llm", "snapkv", "pyramidkv", "knorm")
+OTHERS = ("h2o", "aircache", "vl_cache", "tgv_kv", "kvcompose")
+KEEP = 0.1
+MEMORY_LENGTH = 32768
+
+
+class Prompt:
+    """The stack, a prompt, and its passes."""
+
+    def __init__(self, length: int, layers: int, device: str, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=64,
+            hidden_size=WIDTH,
+            intermediate_size=MLP,
+            num_hidden_layers=layers,
+            num_attention_heads=HEADS,
+            num_key_value_heads=HEADS,
+            max_position_embeddings=length,
+        )
+        self.model = LlamaModel(config).to(device, dtype).eval()
+        use_packed_attention(self.model.config)
+        self.bank = RouterBank(RoutingConfig(), WIDTH, KVShape(layers, HEADS, HEAD_DIM)).to(device).eval()
+        attention = [layer.self_attn for layer in self.model.layers]
+        self.bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
+        self.hidden = torch.randn(1, length, WIDTH, device=device, dtype=dtype)
+        self.position = torch.arange(length, device=device)[None]
+        self.regions = torch.full((1, length), int(Region.VISUAL), device=device)
+        self.regions[:, :8], self.regions[:, -32:] = int(Region.SYSTEM), int(Region.QUERY)
+
+    def run(self, **options: Any) -> DynamicCache:
+        """The plain pass."""
+        cache, hidden = DynamicCache(config=self.model.config), self.hidden
+        visible = torch.ones_like(self.regions)
+        rotary = self.model.rotary_emb(hidden, self.position)
+        mask = create_causal_mask(self.model.config, hidden, visible, cache, position_ids=self.position)
+        for layer in self.model.layers:
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=self.position,
+                past_key_values=cache,
+                position_embeddings=rotary,
+                **options,
+            )
+        return cache
+
+    def routed(self) -> None:
+        """With routers; packed."""
+        visual = self.regions == Region.VISUAL
+        state = RoutingState(visual, self.regions == Region.QUERY, self.position, torch.zeros(1, dtype=torch.long))
+        with self.bank.routing(state):
+            cache = self.run()
+        keep = torch.ones_like(visual)[:, None]
+        for index, layer in enumerate(cache.layers):
+            pack_layer(layer.keys, layer.values, keep, state.masks[index], Packing())
+
+    def evicted(self, name: str) -> None:
+        """With an eviction's statistics, plan and packing."""
+        method, scores = build_eviction(name), []
+
+        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+            scores.append(method.score(LayerView(layer, query, key, value, self.regions, scale, method.needs)))
+
+        cache = self.run(observer=observe)
+        competes = [torch.ones_like(self.regions).bool() for _ in cache.layers]
+        budget = torch.full((len(competes), 1), int(KEEP * self.regions.shape[1]), device=self.regions.device)
+        keep = method.keep(scores, Candidates([self.regions] * len(competes), competes, budget))
+        for layer, kept in zip(cache.layers, keep, strict=True):
+            pack_layer(layer.keys, layer.values, kept, None, Packing())
+
+
+@torch.no_grad()
+def measure(
+    length: int, layers: int, pairs: int, methods: list[str], device: str, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Ratios to the plain pass."""
+    prompt = Prompt(length, layers, device, dtype)
+    actions = {"plain": prompt.run, "routed": prompt.routed}
+    actions |= {name: lambda name=name: prompt.evicted(name) for name in methods}
+    seconds = interleaved(actions, pairs, warmup=1)
+    return {
+        "length": length,
+        "layers": layers,
+        "pairs": pairs,
+        "plain_seconds": sorted(seconds["plain"])[pairs // 2],
+        "ratios": {name: ratio(seconds, name, "plain") for name in actions if name != "plain"},
+    }
+
+
+@torch.no_grad()
+def added_memory(name: str) -> int:
+    """Bytes that one layer's statistics add to the peak of this process, at ``MEMORY_LENGTH`` tokens."""
+    method = build_eviction(name)
+    query, key, value = (torch.randn(1, HEADS, MEMORY_LENGTH, HEAD_DIM) for _ in range(3))
+    regions = torch.full((1, MEMORY_LENGTH), int(Region.VISUAL))
+    regions[:, :8], regions[:, -32:] = int(Region.SYSTEM), int(Region.QUERY)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    method.score(LayerView(0, query, key, value, regions, HEAD_DIM**-0.5, method.needs))
+    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[2048, 8192])
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--methods", nargs="+", default=[*WINDOWED, *OTHERS])
+    parser.add_argument("--memory", action="store_true", help="peak memory of the statistics instead of times")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(added_memory(args.one))
+        return
+    results = ROOT / "benchmarks/results"
+    if args.memory:
+        command = [sys.executable, __file__, "--one"]
+        added = {
+            name: int(subprocess.run([*command, name], capture_output=True, text=True, check=True).stdout)
+            for name in args.methods
+        }
+        for name, count in added.items():
+            print(f"| {name} | {count / 2**20:.0f} MiB |")
+        write({"hardware": hardware(), "length": MEMORY_LENGTH, "bytes": added}, results / "statistics_memory.json")
+        return
+    rows = []
+    for length in args.lengths:
+        rows.append(measure(length, args.layers, args.pairs, args.methods, args.device, getattr(torch, args.dtype)))
+        for name, figures in rows[-1]["ratios"].items():
+            print(f"| {length:,} | {name} | {cell(figures)} |", flush=True)
+    target = results / f"prefill-{args.device.split(':')[0]}-{args.dtype}.json"
+    write({"hardware": hardware(), "dtype": args.dtype, "rows": rows}, target)
+
+
+if __name__ == "__main__":
+    main()
