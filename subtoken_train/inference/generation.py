@@ -47,6 +47,11 @@ def compressed(
             _check_append(backbone, input_ids, attention_mask)
             logits = decode(backbone, input_ids, past_key_values)
         else:
+            if input_ids.shape[1] != prompts.input_ids_BN.shape[1]:
+                raise ValueError(
+                    "prefill_chunk_size cuts the prompt, but reducer, routers and eviction read whole prompts; leave it "
+                    "out, or append text to a compressed prompt by past_key_values"
+                )
             result = prefill(backbone, prompts, past_key_values, compression)
             filled(result)
             copies = len(input_ids) // len(prompts.input_ids_BN)
