@@ -139,9 +139,7 @@ def test_a_context_leaves_something_to_ask(length):
 def test_inputs_that_do_not_fit_the_backbone(tiny_family):
     ids, mask = text_ids([20], pad_left=False)
     pixels = {"pixel_values": torch.zeros(1, 3, 96, 96)}
-    with pytest.raises(
-        ValueError, match="pixel_values were given, but a language model is a language model and sees no"
-    ):
+    with pytest.raises(ValueError, match="pixel_values were given, but a language model is"):
         batch_from_inputs(text_family(), ids, mask, pixels, None)
     with pytest.raises(ValueError, match="0 image tokens in the prompt but some pixel_values"):
         batch_from_inputs(tiny_family, ids, mask, pixels, None)
