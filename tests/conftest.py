@@ -33,3 +33,30 @@ def tiny_family():
 
     torch.manual_seed(0)
     return LlavaFamily(build_model(text_layers=4).eval(), build_processor())
+
+
+@pytest.fixture(scope="session")
+def vlm_adapter(tmp_path_factory) -> Path:
+    """An adapter folder over a random tiny LLaVA, see ``helpers``."""
+    from helpers import write_vlm_adapter
+
+    return write_vlm_adapter(tmp_path_factory.mktemp("vlm"))
+
+
+@pytest.fixture(scope="session")
+def text_adapter(tmp_path_factory) -> Path:
+    """An adapter folder over a random tiny Llama, see ``helpers``."""
+    from helpers import write_text_adapter
+
+    return write_text_adapter(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture
+def dummy_evictions(monkeypatch):
+    """Registers the eviction methods ``first`` and ``first_visual``."""
+    from subtoken_train.evictions import EVICTIONS
+
+    from helpers import FirstEntries, FirstVisual
+
+    for method in (FirstEntries, FirstVisual):
+        monkeypatch.setitem(EVICTIONS, method.name, method)

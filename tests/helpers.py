@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
+from subtoken_train.artifact.folder import AdapterConfig, write_adapter
+from subtoken_train.artifact.identity import identify
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.build import build
 from subtoken_train.backbones.llava import LlavaFamily
+from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.evictions import Eviction, LayerScores, LayerView, Scope
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, Region
 
+import tiny_llama
 from tiny_llava import build_model, build_processor
 
 
@@ -141,3 +150,58 @@ def moved_by_fit(cli: RecipeCLI) -> set[str]:
     before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
     cli.trainer.fit(cli.model, cli.datamodule)
     return {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
+
+
+@dataclass(frozen=True)
+class FirstEntries(Eviction):
+    """The earliest entries are best; the last ``window`` are protected."""
+
+    name: ClassVar[str] = "first"
+    window: int = 1
+    weight: float = 1.0
+    loud: bool = False
+    mode: str = "plain"
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Minus the place of an entry, the same for all heads."""
+        entries = view.entries_BN
+        late = entries.flip(-1).long().cumsum(-1).flip(-1) <= self.window
+        places = torch.arange(entries.shape[1], device=entries.device, dtype=torch.float32)
+        return LayerScores(-places.expand_as(entries)[:, None] * self.weight, entries & late)
+
+
+@dataclass(frozen=True)
+class FirstVisual(FirstEntries):
+    """The same among visual entries, for models that see images."""
+
+    name: ClassVar[str] = "first_visual"
+    scope: ClassVar[Scope] = "visual"
+    needs_image: ClassVar[bool] = True
+    window: int = 0
+
+
+def _write_adapter(folder: Path, reducer: ReducerConfig, routing: RoutingConfig) -> Path:
+    source, lora = BackboneConfig(path=str(folder / "backbone")), LoraSettings(rank=2)
+    backbone, peft_model = build(source, lora, reducer, routing)
+    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": "tiny"})
+    return write_adapter(folder / "adapter", config, backbone, peft_model)
+
+
+def write_vlm_adapter(folder: Path) -> Path:
+    """FastV 25 %, S = 4, K = 1 on a random tiny LLaVA (64 visual tokens, 3 layers); ``backbone`` lies beside it."""
+    torch.manual_seed(0)
+    family = LlavaFamily(build_model(text_layers=3).eval(), build_processor())
+    save_backbone(family, folder / "backbone")
+    return _write_adapter(
+        folder, ReducerConfig(name="fastv", keep_ratio=0.25), RoutingConfig(num_groups=4, kept_groups=1)
+    )
+
+
+def write_text_adapter(folder: Path) -> Path:
+    """Quest 50 % in pages of 4, S = 4, mean K = 1, query-conditioned, on a random tiny Llama of two layers."""
+    torch.manual_seed(0)
+    tiny_llama.build_model(layers=2).save_pretrained(folder / "backbone")
+    tiny_llama.build_tokenizer().save_pretrained(folder / "backbone")
+    reducer = ReducerConfig(name="quest", keep_ratio=0.5, page_size=4, window=4)
+    routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
+    return _write_adapter(folder, reducer, routing)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from subtoken_train.artifact.folder import read_config
+    from subtoken_train.backbones.load import resolve
     from subtoken_train.inference.model import SubTokenModel
 
 
@@ -42,7 +45,9 @@ def load_model(args: Namespace, adapter: str | None, device: str | None = None) 
     from subtoken_train.inference.options import parse_keep, parse_settings
     from subtoken_train.reducers import ReducerConfig
 
-    keep, unit = (1.0, "fraction") if args.eviction_keep is None else parse_keep(args.eviction_keep)
+    if adapter:
+        read_config(Path(resolve(adapter)))  # a folder that is none would be taken for a backbone
+    keep, unit = parse_keep(args.eviction_keep or "1")
     return SubTokenModel.from_pretrained(
         adapter or args.backbone,
         backbone=args.backbone if adapter else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.compression import add_compression_options
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     images = [open_image(Path(path)) for path in args.image]
     model = load_model(args)
     layers = _layers(args.show_layers, model) if args.show else []
-    inputs = model.inputs(prompt, images)
+    inputs: dict[str, Any] = model.inputs(prompt, images)
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
     streams = args.num_beams == 1
     out = model.generate(
@@ -84,16 +84,12 @@ def load_model(args: argparse.Namespace) -> SubTokenModel:
     from subtoken_train.cli.compression import load_model as load
 
     model = load(args, args.adapter, args.device)
-    family = model.backbone.family
-    if args.show and family.image_token_id is None:
+    family, reducer = model.backbone.family, model.backbone.reducer
+    if not args.show:
+        return model
+    if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
-    reducer = model.backbone.reducer
-    if (
-        args.show
-        and reducer.stage == "tower"
-        and family.tower_positions == "renumber"
-        and reducer.config.keep_ratio < 1
-    ):
+    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.config.keep_ratio < 1:
         raise ValueError(
             f"--show: {reducer.config.name} on {family.name} counts its tokens anew, so they have no place in the "
             "picture; leave it out"

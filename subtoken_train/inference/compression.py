@@ -14,7 +14,7 @@ from torch import Tensor
 from subtoken_train.backbones.base import Family
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import Candidates, Eviction, LayerScores, LayerView, Scope
-from subtoken_train.types import Region
+from subtoken_train.types import Batch, Region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]
@@ -67,13 +67,24 @@ class Compression:
         if self.competing == "visual":
             raise ValueError(f"scope 'visual': {family.name} sees no images; take scope 'all'")
 
+    def check_prompts(self, prompts: Batch) -> None:
+        """Raise a worded ``ValueError`` where the method needs an image and a prompt has none."""
+        if self.eviction is None or not self.eviction.needs_image:
+            return
+        for name, images in zip(prompts.record_ids, prompts.images_per_sample_B.tolist(), strict=True):
+            if not images:
+                raise ValueError(
+                    f"eviction {self.eviction.name!r} reads the attention between text and image and {name!r} has no "
+                    "image; take snapkv, h2o, kvcompose or another method for text"
+                )
+
     @property
     def label(self) -> str:
         """What a table says of it: ``snapkv 0.1 int8``; ``-`` where nothing is compressed."""
-        parts = [] if self.kv_dtype == "model" else [self.kv_dtype]
+        parts: list[str] = [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
-            own = [] if self.scope in (None, self.eviction.scope) else [self.competing]
+            own: list[str] = [] if self.scope in (None, self.eviction.scope) else [self.competing]
             parts = [self.eviction.name, amount, *own, *parts]
         return " ".join(parts) or "-"
 

@@ -11,12 +11,13 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.inference.compression import KeepUnit
 
-BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 SWITCHES = {"true": True, "false": False}
 
 
 def parse_keep(text: str) -> tuple[float, KeepUnit]:
-    """What stays, and its unit: a bare number is a fraction, others name ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``.
+    """What stays, and its unit: a bare number is a fraction, others name ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``,
+    in any case.
 
     Raises:
         ValueError: no number, or another unit. Whether the number is allowed, ``Compression`` says.
@@ -24,13 +25,13 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
     found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no budget; write a fraction (0.1), tokens (256tokens) or bytes (20MB)")
-    number, unit = float(found[1]), found[2]
+    number, unit = float(found[1]), found[2].lower()
     if not unit:
         return number, "fraction"
     if unit == "tokens":
         return number, "tokens"
     if unit not in BYTES:
-        raise unknown_name("unit of a budget", unit, ["tokens", *BYTES])
+        raise unknown_name("unit of a budget", found[2], ["tokens", "B", "kB", "MB", "GB"])
     return round(number * BYTES[unit]), "bytes"
 
 
@@ -65,7 +66,7 @@ def _like(default: object, text: str, name: str) -> object:
     if kind not in (int, float):
         return text
     try:
-        return kind(text)  # type: ignore[call-arg]
+        return kind(text)
     except ValueError:
         what = "a whole number" if kind is int else "a number"
         raise ValueError(f"{name}={text!r} must be {what}; its default is {default}") from None

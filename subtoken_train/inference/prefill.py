@@ -46,6 +46,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     """
     family = backbone.family
     compression.check(family)
+    compression.check_prompts(prompts)
     _check_length(prompts, family.decoder.config)
     use_packed_attention(family.decoder.config)
     dense = DynamicCache(config=family.decoder.config)

@@ -70,7 +70,7 @@ class CacheReport:
 def report(cache: PackedCache, ledger: Ledger, nominal_fraction: float) -> CacheReport:
     """Measure a filled cache; beams are copies of their prompt, in a dense cache as well."""
     assert cache.origin_B is not None
-    copies = len(cache.origin_B) // len(cache.origin_B.unique())
+    copies = len(cache.origin_B) // (int(cache.origin_B.max()) + 1)  # every prompt keeps as many beams
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     tail = [layer.tail_bytes for layer in layers]
     return CacheReport(

@@ -6,20 +6,15 @@ import json
 
 import pytest
 
-from subtoken_train.artifact.folder import AdapterConfig, write_adapter
-from subtoken_train.artifact.identity import identify
-from subtoken_train.backbones.build import build
-from subtoken_train.backbones.load import BackboneConfig
-from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.evaluation.answer import answer_all
 from subtoken_train.evaluation.report import arm_facts
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
 
-from helpers import compress, save_backbone
+from helpers import FirstVisual, compress
 
 
 @pytest.fixture
@@ -48,26 +43,28 @@ def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nomin
     assert facts.nominal == pytest.approx(nominal)
     assert facts.realised == pytest.approx(nominal)
     assert (facts.visual_tokens, facts.groups) == ("16/64", "S16K4 linear")
+    assert answers.kv_bytes == pytest.approx(answers.ledger.bytes_of(), rel=0.02)  # the index differs by paddings
+    assert facts.bytes_share == answers.kv_bytes / answers.ledger.dense_bytes()
 
 
-@pytest.fixture
-def adapter(tmp_path, tiny_family):
-    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
-    lora, reducer = LoraSettings(rank=2), ReducerConfig(name="fastv", keep_ratio=0.25)
-    routing = RoutingConfig(num_groups=4, kept_groups=1)
-    backbone, peft_model = build(source, lora, reducer, routing)
-    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": "tiny"})
-    return write_adapter(tmp_path / "adapter", config, backbone, peft_model)
+def test_evictions_and_precision_are_in_the_facts(tiny_family, questions):
+    compression = Compression(FirstVisual(), 0.25, kv_dtype="int8")
+    answers = answer_all(compress(tiny_family).eval(), InstructionRecords(questions), 2048, 8, 3, 12, None, compression)
+    facts = arm_facts("arm", compress(tiny_family), answers)
+    assert (facts.nominal, facts.realised, facts.eviction) == (1, 0.25, "first_visual 0.25 int8")
+    assert answers.kv_bytes < 0.3 * answers.ledger.bytes_of()
 
 
-def test_evaluate_prints_a_table_and_writes_records(adapter, questions, tmp_path, capsys):
+def test_evaluate_prints_a_table_and_writes_records(vlm_adapter, questions, tmp_path, capsys):
     out = tmp_path / "out.json"
-    argv = ["evaluate", "--adapter", str(adapter), "--data", str(questions), "--max-new-tokens", "2"]
+    argv = ["evaluate", "--adapter", str(vlm_adapter), "--data", str(questions), "--max-new-tokens", "2"]
     assert main([*argv, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "zeros"):
+    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes"):
         assert words in printed
     record = json.loads(out.read_text())["runs"][0]
+    assert record["eviction"] == "-"
+    assert 0 < record["kv_bytes"] < 0.5 * record["dense_kv_bytes"]
     assert len(record["predictions"]) == len(record["scores"]) == 24
     assert main([*argv, "--out", str(out)]) == 2
     assert "exists" in capsys.readouterr().err
@@ -82,16 +79,40 @@ def test_evaluate_prints_a_table_and_writes_records(adapter, questions, tmp_path
         (["--limt", "3"], "--limit"),
     ],
 )
-def test_mistakes_are_one_line(adapter, questions, capsys, change, words):
-    argv = ["evaluate", "--data", str(questions), *([] if change[0] == "--adapter" else ["--adapter", str(adapter)])]
+def test_mistakes_are_one_line(vlm_adapter, questions, capsys, change, words):
+    argv = [
+        "evaluate",
+        "--data",
+        str(questions),
+        *([] if change[0] == "--adapter" else ["--adapter", str(vlm_adapter)]),
+    ]
     assert main([*argv, *change]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert words in error
     assert error.startswith("subtoken-train: error:")
 
 
-def test_missing_image_is_named(adapter, questions, capsys):
+def test_missing_image_is_named(vlm_adapter, questions, capsys):
     first = json.loads(questions.read_text())[0]
     (questions.parent / first["image"]).unlink()
-    assert main(["evaluate", "--adapter", str(adapter), "--data", str(questions)]) == 2
+    assert main(["evaluate", "--adapter", str(vlm_adapter), "--data", str(questions)]) == 2
     assert first["image"] in capsys.readouterr().err
+
+
+def test_evaluate_compresses_and_takes_a_backbone_alone(vlm_adapter, questions, tmp_path, capsys, dummy_evictions):
+    backbone = vlm_adapter.parent / "backbone"
+    argv = ["evaluate", "--data", str(questions), "--max-new-tokens", "2", "--limit", "6", "--eviction", "first_visual"]
+    argv += ["--eviction-keep", "8tokens", "--eviction-option", "window=2", "--scope", "visual", "--kv-dtype", "int8"]
+    out = tmp_path / "out.json"
+    alone = ["--backbone", str(backbone), "--reducer", "fastv", "--keep-ratio", "0.5", "--out", str(out)]
+    assert main([*argv, *alone]) == 0
+    printed = capsys.readouterr().out
+    for words in ("32/64", "first_visual 8 tokens int8", f"backbone: {backbone}"):
+        assert words in printed
+    record = json.loads(out.read_text())["runs"][0]
+    assert (record["arm"], record["eviction"]) == ("backbone", "first_visual 8 tokens int8")
+    assert record["realised_kv"] == 8 / 64
+    assert main([*argv, "--adapter", str(vlm_adapter), "--backbone", str(backbone)]) == 0
+    assert "S4K1 linear" in capsys.readouterr().out
+    assert main(["evaluate", "--data", str(questions)]) == 2
+    assert "give --adapter DIR, or --backbone PATH" in capsys.readouterr().err

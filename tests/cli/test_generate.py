@@ -1,0 +1,196 @@
+"""``subtoken-train generate``: the answer, its line of figures, the picture, and mistakes in one line."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from subtoken_train import SubTokenModel
+from subtoken_train.cli.main import main
+
+LINE = re.compile(
+    r"(\d+) tokens after (\d+) \| KV [\d,]+ of [\d,]+ bytes \([\d.]+%\); compressed region ([\d.]+)% of its KV "
+    r"\(nominal ([\d.]+)%\); index [\d,]+, slack [\d,]+ bytes(?: \| (.+))? \| prefill [\d.]+ s, decode [\d.]+ s"
+)
+TEXT = "the bee and the spider met in the garden. " * 12
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "a.png"
+    Image.effect_noise((120, 80), 60).save(path)
+    return str(path)
+
+
+def lines(capsys, *argv):
+    """Output lines of a call that must succeed."""
+    assert main(["generate", *map(str, argv)]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out.rstrip("\n").split("\n")
+
+
+def error(capsys, *argv):
+    """The one line of a call that must fail on its input."""
+    assert main(["generate", *map(str, argv)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    message = captured.err.strip().splitlines()[-1]
+    assert message.startswith("subtoken-train: error: ")
+    return message
+
+
+def test_the_answer_is_that_of_the_library_and_figures_follow(vlm_adapter, picture, capsys):
+    answer, line = lines(
+        capsys, "--adapter", vlm_adapter, "--image", picture, "--prompt", "is there a 0 ?", "--max-new-tokens", 6
+    )
+    expected = SubTokenModel.from_pretrained(vlm_adapter).chat(
+        "is there a 0 ?", [Image.open(picture)], max_new_tokens=6, do_sample=False
+    )
+    assert answer.strip() == expected
+    found = LINE.fullmatch(line)
+    assert found is not None
+    assert found[1] == "6"
+    assert (found[3], found[4], found[5]) == ("15.6250", "15.6250", None)
+
+
+def test_beams_sampling_and_eviction(vlm_adapter, picture, capsys, dummy_evictions):
+    common = ["--adapter", vlm_adapter, "--image", picture, "--prompt", "hi", "--max-new-tokens", 4]
+    assert LINE.fullmatch(lines(capsys, *common, "--num-beams", 2)[-1])
+    assert LINE.fullmatch(lines(capsys, *common, "--temperature", 0.7)[-1])
+    evicted = ["--eviction", "first_visual", "--eviction-keep", "0.5", "--eviction-option", "window=2"]
+    found = LINE.fullmatch(lines(capsys, *common, *evicted, "--kv-dtype", "int8", "--device", "cpu")[-1])
+    assert (found[3], found[4], found[5]) == ("7.8125", "15.6250", "first_visual 0.5 int8")
+
+
+def test_a_backbone_alone_with_a_reducer(vlm_adapter, picture, capsys, dummy_evictions):
+    reducer = ["--reducer", "fastv", "--keep-ratio", 0.25, "--eviction", "first", "--eviction-keep", "9tokens"]
+    out = lines(capsys, "--backbone", vlm_adapter.parent / "backbone", "--image", picture, "--prompt", "hi", *reducer)
+    found = LINE.fullmatch(out[-1])
+    assert (found[4], found[5]) == ("25.0000", "first 9 tokens")
+
+
+def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(TEXT + "\n"))
+    found = LINE.fullmatch(lines(capsys, "--adapter", text_adapter, "--prompt", "-", "--context-length", 64)[-1])
+    assert (found[3], found[4]) == ("31.2500", "31.2500")
+    tokenizer = SubTokenModel.from_pretrained(text_adapter).tokenizer
+    assert int(found[2]) == len(tokenizer(TEXT)["input_ids"])
+
+
+def test_short_texts_are_answered_whole(text_adapter, capsys):
+    found = LINE.fullmatch(lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1])
+    assert (found[3], found[4]) == ("100.0000", "100.0000")
+
+
+def test_show_draws_the_chosen_layers(vlm_adapter, picture, tmp_path, capsys):
+    path = tmp_path / "new" / "out.png"
+    argv = ["--adapter", vlm_adapter, "--image", picture, "--prompt", "hi", "--max-new-tokens", 2]
+    out = lines(capsys, *argv, "--show", path, "--show-layers", "0,2")
+    assert out[-1] == f"kept and dropped visual tokens of layers 0, 2 drawn in {path}"
+    assert LINE.fullmatch(out[-2])
+    width, height = Image.open(path).size
+    assert width == 2 * (640 + 16)
+    assert f"{path} exists; choose another --show" in error(capsys, *argv, "--show", path)
+    lines(capsys, *argv, "--show", tmp_path / "all.png")
+    assert Image.open(tmp_path / "all.png").size == (3 * 656, height)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--max-new-tokens", "0"], "--max-new-tokens 0 must be at least 1"),
+        (["--num-beams", "0"], "--num-beams 0 must be at least 1"),
+        (["--temperature", "-1"], "--temperature -1.0 must be 0 (greedy) or more"),
+        (["--show-layers", "0"], "--show-layers chooses the layers of --show FILE, which is not given"),
+        (["--show", "a.png"], "--show draws the visual tokens of one image, and 0 are given"),
+        (["--show", "a.png", "--image", "a", "--image", "b"], "of one image, and 2 are given"),
+        (["--show", "a.gif", "--image", "a"], "--show a.gif must end in .png"),
+        (["--image", "nowhere.png"], "image nowhere.png does not exist; check the path"),
+        (["--eviction-keep", "0.5"], "--eviction-keep, --eviction-option and --scope need --eviction NAME"),
+        (["--eviction", "first"], "--eviction first needs --eviction-keep, for instance 0.1, 256tokens or 20MB"),
+        (["--eviction", "frist", "--eviction-keep", "1"], "unknown eviction method 'frist'. Did you mean 'first'?"),
+        (["--eviction", "first", "--eviction-keep", "a lot"], "'a lot' is no budget; write a fraction (0.1)"),
+        (["--eviction", "first", "--eviction-keep", "2"], "eviction_keep=2.0 must lie in (0, 1]"),
+        (["--eviction", "first", "--eviction-keep", "0"], "eviction_keep=0.0 must lie in (0, 1]"),
+        (["--kv-dtype", "int3"], "unknown kv_dtype 'int3'. Did you mean"),
+        (["--reducer", "fastv"], "--reducer and --keep-ratio go together"),
+        (["--device", "cuda:99"], "unknown device of this machine 'cuda:99'"),
+        (["--promt", "x"], "Did you mean '--prompt'?"),
+    ],
+)
+def test_mistakes_that_need_no_model(capsys, dummy_evictions, vlm_adapter, argv, words):
+    assert words in error(capsys, "--adapter", vlm_adapter, "--prompt", "hi", *argv)
+
+
+def test_unknown_settings_and_scopes(capsys, dummy_evictions, vlm_adapter):
+    common = ["--adapter", vlm_adapter, "--prompt", "hi", "--eviction", "first", "--eviction-keep", "0.5"]
+    message = error(capsys, *common, "--eviction-option", "windwo=3")
+    assert "unknown setting of first 'windwo'. Did you mean 'window'?" in message
+    assert "first window='x' must be a whole number" in error(capsys, *common, "--eviction-option", "window=x")
+    assert "unknown scope 'al'. Did you mean 'all'?" in error(capsys, *common, "--scope", "al")
+
+
+def test_there_must_be_a_model(capsys, tmp_path, vlm_adapter):
+    assert "give --adapter DIR, or --backbone PATH" in error(capsys, "--prompt", "hi")
+    assert "not an adapter folder" in error(capsys, "--adapter", tmp_path, "--prompt", "hi")
+    assert "neither a folder with a config.json" in error(capsys, "--backbone", tmp_path, "--prompt", "hi")
+    message = error(capsys, "--adapter", vlm_adapter, "--prompt", "hi", "--reducer", "fastv", "--keep-ratio", 0.5)
+    assert "is an adapter with its own token reducer" in message
+
+
+def test_mistakes_that_the_vision_model_finds(capsys, dummy_evictions, vlm_adapter, picture, tmp_path):
+    common = ["--adapter", vlm_adapter, "--image", picture, "--prompt"]
+    corrupt = tmp_path / "corrupt.png"
+    corrupt.write_bytes(b"\x89PNG\r\n\x1a\n nothing")
+    assert f"image {corrupt} cannot be read" in error(capsys, *common[:2], "--image", corrupt, "--prompt", "hi")
+    assert "2 image placeholders but 1 images" in error(capsys, *common, "<image><image> hi")
+    assert "the prompt is empty" in error(capsys, *common, " ")
+    assert "tokens and the model 512 positions" in error(capsys, *common, "hi " * 500)
+    assert "context_length is for language models" in error(capsys, *common, "hi", "--context-length", 3)
+    message = error(capsys, *common, "hi", "--show", tmp_path / "a.png", "--show-layers", "0,3")
+    assert "--show-layers 0,3: layers are numbers from 0 to 2, with commas between them" in message
+    evicted = ["--eviction", "first_visual", "--eviction-keep"]
+    assert re.search(r"cannot hold .*; \d+ bytes would", error(capsys, *common, "hi", *evicted, "100B"))
+    assert "'prompt 0' has no image" in error(capsys, *common[:2], "--prompt", "hi", *evicted, "0.5")
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_merged_tokens_have_no_place_in_the_picture(capsys, vlm_adapter, picture):
+    argv = ["--backbone", vlm_adapter.parent / "backbone", "--reducer", "visionzip", "--keep-ratio", 0.5]
+    message = error(capsys, *argv, "--image", picture, "--prompt", "hi", "--show", "a.png")
+    assert "visionzip on llava counts its tokens anew" in message
+
+
+def test_mistakes_that_the_language_model_finds(capsys, dummy_evictions, text_adapter, picture):
+    common = ["--adapter", text_adapter, "--prompt", TEXT]
+    assert "give one text, and no images" in error(capsys, *common, "--image", picture)
+    assert "--show draws visual tokens" in error(capsys, *common, "--image", picture, "--show", "a.png")
+    assert "context_length=9999 must lie between" in error(capsys, *common, "--context-length", 9999)
+    evicted = ["--eviction", "first_visual", "--eviction-keep", 0.5]
+    assert "'first_visual' reads the attention between text and image" in error(capsys, *common, *evicted)
+
+
+def drop_first(tensors):
+    del tensors[sorted(tensors)[0]]
+
+
+def add_one(tensors):
+    tensors["stranger"] = torch.ones(1)
+
+
+def empty_first(tensors):
+    tensors[sorted(tensors)[0]] = torch.empty(0)
+
+
+@pytest.mark.parametrize(("change", "words"), [(drop_first, "missing"), (add_one, "stranger"), (empty_first, "shape")])
+def test_adapters_are_read_strictly(capsys, vlm_adapter, tmp_path, change, words):
+    folder = shutil.copytree(vlm_adapter, tmp_path / "adapter")
+    tensors = load_file(folder / "router.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "router.safetensors")
+    assert words in error(capsys, "--adapter", folder, "--prompt", "hi")

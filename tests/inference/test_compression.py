@@ -1,0 +1,134 @@
+"""What a compression accepts, what it promises, and budgets in fractions, tokens and bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import prefill
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+
+from helpers import FirstEntries, FirstVisual, compress, make_batch
+from text_families import text_batch, text_family
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"keep": 0.0}, r"eviction_keep=0.0 must lie in \(0, 1\]; 0.1 keeps a tenth"),
+        ({"keep": 1.5}, r"must lie in \(0, 1\]"),
+        ({"keep": float("nan")}, r"must lie in \(0, 1\]"),
+        ({"keep": 0, "unit": "tokens"}, "0 tokens must be a whole number of at least 1"),
+        ({"keep": 2.5, "unit": "tokens"}, "must be a whole number"),
+        ({"unit": "token"}, "unknown unit of eviction_keep 'token'. Did you mean 'tokens'"),
+        ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
+        ({"scope": "visula"}, "unknown scope 'visula'. Did you mean 'visual'"),
+        ({"eviction": None, "keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
+    ],
+)
+def test_wrong_settings(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Compression(**{"eviction": FirstEntries(), **settings})
+
+
+def test_methods_for_images_are_refused_by_language_models():
+    family = text_family()
+    with pytest.raises(ValueError, match=r"'first_visual' reads the attention between text and image and a language"):
+        Compression(FirstVisual(), 0.5).check(family)
+    with pytest.raises(ValueError, match="scope 'visual': a language model sees no images; take scope 'all'"):
+        Compression(FirstEntries(), 0.5, scope="visual").check(family)
+    Compression(FirstEntries(), 0.5).check(family)
+
+
+def test_methods_for_images_are_refused_without_one(tiny_family):
+    with pytest.raises(ValueError, match=r"'first_visual' reads .* and 'sample-1' has no image"):
+        run(compress(tiny_family), make_batch([(1, 6), (0, 6)]), Compression(FirstVisual(), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("compression", "label"),
+    [
+        (Compression(), "-"),
+        (Compression(kv_dtype="int8"), "int8"),
+        (Compression(FirstEntries(), 0.1), "first 0.1"),
+        (Compression(FirstVisual(), 0.1, scope="visual"), "first_visual 0.1"),
+        (Compression(FirstVisual(), 4096, "bytes", "all", "int4"), "first_visual 4,096 bytes all int4"),
+    ],
+)
+def test_labels(compression, label):
+    assert compression.label == label
+
+
+def run(backbone, batch, compression):
+    """The plan after a prefill, and its packed cache."""
+    cache = PackedCache(backbone.family.shape.num_layers)
+    return prefill(backbone, batch, cache, compression).plan, cache
+
+
+def kept_counts(plan, batch, region=None):
+    """Entries per layer and sample."""
+    counts = []
+    for layer in plan.layers:
+        valid = layer.entries_BN >= 0
+        codes = batch.regions_BN.gather(1, layer.entries_BN.clamp(min=0))
+        counts.append((valid & (codes == region) if region is not None else valid).sum(-1).tolist())
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("keep", "unit", "expected"), [(0.25, "fraction", [16, 32]), (0.3, "fraction", [19, 38]), (7, "tokens", [7, 7])]
+)
+def test_visual_budgets_leave_the_text_whole(tiny_family, keep, unit, expected):
+    batch = make_batch([(1, 6), (2, 9)])
+    plan, _ = run(compress(tiny_family), batch, Compression(FirstVisual(), keep, unit))
+    assert kept_counts(plan, batch, Region.VISUAL) == [expected] * 4
+    text = [count - visual for count, visual in zip([8 + 64, 11 + 128], [64, 128], strict=True)]
+    assert kept_counts(plan, batch) == [[a + b for a, b in zip(expected, text, strict=True)]] * 4
+
+
+def test_budgets_over_everything_count_what_the_reducer_left(tiny_family):
+    batch = make_batch([(1, 6)])
+    backbone = compress(tiny_family, name="fastv", keep_ratio=0.25)
+    plan, _ = run(backbone, batch, Compression(FirstEntries(), 0.5))
+    assert kept_counts(plan, batch) == [[(16 + 8) // 2]] * 4
+    assert kept_counts(run(backbone, batch, Compression(FirstEntries(), 900, "tokens"))[0], batch) == [[24]] * 4
+
+
+@pytest.mark.parametrize("routing", [None, RoutingConfig(num_groups=16, kept_groups=4)])
+@pytest.mark.parametrize("method", [FirstEntries(), FirstVisual()])
+def test_budgets_in_bytes_are_kept_and_used(tiny_family, method, routing):
+    batch = make_batch([(1, 6), (1, 12)])
+    budget = 80_000
+    _, cache = run(compress(tiny_family, routing), batch, Compression(method, budget, "bytes"))
+    payload = sum(layer.payload_bytes for layer in cache.layers)
+    dearest = 4 * 2 * tiny_family.shape.side_bytes
+    slack = 1 if routing is None or method.scope == "visual" else 20  # whole and routed entries cost differently
+    assert 2 * (budget - slack * dearest) < payload <= 2 * budget
+
+
+def test_a_budget_that_cannot_hold_the_text_says_which_could(tiny_family):
+    batch, backbone = make_batch([(1, 9)]), compress(tiny_family)
+    with pytest.raises(ValueError, match=r"cannot hold the entries that always stay .* bytes would") as caught:
+        run(backbone, batch, Compression(FirstVisual(), 5_000, "bytes"))
+    needed = int(str(caught.value).rsplit("; ", 1)[1].split()[0])
+    assert needed == 4 * (11 + 1) * 2 * tiny_family.shape.side_bytes
+    plan, _ = run(backbone, batch, Compression(FirstVisual(), needed, "bytes"))
+    assert kept_counts(plan, batch, Region.VISUAL) == [[1]] * 4
+    with pytest.raises(ValueError, match=f"{needed} bytes would"):
+        run(backbone, batch, Compression(FirstVisual(), needed - 1, "bytes"))
+
+
+def test_the_first_token_is_that_of_the_unevicted_cache(tiny_family):
+    batch, backbone = make_batch([(1, 9)]), compress(tiny_family)
+    whole = prefill(backbone, batch, PackedCache(4), Compression()).logits_BV
+    evicted = prefill(backbone, batch, PackedCache(4), Compression(FirstEntries(), 0.1)).logits_BV
+    torch.testing.assert_close(evicted, whole)
+
+
+def test_prompts_must_fit_the_positions():
+    family = text_family(max_position_embeddings=32)
+    with pytest.raises(ValueError, match="the prompt has 37 tokens and the model 32 positions; shorten the prompt"):
+        run(compress(family), text_batch([(30, 6, 0)]), Compression())

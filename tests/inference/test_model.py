@@ -1,0 +1,193 @@
+"""``SubTokenModel``: what it loads, how it generates, what it reports, and that mistakes leave it usable."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from subtoken_train import SubTokenModel
+from subtoken_train.backbones.base import Turn
+from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.reducers import ReducerConfig
+
+PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
+QUESTION = "is there a 0 ?"
+TEXT = "the bee and the spider met in the garden. " * 12
+
+
+@pytest.fixture(scope="module")
+def vlm(vlm_adapter):
+    return SubTokenModel.from_pretrained(vlm_adapter, device_map="cpu")
+
+
+@pytest.fixture(scope="module")
+def llm(text_adapter):
+    return SubTokenModel.from_pretrained(text_adapter)
+
+
+def tokens(model, images=(PICTURE,), prompt=QUESTION, **settings):
+    """Generated ids of one prompt, five at most."""
+    inputs = model.inputs(prompt, images)
+    out = model.generate(**inputs, **{"max_new_tokens": 5, "do_sample": False, **settings})
+    return out[:, inputs["input_ids"].shape[1] :]
+
+
+def test_an_adapter_reports_its_budget(vlm):
+    tokens(vlm)
+    report = vlm.cache_report()
+    assert report.nominal_fraction == report.realised_fraction == 0.25 * (1 + 1 / 4) / 2
+    assert report.payload_bytes == report.ledger.bytes_of(with_index=False)
+    prompt = vlm.last.batch.input_ids_BN.shape[1]
+    assert report.dense_bytes == (prompt + 4) * vlm.backbone.family.shape.token_bytes
+    assert report.tail_bytes == 4 * vlm.backbone.family.shape.token_bytes
+    assert report.slack_bytes == 60 * vlm.backbone.family.shape.token_bytes
+    held = report.total_bytes - report.slack_bytes
+    assert f"KV {held:,} of {report.dense_bytes:,} bytes" in str(report)
+    assert len(report.table().splitlines()) == 2 + 3 * 3
+    assert vlm.last.prefill_seconds > 0 < vlm.last.decode_seconds
+
+
+def test_a_context_reports_its_budget(llm):
+    tokens(llm, (), TEXT, context_length=64)
+    report = llm.cache_report()
+    assert report.nominal_fraction == report.realised_fraction == 0.5 * (1 + 1 / 4) / 2
+
+
+def test_layers_below_the_cut_are_in_the_promise(vlm_adapter):
+    reducer = ReducerConfig(name="fastv", keep_ratio=0.25, stage="decoder")
+    model = SubTokenModel.from_pretrained(vlm_adapter.parent / "backbone", reducer=reducer)
+    tokens(model)
+    assert model.cache_report().nominal_fraction == pytest.approx((2 + 0.25) / 3)
+    assert model.cache_report().realised_fraction == pytest.approx((2 + 0.25) / 3)
+
+
+def test_a_plain_backbone_generates_as_transformers_does(vlm_adapter):
+    model = SubTokenModel.from_pretrained(str(vlm_adapter.parent / "backbone"))
+    family, inputs = model.backbone.family, model.inputs(QUESTION, [PICTURE])
+    expected = family.model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=5, do_sample=False), expected)
+    assert model.cache_report().realised_fraction == 1
+    assert model.tokenizer is family.tokenizer
+    assert model.processor is family.processor
+
+
+def test_evictions_compress_any_backbone(vlm_adapter, dummy_evictions):
+    path = vlm_adapter.parent / "backbone"
+    whole = tokens(SubTokenModel.from_pretrained(path))
+    model = SubTokenModel.from_pretrained(path, eviction="first_visual", eviction_keep=0.25, kv_dtype="int8")
+    assert torch.equal(tokens(model)[:, 0], whole[:, 0])
+    report = model.cache_report()
+    assert report.realised_fraction == 0.25
+    assert report.payload_bytes < 0.3 * report.ledger.bytes_of()
+
+
+def test_the_backbone_of_an_adapter_may_lie_elsewhere(vlm_adapter, tmp_path):
+    (tmp_path / "moved").symlink_to(vlm_adapter.parent / "backbone")
+    for source in (str(tmp_path / "moved"), BackboneConfig(path=str(tmp_path / "moved"))):
+        model = SubTokenModel.from_pretrained(vlm_adapter, backbone=source)
+        assert model.backbone.family.model.config._name_or_path == str(tmp_path / "moved")
+
+
+def test_chat_is_the_decoded_answer(vlm):
+    answer = vlm.chat(QUESTION, [PICTURE], max_new_tokens=5, do_sample=False)
+    assert answer == vlm.tokenizer.decode(tokens(vlm)[0], skip_special_tokens=True).strip()
+    assert answer == vlm.chat(f"<image>\n{QUESTION}", [PICTURE], max_new_tokens=5, do_sample=False)
+    turns = [Turn(f"<image>\n{QUESTION}", "no"), Turn(QUESTION)]
+    assert isinstance(vlm.chat(turns, [PICTURE], max_new_tokens=2), str)
+
+
+def test_images_of_any_mode_are_read(vlm):
+    ids = tokens(vlm, [PICTURE.convert("RGBA")])
+    assert torch.equal(ids, tokens(vlm))
+
+
+def test_beams_store_their_prompt_as_a_dense_cache_would(vlm):
+    tokens(vlm, num_beams=3)
+    report = vlm.cache_report()
+    assert report.payload_bytes == 3 * report.ledger.bytes_of(with_index=False)
+    assert report.dense_bytes == 3 * report.ledger.dense_bytes() + report.tail_bytes
+    assert report.realised_fraction == 0.25 * (1 + 1 / 4) / 2
+
+
+def truncated():
+    buffer = io.BytesIO()
+    Image.effect_noise((96, 96), 60).save(buffer, "PNG")
+    return Image.open(io.BytesIO(buffer.getvalue()[:2000]))
+
+
+MISTAKES = {
+    "setting": (lambda m: tokens(m, max_newtokens=3), "model_kwargs.*max_newtokens"),
+    "no ids": (lambda m: m.generate(max_new_tokens=3), "generate needs input_ids with at least one token"),
+    "empty": (lambda m: m.chat("  "), "the prompt is empty"),
+    "too few images": (lambda m: m.chat("<image> <image>\nhi", [PICTURE]), "2 image placeholders but 1 images"),
+    "too many images": (lambda m: m.chat("<image>\nhi", [PICTURE] * 2), "1 image placeholders but 2 images"),
+    "no pixels": (lambda m: m.generate(input_ids=m.inputs("a", [PICTURE])["input_ids"]), "but no pixel_values"),
+    "corrupt": (lambda m: m.chat("hi", [PICTURE, truncated()]), "image 2 cannot be read .*; replace the file"),
+    "too long": (lambda m: m.chat("a " * 520), "tokens and the model 512 positions; shorten the prompt"),
+    "context": (lambda m: tokens(m, context_length=3), "context_length is for language models"),
+    "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
+    "report": (lambda m: SubTokenModel(m.backbone).cache_report(), "nothing was generated yet"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_after_a_mistake_the_model_serves_the_next_call(vlm, name):
+    expected = tokens(vlm)
+    call, words = MISTAKES[name]
+    with pytest.raises(ValueError, match=words):
+        call(vlm)
+    assert torch.equal(tokens(vlm), expected)
+    assert vlm.cache_report().realised_fraction == 0.15625
+
+
+def test_language_models_refuse_images(llm):
+    expected = tokens(llm, (), TEXT)
+    with pytest.raises(ValueError, match="a language model is a language model: give one text, and no images"):
+        llm.chat("what is this?", [PICTURE])
+    with pytest.raises(ValueError, match="pixel_values were given"):
+        llm.generate(**llm.inputs(TEXT), pixel_values=torch.zeros(1, 3, 96, 96))
+    with pytest.raises(ValueError, match="context_length=10000 must lie between 0 and"):
+        tokens(llm, (), TEXT, context_length=10_000)
+    assert torch.equal(tokens(llm, (), TEXT), expected)
+
+
+def test_a_budget_that_is_too_small_leaves_the_model_usable(vlm_adapter, dummy_evictions):
+    model = SubTokenModel.from_pretrained(
+        vlm_adapter, eviction="first_visual", eviction_keep=30_000, eviction_unit="bytes"
+    )
+    with pytest.raises(ValueError, match=r"cannot hold the entries that always stay .*; \d+ bytes would"):
+        model.chat("is there a 0 ? " * 10, [PICTURE])
+    model.chat("hi", [PICTURE], max_new_tokens=2)
+    assert model.cache_report().payload_bytes < 30_000 + model.cache_report().tail_bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"eviction": "frist", "eviction_keep": 0.5}, "unknown eviction method 'frist'. Did you mean 'first'"),
+        (
+            {"eviction": "first", "eviction_keep": 0.5, "eviction_options": {"windwo": 3}},
+            "unknown setting of first 'windwo'. Did you mean 'window'",
+        ),
+        ({"eviction": "first", "eviction_keep": 10}, r"eviction_keep=10 must lie in \(0, 1\]"),
+        ({"eviction_keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
+        ({"device_map": "cuda:99"}, "unknown device of this machine 'cuda:99'.* Allowed: auto, cpu"),
+        ({"device_map": "gpu"}, "unknown device of this machine 'gpu'"),
+        ({"reducer": ReducerConfig(keep_ratio=0.5)}, "is an adapter with its own token reducer; leave reducer out"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_loaded(vlm_adapter, dummy_evictions, settings, words):
+    with pytest.raises(ValueError, match=words):
+        SubTokenModel.from_pretrained(vlm_adapter, **settings)
+
+
+def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
+    with pytest.raises(ValueError, match=r"is not an adapter folder .no subtoken_config.json.; backbone='x' needs one"):
+        SubTokenModel.from_pretrained(vlm_adapter.parent / "backbone", backbone="x")
+    with pytest.raises(ValueError, match="is neither a folder with a config.json nor"):
+        SubTokenModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="'first_visual' reads the attention between text and image"):
+        SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)

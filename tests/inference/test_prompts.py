@@ -1,0 +1,149 @@
+"""Regions of prompts that come from a processor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.prefill import prefill
+from subtoken_train.inference.prompts import batch_from_inputs, context_tokens
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+
+from helpers import compress, make_batch
+from qwen_tiny import qwen_batch, qwen_family, qwen_records
+from text_families import text_family
+from tiny_llama import build_tokenizer
+
+
+def inputs_of(batch):
+    """A collated batch as a processor would return it."""
+    mask = (batch.regions_BN != Region.PADDING).long()
+    return batch.input_ids_BN, mask, {"pixel_values": batch.pixel_values, "image_grid_thw": batch.image_grid_I3}
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+def test_llava_regions(tiny_family, pad_left):
+    expected = make_batch([(1, 6), (2, 9), (0, 5)], pad_left)
+    batch = batch_from_inputs(tiny_family, *inputs_of(expected), None)
+    regions = expected.regions_BN.masked_fill(expected.regions_BN == Region.ANSWER, int(Region.QUERY))
+    text = expected.images_per_sample_B == 0  # nothing comes before an image that is not there
+    regions[text] = regions[text].masked_fill(regions[text] == Region.SYSTEM, int(Region.QUERY))
+    assert torch.equal(batch.regions_BN, regions)
+    assert batch.images_per_sample_B.tolist() == [1, 2, 0]
+    assert batch.rank_position_B[2] == -1
+    last = [int((row != Region.PADDING).nonzero().max()) for row in regions]
+    assert batch.rank_position_B[:2].tolist() == last[:2]
+    assert (batch.labels_BN == -100).all()
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+def test_qwen_regions_and_images(tmp_path, pad_left):
+    family = qwen_family()
+    expected = qwen_batch(family, qwen_records(tmp_path), pad_left=pad_left, generation=True)
+    batch = batch_from_inputs(family, *inputs_of(expected), None)
+    assert torch.equal(batch.regions_BN == Region.VISUAL, expected.regions_BN == Region.VISUAL)
+    assert torch.equal(batch.regions_BN == Region.PADDING, expected.regions_BN == Region.PADDING)
+    assert torch.equal(batch.rank_position_B, expected.rank_position_B)
+    assert batch.images_per_sample_B.tolist() == [1, 2, 0]
+    backbone = compress(family, name="fastv", keep_ratio=0.5)
+    logits = [prefill(backbone, x, PackedCache(4), Compression()).logits_BV for x in (batch, expected)]
+    assert torch.equal(logits[0], logits[1])
+
+
+def text_ids(lengths, pad_left):
+    """Random token ids of some lengths, and their mask."""
+    width = max(lengths)
+    ids, mask = torch.full((len(lengths), width), 0), torch.zeros(len(lengths), width, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        span = slice(width - length, width) if pad_left else slice(0, length)
+        ids[row, span] = torch.randint(10, 60, (length,), generator=torch.Generator().manual_seed(row))
+        mask[row, span] = 1
+    return ids, mask
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+def test_text_regions_split_each_sample(pad_left):
+    ids, mask = text_ids([100, 70], pad_left)
+    for length, expected in ((None, [36, 6]), (10, [10, 10])):
+        batch = batch_from_inputs(text_family(), ids, mask, {}, length)
+        assert (batch.regions_BN == Region.CONTEXT).sum(-1).tolist() == expected
+        for row in range(2):
+            real = batch.regions_BN[row][mask[row].bool()].tolist()
+            assert real == [Region.CONTEXT] * expected[row] + [Region.QUERY] * (len(real) - expected[row])
+        assert torch.equal(batch.regions_BN == Region.PADDING, mask == 0)
+        assert batch.rank_position_B.tolist() == ([99, 99] if pad_left else [99, 69])
+
+
+@pytest.fixture(scope="module")
+def english():
+    family = text_family()
+    family.processor = build_tokenizer()
+    return family
+
+
+def context_of(family, text):
+    ids = family.tokenizer(text)["input_ids"]
+    return family.tokenizer.decode(ids[: context_tokens(family, ids)]), len(ids)
+
+
+def test_few_shot_prompts_ask_after_their_last_blank_line(english):
+    shots = "Q: how many legs has a spider?\nA: eight\n\n" * 6
+    context, _ = context_of(english, shots + "Q: how many has a bee?\nA:")
+    assert context == "<s>" + shots or context.rstrip("\n") == "<s>" + shots.rstrip("\n")
+
+
+@pytest.mark.parametrize("text", ["one line of words " * 40, "a\n\n" + "words after a heading " * 40])
+def test_other_prompts_ask_with_their_last_64_tokens(english, text):
+    ids = english.tokenizer(text)["input_ids"]
+    assert context_tokens(english, ids) == len(ids) - 64
+
+
+def test_a_blank_line_at_the_end_is_none(english):
+    ids = english.tokenizer("words and words " * 40 + "\n\n")["input_ids"]
+    assert context_tokens(english, ids) == len(ids) - 64
+
+
+@pytest.mark.parametrize("routing", [None, RoutingConfig(num_groups=8, kept_groups=2, budget="global")])
+@torch.no_grad()
+def test_short_prompts_are_not_compressed(routing):
+    family = text_family()
+    ids, mask = text_ids([40, 20], pad_left=True)
+    batch = batch_from_inputs(family, ids, mask, {}, None)
+    assert not (batch.regions_BN == Region.CONTEXT).any()
+    quest = compress(family, routing, name="quest", keep_ratio=0.5, page_size=4, window=4)
+    got = generate_greedy(quest, batch, 6)
+    assert torch.equal(got.token_ids_BT, generate_greedy(compress(text_family()), batch, 6).token_ids_BT)
+    assert [layer.entries_BN.ge(0).sum(-1).tolist() for layer in got.plan.layers] == [[40, 20]] * 3
+
+
+def test_mixed_lengths_compress_what_is_long_enough():
+    ids, mask = text_ids([100, 30], pad_left=True)
+    batch = batch_from_inputs(text_family(), ids, mask, {}, None)
+    reducer = {"name": "none"}
+    backbone = compress(text_family(), RoutingConfig(num_groups=8, kept_groups=2), **reducer)
+    plan = generate_greedy(backbone, batch, 2).plan
+    assert plan.layers[0].group_mask_BNS[0].sum() == 36 * 2 + 64 * 8
+
+
+@pytest.mark.parametrize("length", [-1, 20, 100])
+def test_a_context_leaves_something_to_ask(length):
+    ids, mask = text_ids([20], pad_left=False)
+    with pytest.raises(ValueError, match=f"context_length={length} must lie between 0 and 19: prompt 0 has 20 tokens"):
+        batch_from_inputs(text_family(), ids, mask, {}, length)
+
+
+def test_inputs_that_do_not_fit_the_backbone(tiny_family):
+    ids, mask = text_ids([20], pad_left=False)
+    pixels = {"pixel_values": torch.zeros(1, 3, 96, 96)}
+    with pytest.raises(ValueError, match="pixel_values were given, but a language model is"):
+        batch_from_inputs(text_family(), ids, mask, pixels, None)
+    with pytest.raises(ValueError, match="0 image tokens in the prompt but some pixel_values"):
+        batch_from_inputs(tiny_family, ids, mask, pixels, None)
+    with pytest.raises(ValueError, match="64 image tokens in the prompt but no pixel_values"):
+        batch_from_inputs(tiny_family, make_batch([(1, 6)]).input_ids_BN, None, {}, None)
+    with pytest.raises(ValueError, match="context_length is for language models; llava compresses the visual tokens"):
+        batch_from_inputs(tiny_family, ids, mask, {}, 4)
