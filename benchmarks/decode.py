@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pairs import cell, hardware, interleaved, ratio, write
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from subtoken_train.backbones.attention import use_packed_attention
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
+
+from pairs import cell, hardware, interleaved, ratio, write
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, LAYERS, HEADS, HEAD_DIM, MLP, VOCABULARY = 1024, 8, 8, 128, 2816, 4096

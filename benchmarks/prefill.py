@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pairs import cell, hardware, interleaved, ratio, write
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaModel
 from transformers.masking_utils import create_causal_mask
@@ -32,6 +31,8 @@ from subtoken_train.functional.ledger import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region
+
+from pairs import cell, hardware, interleaved, ratio, write
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, HEADS, HEAD_DIM, MLP = 1024, 8, 128, 2816

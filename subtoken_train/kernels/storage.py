@@ -33,7 +33,11 @@ class Payload:
 
     @staticmethod
     def store(vectors: Tensor, bits: int = 0) -> Payload:
-        """Store vectors as they are (``bits`` 0), or rounded to 8 or 4 bits with symmetric scales."""
+        """Store vectors as they are (``bits`` 0), or rounded to 8 or 4 bits with symmetric scales.
+
+        Raises:
+            ValueError: 4 bits for vectors of an odd width.
+        """
         if not bits:
             return Payload(vectors.contiguous(), None, vectors.dtype)
         top = 2 ** (bits - 1) - 1
@@ -41,8 +45,13 @@ class Payload:
         scale = (vectors.float().abs().amax(-1, keepdim=True) / top).clamp(min=2**-24).half()
         codes = (vectors.float() / scale.float()).round().clamp(-top, top).to(torch.int8)
         if bits == 4:
-            low, high = (codes + 8).to(torch.uint8).view(*codes.shape[:-1], -1, 2).unbind(-1)
-            codes = low | high << 4
+            if codes.shape[-1] % 2:
+                raise ValueError(
+                    f"int4 stores two channels a byte, but the value groups cut heads into pieces of {codes.shape[-1]} "
+                    "channels; take kv_dtype int8, or fewer groups"
+                )
+            codes = (codes + 8).to(torch.uint8)
+            codes = codes[..., ::2] | codes[..., 1::2] << 4
         return Payload(codes, scale, vectors.dtype)
 
     def read(self) -> Tensor:
