@@ -40,6 +40,7 @@ WINDOWED = ("streaming_llm", "snapkv", "pyramidkv", "knorm")
 OTHERS = ("h2o", "aircache", "vl_cache", "tgv_kv", "kvcompose")
 KEEP = 0.1
 MEMORY_LENGTH = 32768
+LONG = 4096  # tokens from which a pass takes a CPU core many seconds
 
 
 class Prompt:
@@ -138,6 +139,25 @@ def added_memory(name: str) -> int:
     return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
+def times(record: dict[str, Any]) -> str:
+    """A row per prompt length, a column per method."""
+    names = list(record["rows"][0]["ratios"])
+    lines = ["| tokens | rounds | plain pass | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
+    for row in record["rows"]:
+        cells = [cell(tuple(row["ratios"][name])) if name in row["ratios"] else "" for name in names]
+        lines.append(
+            f"| {row['length']:,} | {row['pairs']} | {row['plain_seconds']:.2f} s | " + " | ".join(cells) + " |"
+        )
+    return "\n".join(lines)
+
+
+def memory(record: dict[str, Any]) -> str:
+    """A column per method."""
+    added = record["bytes"]
+    lines = ["| " + " | ".join(added) + " |", "|" + "---|" * len(added)]
+    return "\n".join([*lines, "| " + " | ".join(f"{count / 2**20:.0f} MiB" for count in added.values()) + " |"])
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -146,7 +166,9 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[2048, 8192])
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--methods", nargs="+", default=[*WINDOWED, *OTHERS])
+    parser.add_argument(
+        "--methods", nargs="+", help="default: all below 4,096 tokens and for memory, else the windowed"
+    )
     parser.add_argument("--memory", action="store_true", help="peak memory of the statistics instead of times")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -158,19 +180,22 @@ def main() -> None:
         command = [sys.executable, __file__, "--one"]
         added = {
             name: int(subprocess.run([*command, name], capture_output=True, text=True, check=True).stdout)
-            for name in args.methods
+            for name in args.methods or [*WINDOWED, *OTHERS]
         }
-        for name, count in added.items():
-            print(f"| {name} | {count / 2**20:.0f} MiB |")
-        write({"hardware": hardware(), "length": MEMORY_LENGTH, "bytes": added}, results / "statistics_memory.json")
+        record = {"hardware": hardware(), "length": MEMORY_LENGTH, "bytes": added}
+        write(record, results / "statistics_memory.json")
+        print(memory(record))
         return
     rows = []
     for length in args.lengths:
-        rows.append(measure(length, args.layers, args.pairs, args.methods, args.device, getattr(torch, args.dtype)))
+        methods = args.methods or [*WINDOWED, *(OTHERS if length < LONG else ())]
+        rows.append(measure(length, args.layers, args.pairs, methods, args.device, getattr(torch, args.dtype)))
         for name, figures in rows[-1]["ratios"].items():
             print(f"| {length:,} | {name} | {cell(figures)} |", flush=True)
     target = results / f"prefill-{args.device.split(':')[0]}-{args.dtype}.json"
-    write({"hardware": hardware(), "dtype": args.dtype, "rows": rows}, target)
+    record = {"hardware": hardware(), "dtype": args.dtype, "rows": rows}
+    write(record, target)
+    print(times(record))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""The benchmark pages are what the committed records say; the programs' arithmetic."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+import pairs
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+RESULTS = FOLDER / "results"
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, str]:
+    """Every table of the page, made anew from its records."""
+    return {
+        "decode": importlib.import_module("decode").markdown(
+            json.loads((RESULTS / "decode-cpu-float32.json").read_text())
+        ),
+        "prefill": importlib.import_module("prefill").times(
+            json.loads((RESULTS / "prefill-cpu-float32.json").read_text())
+        ),
+        "memory": importlib.import_module("prefill").memory(
+            json.loads((RESULTS / "statistics_memory.json").read_text())
+        ),
+        "eviction": importlib.import_module("eviction_accuracy").table(RESULTS / "eviction"),
+    }
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill", "memory", "eviction"])
+def test_the_page_shows_the_records(tables, name):
+    text = (FOLDER / "README.md").read_text()
+    assert text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0] == tables[name]
+
+
+def test_every_registered_method_was_measured_and_kept_its_budget():
+    from subtoken_train.evictions import EVICTIONS
+
+    eviction = importlib.import_module("eviction_accuracy")
+    records = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "eviction").glob("*.json")}
+    assert set(records) == {*EVICTIONS, eviction.NONE}
+    for method, record in records.items():
+        rows = record["rows"]
+        assert {(row["base"], row["fraction"]) for row in rows if method != eviction.NONE} == (
+            {(base, fraction) for base in eviction.ADAPTERS for fraction in eviction.FRACTIONS}
+            if method != eviction.NONE
+            else set()
+        )
+        assert all(row["measured"] <= row["fraction"] + 1e-9 for row in rows)
+        assert all(len(row["scores"]) == len(row["kinds"]) == record["questions"] for row in rows)
+
+
+def test_decoding_is_not_slower_than_the_token_only_cache():
+    """The promise, on the recorded run: medians of interleaved ratios."""
+    for row in json.loads((RESULTS / "decode-cpu-float32.json").read_text())["rows"]:
+        assert row["step_vs_token_only"][0] <= 1.05
+        assert row["step_vs_same_bytes"][0] <= 1.10
+        assert row["index_share"] <= 0.005
+        if row["entries"] >= 8192:
+            assert row["attention_vs_sdpa"][0] <= 0.70
+
+
+def test_pairs_alternate_and_ratios_are_medians_of_rounds():
+    calls: list[str] = []
+    seconds = pairs.interleaved({name: lambda name=name: calls.append(name) for name in "ab"}, pairs=2, warmup=1)
+    assert calls == ["a", "b", "b", "a", "a", "b"]
+    assert {len(values) for values in seconds.values()} == {2}
+    median, low, high = pairs.ratio({"x": [1.0, 2.0, 9.0], "y": [1.0, 1.0, 3.0]}, "x", "y")
+    assert (median, low, high) == (2.0, 1.0, 3.0)
+    assert pairs.cell((0.5, 0.25, 1.0)) == "0.50 [0.25, 1.00]"
