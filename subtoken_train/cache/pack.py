@@ -44,7 +44,7 @@ def pack_layer(
 
     Rows of the batch that keep equally many entries, and equally many of them whole, share a block.
     """
-    batch, kv_heads, length, width = key_BhNd.shape
+    _, kv_heads, length, width = key_BhNd.shape
     shared = keep_BhN.shape[1] == 1
     heads = kv_heads if shared else 1
     keep_RN = keep_BhN.reshape(-1, length)
@@ -125,8 +125,8 @@ def _routed_values(value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, kv_
     return RoutedValues(
         bits=_pack_bits(flags_RSM),
         pieces=Payload.store(pieces_RPMw[flags_RPM], kv_bits),
-        offsets=counts.cumsum(0) - counts,
-        piece_bit=piece_bit,
+        offsets=(counts.cumsum(0) - counts).int(),
+        piece_bit=piece_bit.int(),
         entries=entries,
     )
 

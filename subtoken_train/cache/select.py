@@ -67,7 +67,7 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
     return RoutedValues(
         bits=values.bits[index_R],
         pieces=values.pieces.select(starts_R.repeat_interleave(lengths_R) + within),
-        offsets=counts.cumsum(0) - counts,
+        offsets=(counts.cumsum(0) - counts).int(),
         piece_bit=values.piece_bit,
         entries=values.entries,
     )
