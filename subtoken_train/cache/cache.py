@@ -83,8 +83,14 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Forget the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number).
 
         Raises:
-            ValueError: more than the tail holds; the prompt is packed and cannot be shortened.
+            ValueError: a positive number, as transformers' own layers refuse it, or more than the tail holds; the
+                prompt is packed and cannot be shortened.
         """
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop({tokens_to_remove}): give a negative number; crop(-{tokens_to_remove}) removes "
+                f"{tokens_to_remove} tokens"
+            )
         if -tokens_to_remove > self.tail_length:
             raise ValueError(
                 f"{-tokens_to_remove} tokens cannot be removed: {self.tail_length} came after the prompt, which is "
@@ -166,6 +172,11 @@ class PackedCache(Cache):  # type: ignore[misc]
         super().crop(tokens_to_remove)
         if self.next_position is not None:
             self.next_position = self.next_position + tokens_to_remove
+
+    def reset(self) -> None:
+        """Empty again: the next prompt fills it."""
+        super().reset()
+        self.next_position = self.origin_B = None
 
     def _select(self, samples: Tensor) -> None:
         assert self.origin_B is not None

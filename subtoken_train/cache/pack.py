@@ -46,7 +46,7 @@ def pack_layer(
 
     Rows of the batch that keep equally many entries, and equally many of them whole, share a block.
     """
-    batch, kv_heads, length, width = key_BhNd.shape
+    _, kv_heads, length, width = key_BhNd.shape
     shared = keep_BhN.shape[1] == 1
     heads = kv_heads if shared else 1
     keep_RN = keep_BhN.reshape(-1, length)
@@ -132,7 +132,7 @@ def _routed_values(
     index = places_of(flags_RPM, heads).to(torch.int32)
     if index.nbytes > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = _pack_bits(flags_RSM)
-    return RoutedValues(index, pieces, counts.cumsum(0) - counts, piece_bit, entries, heads)
+    return RoutedValues(index, pieces, (counts.cumsum(0) - counts).int(), piece_bit.int(), entries, heads)
 
 
 def _pack_bits(flags_RSM: Tensor) -> Tensor:

@@ -72,4 +72,5 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
         index = (values.index[source] + shift).to(torch.int32)
     else:
         index = values.index[index_R]
-    return replace(values, index=index, pieces=values.pieces.select(source), offsets=counts.cumsum(0) - counts)
+    offsets = (counts.cumsum(0) - counts).int()
+    return replace(values, index=index, pieces=values.pieces.select(source), offsets=offsets)

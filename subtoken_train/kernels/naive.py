@@ -112,7 +112,7 @@ def _weighted_pieces(weight_RcMG: Tensor, values: RoutedValues, width: int) -> T
         for bag, (start, end) in enumerate(pairwise(starts)):
             torch.mm(weight_nG[start:end].T, stored[start:end], out=by_piece[bag // num_pieces, bag % num_pieces])
         return by_piece.view(rows, heads, -1, columns, stored.shape[-1]).transpose(2, 3).flatten(3)
-    index = torch.arange(len(stored), device=stored.device)
+    index = torch.arange(len(stored), dtype=torch.int32, device=stored.device)
     sums = [
         F.embedding_bag(index, stored, values.offsets, mode="sum", per_sample_weights=weight_n)
         for weight_n in weight_nG.T.contiguous()

@@ -87,8 +87,8 @@ class RoutedValues:
             (row * c + head) * M + entry of the probability that weighs it. ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of
             byte i // 8 is set where entry i stores what the bit stands for; smaller, and decoded in every step.
         pieces: payload [n, w], ordered by row, then piece, then entry.
-        offsets: where each (row, piece) starts in ``pieces``, int64 [R * P].
-        piece_bit: which of the S bits rules each of a row's P pieces, int64 [P].
+        offsets: where each (row, piece) starts in ``pieces``, int32 [R * P].
+        piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
         entries: M.
         heads: c.
     """

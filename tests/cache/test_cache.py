@@ -1,0 +1,144 @@
+"""The packed cache as transformers uses it: growth, crop, reorder, repeat, select."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import SLACK, PackedCache, PackedLayer
+
+from packing import SETS, dense, masked_attention, states
+
+
+def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]:
+    """Two layers, and the dense ones they came from."""
+    cache, layers = PackedCache(2), [dense(seed, batch, sets=sets, bits=bits) for seed in (1, 2)]
+    cache.layers = [state.layer() for state in layers]
+    cache.next_position, cache.origin_B = torch.arange(batch)[:, None] + 20, torch.arange(batch)
+    return cache, layers
+
+
+def grown(cache: PackedCache, seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append the same random states to all layers."""
+    batch = len(cache.origin_B)
+    key, value = states(seed, batch, 2, count, 8), states(seed + 1, batch, 2, count, 8)
+    for i in range(len(cache.layers)):
+        cache.update(key, value, i)
+    return key, value
+
+
+def picked(state, samples: torch.Tensor):
+    """The dense layer of the chosen samples."""
+    parts = {n: getattr(state, n)[samples] for n in ("key", "value", "keep", "channels")}
+    return type(state)(**parts, groups=state.groups[samples], packing=state.packing)
+
+
+def assert_attends(cache: PackedCache, layers: list, tail: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query = states(9, len(tail[0]), 4, 1, 8)
+    for layer, state in zip(cache.layers, layers, strict=True):
+        expected = masked_attention(state, query, *tail)
+        assert (layer.attend(query, 8**-0.5) - expected).abs().max() < 1e-5
+
+
+ORDERS = [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("sets", SETS)
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_chosen_samples_attend_as_their_dense_ones(sets, order):
+    cache, layers = filled(sets)
+    tail, samples = grown(cache, 3, 4), torch.tensor(order)
+    cache.batch_select_indices(samples)
+    assert cache.next_position[:, 0].tolist() == [20 + i for i in order]
+    layers = [picked(state, samples) for state in layers]
+    tail = tuple(x[samples] for x in tail)
+    assert_attends(cache, layers, tail)
+    # and once more, from blocks that were chosen before
+    again = torch.arange(len(order)).flip(0)
+    cache.reorder_cache(again)
+    assert_attends(cache, [picked(state, again) for state in layers], tuple(x[again] for x in tail))
+
+
+@pytest.mark.parametrize("sets", SETS)
+def test_repeated_samples_and_beams_of_one_prompt(sets):
+    """Reordering the beams of a prompt moves the tails and copies no prompt."""
+    cache, layers = filled(sets)
+    cache.batch_repeat_interleave(2)
+    tail, samples = grown(cache, 3, 4), torch.arange(3).repeat_interleave(2)
+    layers = [picked(state, samples) for state in layers]
+    assert_attends(cache, layers, tail)
+    pointers = [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.parts]
+    order = torch.tensor([1, 1, 2, 3, 5, 4])
+    cache.reorder_cache(order)
+    assert_attends(cache, layers, tuple(x[order] for x in tail))
+    after = [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.parts]
+    assert after == pointers
+
+
+def test_selection_keeps_rounded_payloads():
+    cache, _ = filled("own", bits=8)
+    before = {
+        (row, i): part.read()[k]
+        for block in cache.layers[0].blocks
+        for k, row in enumerate(block.rows.tolist())
+        for i, part in enumerate((block.whole_keys, block.whole_values))
+    }
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    for block in cache.layers[0].blocks:
+        for k, row in enumerate(block.rows.tolist()):
+            old = row % 2 + 2 * [2, 0][row // 2]
+            assert torch.equal(block.whole_keys.read()[k], before[old, 0])
+            assert torch.equal(block.whole_values.read()[k], before[old, 1])
+
+
+def test_crop_forgets_the_tail_only():
+    cache, layers = filled("own")
+    key, value = grown(cache, 3, 6)
+    length, position = cache.get_seq_length(), cache.next_position.clone()
+    cache.crop(-2)
+    assert cache.get_seq_length() == length - 2
+    assert torch.equal(cache.next_position, position - 2)
+    assert_attends(cache, layers, (key[:, :, :4], value[:, :, :4]))
+    more = grown(cache, 7, 3)
+    tail = tuple(torch.cat([old[:, :, :4], new], 2) for old, new in zip((key, value), more, strict=True))
+    assert_attends(cache, layers, tail)
+    cache.crop(-7)
+    with pytest.raises(ValueError, match="1 tokens cannot be removed: 0 came after the prompt"):
+        cache.crop(-1)
+    with pytest.raises(ValueError, match="negative"):
+        cache.crop(3)
+
+
+def test_the_tail_grows_in_place_with_little_slack():
+    cache, _ = filled("shared")
+    prompt = [part.data.data_ptr() for part in cache.layers[0].blocks[0].parts]
+    per_token, moved, before = 3 * 2 * 8 * 4 * 2, 0, None
+    for step in range(1, 2 * SLACK + 3):
+        grown(cache, step, 1)
+        layer = cache.layers[0]
+        used, slack = layer.tail_bytes
+        assert used == step * per_token
+        assert 0 <= slack < SLACK * per_token
+        moved += before is not None and layer.keys.data_ptr() != before
+        before = layer.keys.data_ptr()
+    assert moved == 2
+    assert prompt == [part.data.data_ptr() for part in cache.layers[0].blocks[0].parts]
+
+
+def test_lengths_are_those_of_the_unreduced_prompt():
+    cache, _ = filled("shared")
+    assert cache.get_seq_length() == 21
+    grown(cache, 3, 2)
+    assert cache.get_seq_length() == 23
+    assert cache.layers[0].get_mask_sizes(1) == (24, 0)
+
+
+def test_an_empty_layer_refuses_to_grow_and_reset_empties():
+    layer = PackedLayer()
+    assert layer.tail_bytes == (0, 0)
+    with pytest.raises(AssertionError, match="filled before"):
+        layer.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))
+    cache, _ = filled("shared")
+    cache.reset()
+    assert not cache.is_filled
+    assert cache.get_seq_length() == 0

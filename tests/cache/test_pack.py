@@ -1,0 +1,80 @@
+"""Packing keeps what the plan keeps, in as few bytes as promised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.cache.cache import PackedLayer
+from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.functional.ledger import KVShape
+from subtoken_train.functional.measure import measured_ledger
+from subtoken_train.types import LayerPlan, Plan, Region
+
+from packing import SETS, dense
+
+LAYOUTS = ("contiguous", "per_head")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    sets=st.sampled_from(SETS),
+    layout=st.sampled_from(LAYOUTS),
+    shape=st.sampled_from([(1, 8, 4), (2, 8, 4), (4, 8, 2), (3, 16, 2), (6, 8, 4)]),
+    share=st.sampled_from([0.0, 0.4, 1.0]),
+    routed=st.booleans(),
+)
+def test_bytes_are_those_of_the_kept_channels(seed, sets, layout, shape, share, routed):
+    """Keys of kept entries, existing channels of their values, a bit per group or piece: nothing else."""
+    kv_heads, width, num_groups = shape
+    state = dense(seed, 3, kv_heads, 21, width, num_groups if routed else None, share, sets, layout)
+    layer = state.layer()
+    keep = state.keep.expand(-1, kv_heads, -1)
+    assert layer.payload_bytes == 4 * int(keep.sum() * width + (state.channels & keep[..., None]).sum())
+    for block in layer.blocks:
+        if block.routed_values is not None:
+            bits = block.routed_values.bits
+            assert bits.shape[-1] == -(-block.routed_values.entries // 8)
+            assert block.routed_values.entries == block.routed_keys.data.shape[2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), sets=st.sampled_from(SETS), layout=st.sampled_from(LAYOUTS))
+def test_the_ledger_of_the_plan_says_the_same_bytes(seed, sets, layout):
+    state = dense(seed, 3, 4, 21, 8, 8, 0.4, sets, layout)
+    layer, shape = state.layer(), KVShape(1, 4, 8, 4)
+    entries = state.keep.any(1)
+    index = torch.where(entries, torch.arange(21), -1)
+    heads = state.keep.transpose(1, 2) if sets == "own" else None
+    ledger = measured_ledger(
+        Plan([LayerPlan(index, state.groups, heads)]), torch.full((3, 21), Region.VISUAL), shape, layout
+    )
+    assert layer.payload_bytes == ledger.bytes_of(with_index=False)
+
+
+def test_every_row_is_in_exactly_one_block():
+    for sets, rows in (("shared", 3), ("own", 6)):
+        blocks = dense(5, sets=sets).layer().blocks
+        assert len(blocks) > 1
+        held = [row for block in blocks for row in block.rows.tolist()]
+        assert sorted(held) == list(range(rows))
+        counts = {
+            (0 if b.routed_keys is None else b.routed_keys.data.shape[2], b.whole_keys.data.shape[2]) for b in blocks
+        }
+        assert len(counts) == len(blocks)
+
+
+@pytest.mark.parametrize(("kv_heads", "name"), [(2, "Qwen2.5-VL-3B"), (32, "LLaVA-7B")])
+@pytest.mark.parametrize("entries", [256, 1024])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_index_is_at_most_half_a_percent(kv_heads, name, entries, layout):
+    key = torch.zeros(1, kv_heads, entries, 128, dtype=torch.bfloat16)
+    groups = torch.rand(1, entries, 16, generator=torch.Generator().manual_seed(0)).argsort(-1) < 4
+    keep = torch.ones(1, 1, entries, dtype=torch.bool)
+    layer = PackedLayer()
+    layer.fill(pack_layer(key, key, keep, groups, Packing(layout)), entries, key)
+    assert layer.payload_bytes == entries * kv_heads * 128 * 2 * 5 // 4
+    assert layer.index_bytes <= 0.005 * layer.payload_bytes, name

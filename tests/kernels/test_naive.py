@@ -1,0 +1,98 @@
+"""Attention on packed storage is attention over dense keys and values under the same mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.kernels import naive
+
+from packing import SETS, dense, masked_attention, states
+
+SHAPES = [
+    (1, 1, 8, 4),
+    (2, 1, 8, 4),  # a group is half a head
+    (2, 3, 8, 1),  # one group of all heads
+    (4, 1, 8, 2),  # a group is two heads
+    (3, 2, 16, 2),  # a group is one and a half heads
+    (2, 8, 8, 8),  # many query rows a head
+]
+"""(key-value heads, query heads of each, width, S)."""
+
+
+def compare(state, query_heads: int, tail: int, new: int, seed: int, bound: float) -> None:
+    kv_heads, width, dtype = state.key.shape[1], state.key.shape[-1], state.key.dtype
+    layer = state.layer()
+    tail_key, tail_value = (states(seed + i, len(state.key), kv_heads, tail, width, dtype) for i in (1, 2))
+    query = states(seed + 3, len(state.key), kv_heads * query_heads, new, width, dtype)
+    layer.update(tail_key, tail_value)
+    got = layer.attend(query, width**-0.5)
+    assert got.dtype == dtype
+    assert (got.float() - masked_attention(state, query, tail_key, tail_value)).abs().max() < bound
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    sets=st.sampled_from(SETS),
+    layout=st.sampled_from(["contiguous", "per_head"]),
+    shape=st.sampled_from(SHAPES),
+    share=st.sampled_from([0.0, 0.3, 1.0]),
+    routed=st.booleans(),
+    new=st.sampled_from([1, 1, 3]),
+    earlier=st.sampled_from([0, 5]),
+)
+def test_packed_attention_is_masked_dense_attention(seed, sets, layout, shape, share, routed, new, earlier):
+    kv_heads, query_heads, width, num_groups = shape
+    state = dense(seed, 3, kv_heads, 21, width, num_groups if routed else None, share, sets, layout)
+    compare(state, query_heads, earlier + new, new, seed, 1e-5)
+
+
+@pytest.mark.parametrize("sets", SETS)
+@pytest.mark.parametrize("query_heads", [2, 8])
+def test_bf16(sets, query_heads):
+    compare(dense(3, sets=sets, dtype=torch.bfloat16), query_heads, 4, 2, 3, 0.05)
+
+
+def test_transposed_queries_as_the_model_makes_them():
+    """Heads and tokens are swapped views there."""
+    state = dense(4, sets="own")
+    layer = state.layer()
+    tail_key, tail_value = states(1, 3, 2, 4, 8), states(2, 3, 2, 4, 8)
+    layer.update(tail_key, tail_value)
+    query = states(3, 3, 2, 4, 8).transpose(1, 2)  # four heads, two tokens
+    got = layer.attend(query, 8**-0.5)
+    assert (got - masked_attention(state, query, tail_key, tail_value)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("sets", SETS)
+def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
+    """Attention of rounded keys and values equals dense attention of what ``read`` gives, in any stretches."""
+    state = dense(6, sets=sets, bits=bits, num_groups=None)
+    layer = state.layer()
+    tail_key, tail_value = states(1, 3, 2, 3, 8), states(2, 3, 2, 3, 8)
+    layer.update(tail_key, tail_value)
+    query = states(3, 3, 4, 1, 8)
+    key, value = torch.zeros_like(state.key), torch.zeros_like(state.value)
+    keep = state.keep.expand(-1, 2, -1)
+    for block in layer.blocks:
+        rows = range(3 if sets != "own" else 6) if block.rows is None else block.rows.tolist()
+        for i, row in enumerate(rows):
+            for part, head in enumerate(range(2) if sets != "own" else [row % 2]):
+                sample = row if sets != "own" else row // 2
+                key[sample, head, keep[sample, head]] = block.whole_keys.read()[i, part]
+                value[sample, head, keep[sample, head]] = block.whole_values.read()[i, part]
+    expected = masked_attention(state, query, tail_key, tail_value, key, value)
+    for chunk in (naive.CHUNK, 4, 1):
+        monkeypatch.setattr(naive, "CHUNK", chunk)
+        assert (layer.attend(query, 8**-0.5) - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_rounded_pieces_are_close(bits, share):
+    state = dense(7, width=16, bits=bits, share=share)
+    compare(state, 2, 3, 1, 7, 0.02 if bits == 8 else 0.4)

@@ -1,0 +1,102 @@
+"""Dense layers, what of them is packed, and what attention on the packed layer must give.
+
+Legend: B batch, H query heads, h key-value heads, N rows, q new tokens, d head width, S groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subtoken_train.cache.cache import PackedLayer
+from subtoken_train.cache.pack import Packing, pack_layer
+
+SETS = ("all", "shared", "own")
+
+
+@dataclass
+class Dense:
+    """Keys and values [B, h, N, d], kept entries [B, h or 1, N], and which channels of an entry exist [B, h, N, d]."""
+
+    key: Tensor
+    value: Tensor
+    keep: Tensor
+    groups: Tensor | None
+    channels: Tensor
+    packing: Packing
+
+    def layer(self) -> PackedLayer:
+        """The packed layer, without a tail."""
+        layer = PackedLayer()
+        blocks = pack_layer(self.key, self.value * self.channels, self.keep, self.groups, self.packing)
+        layer.fill(blocks, self.key.shape[2], self.key)
+        return layer
+
+
+def channel_mask(groups_BNS: Tensor, kv_heads: int, width: int, layout: str) -> Tensor:
+    """Channel (head, c) of an entry exists iff its group is kept, bool [B, h, N, d]; written out channel by channel."""
+    batch, length, num_groups = groups_BNS.shape
+    mask = torch.zeros(batch, kv_heads, length, width, dtype=torch.bool)
+    for head in range(kv_heads):
+        for channel in range(width):
+            group = (head * width + channel) * num_groups // (kv_heads * width)
+            if layout == "per_head":
+                group = channel * num_groups // width
+            mask[:, head, :, channel] = groups_BNS[:, :, group]
+    return mask
+
+
+def dense(
+    seed: int = 0,
+    batch: int = 3,
+    kv_heads: int = 2,
+    length: int = 21,
+    width: int = 8,
+    num_groups: int | None = 4,
+    share: float = 0.5,
+    sets: str = "shared",
+    layout: str = "contiguous",
+    bits: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Dense:
+    """A random layer: ``share`` of the groups kept, a third of the entries whole; samples (and heads) of all sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    key, value = (torch.randn(batch, kv_heads, length, width, generator=generator).to(dtype) for _ in range(2))
+    heads = kv_heads if sets == "own" else 1
+    if sets == "all":
+        keep = torch.ones(batch, 1, length, dtype=torch.bool)
+    else:
+        limit = torch.rand(batch, heads, 1, generator=generator)
+        keep = torch.rand(batch, heads, length, generator=generator) < limit
+        keep[..., -1] = True  # every row keeps something
+    groups, channels = None, torch.ones(batch, kv_heads, length, width, dtype=torch.bool)
+    if num_groups is not None:
+        groups = torch.rand(batch, length, num_groups, generator=generator) < share
+        groups |= torch.rand(batch, length, 1, generator=generator) < (0.3 if 0 < share < 1 else 0)
+        channels = channel_mask(groups, kv_heads, width, layout)
+    return Dense(key, value, keep, groups, channels, Packing(layout, bits))
+
+
+def masked_attention(
+    state: Dense, query: Tensor, tail_key: Tensor, tail_value: Tensor, key: Tensor | None = None, value=None
+) -> Tensor:
+    """Softmax over kept entries and a causal tail, values with their missing channels at 0, [B, H, q, d] in fp32.
+
+    ``key`` and ``value`` stand for the dense ones where they were rounded.
+    """
+    key = state.key if key is None else key
+    value = state.value * state.channels if value is None else value
+    shared, new, tail = query.shape[1] // key.shape[1], query.shape[2], tail_key.shape[2]
+    keys = torch.cat([key, tail_key], 2).float().repeat_interleave(shared, 1)
+    values = torch.cat([value, tail_value], 2).float().repeat_interleave(shared, 1)
+    seen = state.keep.expand(-1, key.shape[1], -1).repeat_interleave(shared, 1)[:, :, None].expand(-1, -1, new, -1)
+    causal = torch.ones(new, tail).tril(tail - new).bool().expand(*seen.shape[:2], -1, -1)
+    scores = query.float() @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
+    return scores.masked_fill(~torch.cat([seen, causal], -1), -torch.inf).softmax(-1) @ values
+
+
+def states(seed: int, batch: int, heads: int, count: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random states [B, heads, count, d]."""
+    return torch.randn(batch, heads, count, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
