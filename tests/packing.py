@@ -5,15 +5,26 @@ Legend: B batch, H query heads, h key-value heads, N rows, q new tokens, d head 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
+from subtoken_train.cache import pack
 from subtoken_train.cache.cache import PackedLayer
 from subtoken_train.cache.pack import Packing, pack_layer
 
 SETS = ("all", "shared", "own")
+
+
+@pytest.fixture(scope="module", autouse=True, params=[0.0, 1e9], ids=["bits", "places"])
+def index_form(request) -> Iterator[None]:
+    """Both forms of the index, whichever would be chosen; import it to run a module with each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "MAX_INDEX", request.param)
+        yield
 
 
 @dataclass

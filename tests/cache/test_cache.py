@@ -7,7 +7,7 @@ import torch
 
 from subtoken_train.cache.cache import SLACK, PackedCache, PackedLayer
 
-from packing import SETS, dense, masked_attention, states
+from packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 
 def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]:

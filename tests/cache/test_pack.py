@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.cache.cache import PackedLayer
-from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.pack import MAX_INDEX, Packing, pack_layer
 from subtoken_train.functional.ledger import KVShape
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.types import LayerPlan, Plan, Region
@@ -36,8 +36,12 @@ def test_bytes_are_those_of_the_kept_channels(seed, sets, layout, shape, share, 
     assert layer.payload_bytes == 4 * int(keep.sum() * width + (state.channels & keep[..., None]).sum())
     for block in layer.blocks:
         if block.routed_values is not None:
-            bits = block.routed_values.bits
-            assert bits.shape[-1] == -(-block.routed_values.entries // 8)
+            index, stored = block.routed_values.index, len(block.routed_values.pieces.data)
+            if index.dtype == torch.int32:
+                assert index.shape == (stored,)
+                assert index.nbytes <= MAX_INDEX * (block.routed_keys.nbytes + block.routed_values.pieces.nbytes)
+            else:
+                assert index.shape[-1] == -(-block.routed_values.entries // 8)
             assert block.routed_values.entries == block.routed_keys.data.shape[2]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.kernels import naive
 
-from packing import SETS, dense, masked_attention, states
+from packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 SHAPES = [
     (1, 1, 8, 4),
