@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from subtoken_train.artifact.folder import read_config
-    from subtoken_train.backbones.load import resolve
     from subtoken_train.inference.model import SubTokenModel
 
 
@@ -41,6 +39,8 @@ def load_model(args: Namespace, adapter: str | None, device: str | None = None) 
         raise ValueError("--eviction-keep, --eviction-option and --scope need --eviction NAME")
     if args.eviction is not None and args.eviction_keep is None:
         raise ValueError(f"--eviction {args.eviction} needs --eviction-keep, for instance 0.1, 256tokens or 20MB")
+    from subtoken_train.artifact.folder import read_config
+    from subtoken_train.backbones.load import resolve
     from subtoken_train.inference.model import SubTokenModel
     from subtoken_train.inference.options import parse_keep, parse_settings
     from subtoken_train.reducers import ReducerConfig

@@ -29,15 +29,15 @@ def layer_plan(regions, visual, groups=None, heads=None):
     text = (regions != Region.VISUAL).nonzero()[:, 0]
     entries = torch.cat([text, torch.tensor(visual) + first])
     order = entries.argsort()
-    parts = []
-    for marks in (groups, heads):
-        if marks is not None:
-            whole = torch.ones(len(text), len(marks[0]), dtype=torch.bool)
-            marks = torch.cat([whole, torch.tensor(marks).bool()])[order][None]
-        parts.append(marks)
     padded = torch.cat([entries[order], torch.tensor([-1])])[None]
-    parts = [None if x is None else torch.cat([x, x[:, :1]], dim=1) for x in parts]
-    return LayerPlan(padded, *parts)
+
+    def with_text(marks):
+        if marks is None:
+            return None
+        whole = torch.ones(len(text), len(marks[0]), dtype=torch.bool)
+        return torch.cat([torch.cat([whole, torch.tensor(marks).bool()])[order], whole[:1]])[None]
+
+    return LayerPlan(padded, with_text(groups), with_text(heads))
 
 
 def test_kept_tokens_count_groups_and_heads():

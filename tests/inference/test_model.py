@@ -187,7 +187,7 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(vlm_adapter, dummy
 def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
     with pytest.raises(ValueError, match=r"is not an adapter folder .no subtoken_config.json.; backbone='x' needs one"):
         SubTokenModel.from_pretrained(vlm_adapter.parent / "backbone", backbone="x")
-    with pytest.raises(ValueError, match="is neither a folder with a config.json nor"):
+    with pytest.raises(ValueError, match=r"is neither a folder with a config\.json nor"):
         SubTokenModel.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="'first_visual' reads the attention between text and image"):
         SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)
