@@ -1,4 +1,4 @@
-"""Accuracy of every eviction method on the embedded VLM at 50, 20, 10 and 5 % of the visual KV, with and without routing.
+"""Accuracy of every eviction method on the embedded VLM at 50, 20, 10 and 5 % of the visual KV, routed and unrouted.
 
     subtoken-train data scenes
     python benchmarks/eviction_accuracy.py              # records in benchmarks/results/eviction, one file per method

@@ -49,8 +49,8 @@ def compressed(
         else:
             if input_ids.shape[1] != prompts.input_ids_BN.shape[1]:
                 raise ValueError(
-                    "prefill_chunk_size cuts the prompt, but reducer, routers and eviction read whole prompts; leave it "
-                    "out, or append text to a compressed prompt by past_key_values"
+                    "prefill_chunk_size cuts the prompt, but reducer, routers and eviction read whole prompts; leave "
+                    "it out, or append text to a compressed prompt by past_key_values"
                 )
             result = prefill(backbone, prompts, past_key_values, compression)
             filled(result)
