@@ -54,9 +54,8 @@ def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) ->
     if heads is None:
         values = int(chosen.sum()) * shape.side_bytes // num_groups
         return slices * head_bytes, values, int(partial.sum()) * math.ceil(num_groups / 8)
-    channels = expand_group_mask(chosen, shape.value_dim, shape.num_kv_heads, layout).view(
-        count, shape.num_kv_heads, -1
-    )
+    channels = expand_group_mask(chosen, shape.value_dim, shape.num_kv_heads, layout)
+    channels = channels.view(count, shape.num_kv_heads, shape.head_dim)
     values = int((channels & heads[kept_BN][..., None]).sum()) * shape.element_bytes
     pieces = shape.num_kv_heads * num_groups
     if layout == "contiguous":

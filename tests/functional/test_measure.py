@@ -111,3 +111,13 @@ def test_any_plan_equals_the_loops(sizes, num_groups, seed, grouped):
             expected[0, region.label, "index_bytes"] += (num_groups + 7) // 8 if kept < num_groups else 0
     plan = Plan([LayerPlan(entries, groups if grouped else None)])
     assert totals(measured_ledger(plan, regions, shape)) == +expected
+
+
+def test_a_region_that_an_eviction_empties_takes_nothing():
+    regions = torch.tensor([[Region.SYSTEM, Region.VISUAL, Region.QUERY]])
+    heads, groups = torch.tensor([[[True, False], [True, True]]]), torch.ones(1, 2, 4, dtype=torch.bool)
+    plan = Plan([LayerPlan(torch.tensor([[1, 2]]), groups, heads)])
+    rows = {row.region: row for row in measured_ledger(plan, regions, KVShape(1, 2, 8, 4)).entries}
+    assert (rows["system"].tokens, rows["system"].payload_bytes, rows["system"].index_bytes) == (0, 0, 0)
+    assert (rows["visual"].key_bytes, rows["visual"].value_bytes) == (32, 32)
+    assert (rows["query"].key_bytes, rows["query"].value_bytes) == (64, 64)
