@@ -148,6 +148,13 @@ class PackedCache(Cache):  # type: ignore[misc]
         """Whether a prompt is in."""
         return self.next_position is not None
 
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the unreduced prompt, padding included."""
+        layer = self.layers[0]
+        assert isinstance(layer, PackedLayer)
+        return layer.prompt_length
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
         self._select(beam_idx)
