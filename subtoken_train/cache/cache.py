@@ -154,6 +154,13 @@ class PackedCache(Cache):  # type: ignore[misc]
         layers = [layer for layer in self.layers if isinstance(layer, PackedLayer)]
         return sum(layer.payload_bytes + layer.index_bytes for layer in layers)
 
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the unreduced prompt, padding included."""
+        layer = self.layers[0]
+        assert isinstance(layer, PackedLayer)
+        return layer.prompt_length
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
         self._select(beam_idx)

@@ -44,7 +44,7 @@ def compressed(
     ) -> CausalLMOutputWithPast:
         assert isinstance(past_key_values, PackedCache)
         if past_key_values.is_filled:
-            _check_append(backbone, input_ids, attention_mask)
+            _check_append(backbone, input_ids, attention_mask, past_key_values.prompt_length)
             logits = decode(backbone, input_ids, past_key_values)
         else:
             if input_ids.shape[1] != prompts.input_ids_BN.shape[1]:
@@ -67,8 +67,8 @@ def compressed(
         del model.forward  # the class's own is visible again
 
 
-def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None) -> None:
-    """Later tokens must be text, without padding.
+def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, prompt_length: int) -> None:
+    """Later tokens must be text, without padding: neither these nor those since the prompt.
 
     Raises:
         ValueError: an image in a later turn (the reducer has chosen by the first one), or rows of unequal length.
@@ -79,8 +79,8 @@ def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor 
             "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start "
             "again with all images, without past_key_values"
         )
-    if mask_BN is not None and ids_Bq.shape[1] > 1 and not bool(mask_BN[:, -ids_Bq.shape[1] :].all()):
+    if mask_BN is not None and ids_Bq.shape[1] > 1 and not bool(mask_BN[:, prompt_length:].all()):
         raise ValueError(
             "the tokens after a compressed prompt are padded; a packed cache stores no padding: continue samples whose "
-            "new turns differ in length one by one"
+            "answers or new turns differ in length one by one"
         )

@@ -152,6 +152,7 @@ class SubTokenModel:
             if self.last is None or self.last.cache is not past_key_values:
                 raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
             cache, batch = past_key_values, self.last.batch
+            self.last.prefill_seconds = 0.0  # this call runs none
 
         def filled(result: Prefill) -> None:
             self.last = LastPrompt(batch, result.plan, cache, time.perf_counter() - clock)

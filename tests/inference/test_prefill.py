@@ -1,0 +1,112 @@
+"""What a decode step does, and above all what it does not do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import subtoken_train
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import decode, prefill
+from subtoken_train.routing import RoutingConfig
+
+from helpers import compress
+from text_families import text_batch, text_family
+from truth_cells import KV_HEADS, OwnSets, SharedSet
+from truth_models import family_of, prompts
+
+ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]
+
+
+class Spy(TorchDispatchMode):
+    """Sizes of the floating-point tensors that operations make; views of what was there before are not new."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()
+        self.known, self.made, self.held = known, [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                self.held.append(tensor)  # so that no address is used twice
+                if tensor.untyped_storage().data_ptr() not in self.known:
+                    self.made.append((tensor.numel(), str(func)))
+        return out
+
+
+def pointers(tensors) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+@pytest.mark.parametrize("eviction", [None, SharedSet(), OwnSets()])
+@pytest.mark.parametrize("new", [1, 4])
+@torch.no_grad()
+def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
+    family = text_family(layers=2)
+    KV_HEADS[0] = family.shape.num_kv_heads
+    routing = RoutingConfig(num_groups=8, kept_groups=2)
+    backbone = compress(family, routing, name="quest", keep_ratio=0.5).eval()
+    batch, cache = text_batch([(600, 30, 0), (500, 20, 0)]), PackedCache(2)
+    first = prefill(backbone, batch, cache, Compression(eviction))
+    decode(backbone, torch.ones(2, 1, dtype=torch.long), cache)  # the tail's room
+
+    calls, routed = [], []
+    for selector in backbone.bank.selectors:
+        selector.register_forward_hook(lambda *_: routed.append(1))
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(tuple(ROOMS)):
+            calls.append(frame.f_code.co_name)
+
+    parts = [part for layer in cache.layers for block in layer.blocks for part in block.parts]
+    tails = [tail for layer in cache.layers for tail in (layer.keys, layer.values)]
+    stored = pointers(part.data for part in parts) | pointers(tails)
+    spy = Spy(stored | pointers(family.model.parameters()) | pointers(family.model.buffers()))
+    sys.setprofile(profile)
+    try:
+        with spy:
+            decode(backbone, torch.ones(2, new, dtype=torch.long), cache)
+    finally:
+        sys.setprofile(None)
+    assert routed == []
+    assert set(calls) <= {"_hook"}  # of a bank that routes nothing
+    after = [part for layer in cache.layers for block in layer.blocks for part in block.parts]
+    assert [part.data.data_ptr() for part in after] == [part.data.data_ptr() for part in parts]
+    layer = first.plan.layers[0]
+    entries = int((layer.entries_BN >= 0).sum())
+    if layer.heads_BNh is not None:
+        entries = int(layer.heads_BNh.sum()) // family.shape.num_kv_heads
+    assert max(spy.made)[0] < entries * family.shape.value_dim, max(spy.made)
+
+
+def test_the_spy_notices_a_copy_and_no_view():
+    stored = torch.randn(40, 8)
+    with Spy(pointers([stored])) as spy:
+        stored[3:].T.reshape(8, 37)
+        assert spy.made == []
+        stored[3:] * 2
+    assert [size for size, _ in spy.made] == [37 * 8]
+
+
+@torch.no_grad()
+def test_a_prompt_longer_than_the_positions_is_refused():
+    family = text_family(layers=2, max_position_embeddings=40)
+    with pytest.raises(ValueError, match="the prompt has 46 tokens and the model 40 positions"):
+        prefill(compress(family), text_batch([(40, 5, 0)]), PackedCache(2), Compression())
+
+
+@torch.no_grad()
+def test_three_axes_go_on_from_the_largest_position():
+    family = family_of("qwen2_5_vl")
+    cache, batch = PackedCache(family.shape.num_layers), prompts(family, "three", pad_left=True)
+    prefill(compress(family), batch, cache, Compression())
+    largest = family.positions(batch).amax((0, 2))
+    assert cache.next_position.shape == (3, 3, 1)
+    assert torch.equal(cache.next_position, (largest + 1)[None, :, None].expand(3, 3, 1))
