@@ -16,8 +16,9 @@ SWITCHES = {"true": True, "false": False}
 
 
 def parse_keep(text: str) -> tuple[float, KeepUnit]:
-    """What stays, and its unit: a bare number is a fraction, others name ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``,
-    in any case.
+    """What stays, and its unit.
+
+    A bare number is a fraction; others name ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``, in any case.
 
     Raises:
         ValueError: no number, or another unit. Whether the number is allowed, ``Compression`` says.
