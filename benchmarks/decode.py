@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--entries", nargs="+", type=int, default=list(ENTRIES))
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/decode-<device>-<dtype>.json")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/speed/decode-<device>-<dtype>.json")
     args = parser.parse_args()
     decoder = Decoder(args.device, getattr(torch, args.dtype))
     rows = []
@@ -155,7 +155,7 @@ def main() -> None:
         rows.append(measure(decoder, entries, args.pairs))
         print(markdown({"rows": rows[-1:]}).splitlines()[-1], flush=True)
     record = {"hardware": hardware(), "dtype": args.dtype, "pairs": args.pairs, "rows": rows}
-    write(record, args.out or ROOT / f"benchmarks/results/decode-{args.device.split(':')[0]}-{args.dtype}.json")
+    write(record, args.out or ROOT / f"benchmarks/results/speed/decode-{args.device.split(':')[0]}-{args.dtype}.json")
     print(markdown(record))
 
 

@@ -175,7 +175,7 @@ def main() -> None:
     if args.one:
         print(added_memory(args.one))
         return
-    results = ROOT / "benchmarks/results"
+    results = ROOT / "benchmarks/results/speed"
     if args.memory:
         command = [sys.executable, __file__, "--one"]
         added = {

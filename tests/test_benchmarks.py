@@ -19,13 +19,13 @@ def tables() -> dict[str, str]:
     """Every table of the page, made anew from its records."""
     return {
         "decode": importlib.import_module("decode").markdown(
-            json.loads((RESULTS / "decode-cpu-float32.json").read_text())
+            json.loads((RESULTS / "speed/decode-cpu-float32.json").read_text())
         ),
         "prefill": importlib.import_module("prefill").times(
-            json.loads((RESULTS / "prefill-cpu-float32.json").read_text())
+            json.loads((RESULTS / "speed/prefill-cpu-float32.json").read_text())
         ),
         "memory": importlib.import_module("prefill").memory(
-            json.loads((RESULTS / "statistics_memory.json").read_text())
+            json.loads((RESULTS / "speed/statistics_memory.json").read_text())
         ),
         "eviction": importlib.import_module("eviction_accuracy").table(RESULTS / "eviction"),
     }
@@ -56,7 +56,7 @@ def test_every_registered_method_was_measured_and_kept_its_budget():
 
 def test_decoding_is_not_slower_than_the_token_only_cache():
     """The promise, on the recorded run: medians of interleaved ratios."""
-    for row in json.loads((RESULTS / "decode-cpu-float32.json").read_text())["rows"]:
+    for row in json.loads((RESULTS / "speed/decode-cpu-float32.json").read_text())["rows"]:
         assert row["step_vs_token_only"][0] <= 1.05
         assert row["step_vs_same_bytes"][0] <= 1.10
         assert row["index_share"] <= 0.005

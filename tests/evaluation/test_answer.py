@@ -42,7 +42,7 @@ def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nomin
     facts = arm_facts("arm", backbone, answers)
     assert facts.nominal == pytest.approx(nominal)
     assert facts.realised == pytest.approx(nominal)
-    assert (facts.visual_tokens, facts.groups) == ("16/64", "S16K4 linear")
+    assert (facts.tokens, facts.groups) == ("16/64", "S16K4 linear")
     assert answers.kv_bytes == pytest.approx(answers.ledger.bytes_of(), rel=0.02)  # the index differs by paddings
     assert facts.bytes_share == answers.kv_bytes / answers.ledger.dense_bytes()
 

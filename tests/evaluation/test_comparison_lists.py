@@ -75,6 +75,16 @@ def test_a_difference_is_over_the_seeds_that_both_arms_have(tmp_path):
     assert not any(row.startswith("| first - third") for row in rows)
 
 
+def test_a_list_may_name_the_groups_that_its_table_shows(tmp_path):
+    path = tmp_path / "list.yaml"
+    path.write_text("arms: {a: first, b: second}\ndifferences: [[a, b]]\ngroups: [questions]\n")
+    kinds = np.array(KINDS)
+    arms = {name: Arm(name, (0,), np.full((1, len(kinds)), score), kinds, "1/4", 0.25, 0.25) for name, score in SCORES}
+    rows = comparison_markdown(arms, read_comparison(path)).splitlines()
+    assert rows[0] == "| arm | recipe | tokens | KV nominal | KV realised | seeds | questions |"
+    assert rows[-1] == "| first - second | 1 | +25.0 [+25.0, +25.0] |"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
