@@ -93,8 +93,12 @@ FACTORS = {
     "precision": ["fp32", "bf16", "int8", "int4"],
 }
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
-BOUNDS = {"bf16": 0.04, "int8": 0.04, "int4": 0.4}
-"""Root mean square of the difference over that of the logits; both sides of bf16 round."""
+BOUNDS = {"bf16": 0.04, "int8": 0.06, "int4": 0.7}
+"""Root mean square of the difference over that of the logits; both sides of bf16 round.
+
+Set from what rounding was measured to cost these random models, single samples of few tokens being the worst. They find
+gross faults only: that rounded storage is read right is for ``tests/kernels`` to show.
+"""
 
 
 @dataclass(frozen=True)
