@@ -24,7 +24,7 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 RESULTS = RECIPES.parent / "benchmarks" / "results"
 
 
-@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage"])
+@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "beyond"])
 def test_readme_tables_are_regenerated_from_the_records(name):
     text = (RECIPES / "README.md").read_text()
     printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
