@@ -7,11 +7,12 @@ active that call is ours: the first one runs reducer, routers and eviction and f
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.backbones.attach import CompressedBackbone
@@ -19,6 +20,11 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
 from subtoken_train.types import Batch
+
+UNAVAILABLE = {"use_cache": False, "output_attentions": True, "output_hidden_states": True}
+"""Decoding is on the cache, and makes neither attention matrices nor a list of hidden states."""
+ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+"""Assisted decoding, which asks for the logits of several new tokens at once."""
 
 
 @contextmanager
@@ -49,8 +55,8 @@ def compressed(
         else:
             if input_ids.shape[1] != prompts.input_ids_BN.shape[1]:
                 raise ValueError(
-                    "prefill_chunk_size cuts the prompt, but reducer, routers and eviction read whole prompts; leave "
-                    "it out, or append text to a compressed prompt by past_key_values"
+                    f"{input_ids.shape[1]} tokens were run first of prompts of {prompts.input_ids_BN.shape[1]}: reducer, "
+                    "routers and eviction read whole prompts; leave prefill_chunk_size out"
                 )
             result = prefill(backbone, prompts, past_key_values, compression)
             filled(result)
@@ -65,6 +71,16 @@ def compressed(
         yield
     finally:
         del model.forward  # the class's own is visible again
+
+
+def check_settings(settings: Mapping[str, Any], config: GenerationConfig) -> None:
+    """Raise a worded ``ValueError`` for settings of ``generate`` that a packed cache has no answer to."""
+    for name, wanted in UNAVAILABLE.items():
+        if settings.get(name, getattr(config, name, None)) is wanted:
+            raise ValueError(f"{name}={wanted} does not go with a compressed cache; leave it out")
+    for name in ASSISTED:
+        if settings.get(name, getattr(config, name, None)) is not None:
+            raise ValueError(f"{name}: assisted decoding does not go with a compressed cache; leave it out")
 
 
 def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, prompt_length: int) -> None:

@@ -23,7 +23,7 @@ from subtoken_train.functional.images import to_rgb
 from subtoken_train.functional.ledger import KVBudget, nominal_ledger
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
-from subtoken_train.inference.generation import compressed
+from subtoken_train.inference.generation import check_settings, compressed
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompts import batch_from_inputs
 from subtoken_train.inference.report import CacheReport, report
@@ -143,6 +143,7 @@ class SubTokenModel:
         family, clock = self.backbone.family, time.perf_counter()
         if inputs.get("input_ids") is None or inputs["input_ids"].numel() == 0:
             raise ValueError("generate needs input_ids with at least one token; pass the processor's whole output")
+        check_settings(inputs, inputs.get("generation_config") or family.model.generation_config)
         own = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
         if past_key_values is None:
             cache = PackedCache(family.shape.num_layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from subtoken_train.inference.greedy import generate_greedy
@@ -182,3 +182,24 @@ def test_padded_later_turns_are_refused():
         padded[0, place] = 0
         with pytest.raises(ValueError, match="are padded"):
             model.generate(input_ids=turn, attention_mask=padded, past_key_values=model.last.cache, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"use_cache": False}, "use_cache=False does not go with a compressed cache"),
+        ({"output_attentions": True}, "output_attentions=True does not go"),
+        ({"generation_config": GenerationConfig(output_hidden_states=True)}, "output_hidden_states=True does not go"),
+        ({"prefill_chunk_size": 4}, "4 tokens were run first of prompts of"),
+        (
+            {"prompt_lookup_num_tokens": 3, "max_new_tokens": 8},
+            "prompt_lookup_num_tokens: assisted decoding does not go",
+        ),
+    ],
+)
+def test_what_a_packed_cache_has_no_answer_to_is_refused(settings, words):
+    model = model_of()
+    inputs = inputs_of(model, "one")
+    with pytest.raises(ValueError, match=words):
+        model.generate(**inputs, **settings)
+    assert model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[1] == inputs["input_ids"].shape[1] + 2
