@@ -55,8 +55,8 @@ def compressed(
         else:
             if input_ids.shape[1] != prompts.input_ids_BN.shape[1]:
                 raise ValueError(
-                    f"{input_ids.shape[1]} tokens were run first of prompts of {prompts.input_ids_BN.shape[1]}: reducer, "
-                    "routers and eviction read whole prompts; leave prefill_chunk_size out"
+                    f"{input_ids.shape[1]} tokens were run first of prompts of {prompts.input_ids_BN.shape[1]}: "
+                    "reducer, routers and eviction read whole prompts; leave prefill_chunk_size out"
                 )
             result = prefill(backbone, prompts, past_key_values, compression)
             filled(result)
