@@ -18,16 +18,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM
 
 from subtoken_train.backbones.attention import use_packed_attention
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 
 from pairs import cell, hardware, interleaved, ratio, write
+from shaped import HEAD_DIM, HEADS, llama_config
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH, LAYERS, HEADS, HEAD_DIM, MLP, VOCABULARY = 1024, 8, 8, 128, 2816, 4096
+LAYERS, VOCABULARY = 8, 4096
 GROUPS, KEPT = 16, 4
 ENTRIES = (256, 1024, 2048, 8192, 32768)
 
@@ -37,15 +38,7 @@ class Decoder:
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            intermediate_size=MLP,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=HEADS,
-            max_position_embeddings=2 * ENTRIES[-1],
-        )
+        config = llama_config(LAYERS, 2 * ENTRIES[-1], VOCABULARY)
         self.model = LlamaForCausalLM(config).to(device, dtype).eval()
         use_packed_attention(self.model.config)
         self.device, self.dtype = device, dtype

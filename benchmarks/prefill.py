@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaModel
+from transformers import DynamicCache, LlamaModel
 from transformers.masking_utils import create_causal_mask
 
 from subtoken_train.backbones.attention import use_packed_attention
@@ -33,9 +33,9 @@ from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region
 
 from pairs import cell, hardware, interleaved, ratio, write
+from shaped import HEAD_DIM, HEADS, WIDTH, llama_config
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH, HEADS, HEAD_DIM, MLP = 1024, 8, 128, 2816
 WINDOWED = ("streaming_llm", "snapkv", "pyramidkv", "knorm")
 OTHERS = ("h2o", "aircache", "vl_cache", "tgv_kv", "kvcompose")
 KEEP = 0.1
@@ -48,16 +48,7 @@ class Prompt:
 
     def __init__(self, length: int, layers: int, device: str, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=64,
-            hidden_size=WIDTH,
-            intermediate_size=MLP,
-            num_hidden_layers=layers,
-            num_attention_heads=HEADS,
-            num_key_value_heads=HEADS,
-            max_position_embeddings=length,
-        )
-        self.model = LlamaModel(config).to(device, dtype).eval()
+        self.model = LlamaModel(llama_config(layers, length, vocabulary=64)).to(device, dtype).eval()
         use_packed_attention(self.model.config)
         self.bank = RouterBank(RoutingConfig(), WIDTH, KVShape(layers, HEADS, HEAD_DIM)).to(device).eval()
         attention = [layer.self_attn for layer in self.model.layers]

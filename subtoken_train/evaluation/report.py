@@ -24,9 +24,9 @@ class ArmFacts:
 
     Attributes:
         name: the arm's name.
-        tokens: visual tokens kept of one image (context tokens kept), and before reduction.
+        tokens: visual tokens kept of one image, and before reduction.
         groups: ``S16K4 linear``, or ``-`` for token-only arms.
-        nominal: rho_total of the compressed region, over all layers, from the ledger; before eviction.
+        nominal: rho_total of the visual region, over all layers, from the ledger; before eviction.
         realised: the same from the entries and groups that were kept.
         eviction: method, budget and precision of the cache; ``-`` where there is none.
         bytes_share: measured bytes of the prompts' caches, text and index included, over those of dense caches.
@@ -41,28 +41,21 @@ class ArmFacts:
     bytes_share: float
 
 
-def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers, context_tokens: int | None = None) -> ArmFacts:
-    """Read an arm's budget from its parts and its answers' ledger.
-
-    Args:
-        name: the arm's.
-        backbone: what answered.
-        answers: what it answered.
-        context_tokens: a language model's context; None: the compressed region is an image.
-    """
+def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers) -> ArmFacts:
+    """Read an arm's budget from its parts and its answers' ledger."""
     family, reducer = backbone.family, backbone.reducer
-    region, before = ("visual", family.visual_tokens()) if context_tokens is None else ("context", context_tokens)
+    before = family.visual_tokens()
     kept = reducer.kept_tokens(before)
     routing = None if backbone.bank is None else backbone.bank.config
     budget = KVBudget(1.0) if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
-    ledger = nominal_ledger(family.shape, {region: before}, budget, reducer.cut_layer, kept_tokens=kept)
+    ledger = nominal_ledger(family.shape, {"visual": before}, budget, reducer.cut_layer, kept_tokens=kept)
     groups = "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
     return ArmFacts(
         name,
         f"{kept}/{before}",
         groups,
-        ledger.fraction(region),
-        answers.ledger.fraction(region),
+        ledger.fraction("visual"),
+        answers.ledger.fraction("visual"),
         answers.compression.label,
         answers.kv_bytes / answers.ledger.dense_bytes(),
     )

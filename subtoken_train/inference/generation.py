@@ -89,13 +89,15 @@ def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor 
     Raises:
         ValueError: an image in a later turn (the reducer has chosen by the first one), or rows of unequal length.
     """
+    if ids_Bq.shape[1] == 1:  # a generated token, whatever it is
+        return
     image = backbone.family.image_token_id
     if image is not None and bool((ids_Bq == image).any()):
         raise ValueError(
             "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start "
             "again with all images, without past_key_values"
         )
-    if mask_BN is not None and ids_Bq.shape[1] > 1 and not bool(mask_BN[:, prompt_length:].all()):
+    if mask_BN is not None and not bool(mask_BN[:, prompt_length:].all()):
         raise ValueError(
             "the tokens after a compressed prompt are padded; a packed cache stores no padding: continue samples whose "
             "answers or new turns differ in length one by one"

@@ -5,6 +5,7 @@ Legend: B batch, N positions.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
@@ -83,10 +84,16 @@ def context_tokens(family: Family, token_ids: list[int]) -> int:
     A blank line counts where something follows it, in at most half of the prompt; a prompt of 64 tokens or fewer
     without one has no context, and is not compressed.
     """
-    tokenizer = family.tokenizer
-    for start in range(len(token_ids) - 1, len(token_ids) // 2, -1):
-        if "\n\n" in (text := tokenizer.decode(token_ids[start - 1 :])):
-            return start if text.split("\n\n")[-1].strip() else max(0, len(token_ids) - QUERY_TOKENS)
+
+    def text(start: int) -> str:
+        ending: str = family.tokenizer.decode(token_ids[start - 1 :])
+        return ending
+
+    starts = range(len(token_ids) // 2 + 1, len(token_ids))
+    # the later the start the shorter the ending: the last one that still holds a blank line is found by halving
+    place = bisect_left(starts, True, key=lambda start: "\n\n" not in text(start))
+    if place and text(starts[place - 1]).split("\n\n")[-1].strip():
+        return starts[place - 1]
     return max(0, len(token_ids) - QUERY_TOKENS)
 
 

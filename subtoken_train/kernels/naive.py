@@ -108,8 +108,7 @@ def _weighted_pieces(weight_RcMG: Tensor, values: RoutedValues, width: int) -> T
     weight_nG = weight_RcMG.reshape(rows * heads * entries, columns).index_select(0, values.places())
     if columns > MANY:
         by_piece = weight_RcMG.new_empty(rows, num_pieces, columns, stored.shape[-1])
-        starts = [*values.offsets.tolist(), len(stored)]
-        for bag, (start, end) in enumerate(pairwise(starts)):
+        for bag, (start, end) in enumerate(pairwise(values.bounds)):
             torch.mm(weight_nG[start:end].T, stored[start:end], out=by_piece[bag // num_pieces, bag % num_pieces])
         return by_piece.view(rows, heads, -1, columns, stored.shape[-1]).transpose(2, 3).flatten(3)
     index = torch.arange(len(stored), dtype=torch.int32, device=stored.device)

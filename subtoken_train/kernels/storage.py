@@ -11,7 +11,7 @@ of an entry, P pieces of an entry in all heads of the row, w channels of a piece
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -91,6 +91,7 @@ class RoutedValues:
         piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
         entries: M.
         heads: c.
+        bounds: the offsets and n, on the host: read from the device once, not in every step.
     """
 
     index: Tensor
@@ -99,6 +100,10 @@ class RoutedValues:
     piece_bit: Tensor
     entries: int
     heads: int
+    bounds: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
 
     def places(self) -> Tensor:
         """The place of every stored piece's probability, int64 or int32 [n], in the order of ``pieces``."""

@@ -203,3 +203,13 @@ def test_what_a_packed_cache_has_no_answer_to_is_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         model.generate(**inputs, **settings)
     assert model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[1] == inputs["input_ids"].shape[1] + 2
+
+
+def test_a_generated_image_token_is_a_token_like_others():
+    model = model_of()
+    inputs = inputs_of(model, "one")
+    image = model.backbone.family.image_token_id
+    forced = torch.cat([inputs["input_ids"], torch.tensor([[image]])], 1)
+    model.generate(**inputs, max_new_tokens=1, do_sample=False)
+    out = model.generate(input_ids=forced, past_key_values=model.last.cache, max_new_tokens=2, do_sample=False)
+    assert out.shape[1] == forced.shape[1] + 2

@@ -147,3 +147,11 @@ def test_inputs_that_do_not_fit_the_backbone(tiny_family):
         batch_from_inputs(tiny_family, make_batch([(1, 6)]).input_ids_BN, None, {}, None)
     with pytest.raises(ValueError, match="context_length is for language models; llava compresses the visual tokens"):
         batch_from_inputs(tiny_family, ids, mask, {}, 4)
+
+
+def test_a_long_prompt_is_decoded_a_few_times_only(monkeypatch):
+    family = text_family()
+    calls = []
+    monkeypatch.setattr(type(family.tokenizer), "decode", lambda self, ids: calls.append(len(ids)) or "no blank line")
+    assert context_tokens(family, [5] * 4096) == 4096 - 64
+    assert len(calls) <= 13
