@@ -24,28 +24,49 @@ from typing import Any
 import yaml
 
 from subtoken_train.cli.main import main as subtoken
+from subtoken_train.datasets.recall import RecallTask
 from subtoken_train.evaluation.comparison import EMBEDDED, comparison_markdown, read_comparison, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
 TRAINED = "trained.json"
+RECALL_CONTEXTS = 400  # of 8 questions each
 
 
 def run_arm(arm: str, seed: int, data: Path, work: Path, out: Path) -> None:
-    """Train one recipe with one seed and answer ``data``; writes ``<out>/<arm>-seed<seed>.json``."""
+    """Train one recipe with one seed and ask it; writes ``<out>/<arm>-seed<seed>.json``.
+
+    Recipes on scenes answer ``data``; recipes on key-value recall answer RECALL_CONTEXTS held-out contexts, and their
+    record goes to ``<out>/recall``.
+    """
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.answer import answer_all
+    from subtoken_train.evaluation.recall import answer_recall
     from subtoken_train.evaluation.report import arm_facts, run_record, write_record
 
-    target = out / f"{arm}-seed{seed}.json"
+    recall = recall_settings(arm)
+    target = (out if recall is None else out / "recall") / f"{arm}-seed{seed}.json"
     if target.exists():
         return
     adapter, trained = train_arm(arm, seed, work)
     _, backbone, _ = read_adapter(adapter)
-    answers = answer_all(backbone, InstructionRecords(data), batch_size=128)
     extra = {"seed": seed, "recipe_sha256": sha256(recipe_bytes(arm)), **trained}
-    write_record(run_record(arm_facts(arm, backbone, answers), answers, data.read_bytes(), extra), target)
+    if recall is None:
+        answers, asked = answer_all(backbone, InstructionRecords(data), batch_size=128), data.read_bytes()
+        facts = arm_facts(arm, backbone, answers)
+    else:
+        answers = answer_recall(backbone, RecallTask(backbone.family.tokenizer, **recall), RECALL_CONTEXTS)
+        asked = json.dumps({**recall, "split": "test", "contexts": RECALL_CONTEXTS}, sort_keys=True).encode()
+        facts = arm_facts(arm, backbone, answers, recall["context_length"])
+    write_record(run_record(facts, answers, asked, extra), target)
+
+
+def recall_settings(arm: str) -> dict[str, int] | None:
+    """Context length, facts and questions of a recipe on key-value recall; None for the others."""
+    data = yaml.safe_load(recipe_bytes(arm)).get("data", {})
+    names = ("context_length", "num_facts", "num_questions")
+    return {name: data[name] for name in names} if "num_facts" in data else None
 
 
 def train_arm(arm: str, seed: int, work: Path) -> tuple[Path, dict[str, Any]]:
@@ -111,7 +132,8 @@ def main() -> None:
     if unknown := set(args.arms or ()) - set(comparison.arms):
         parser.error(f"--arms {' '.join(sorted(unknown))}: not in the list, which has {' '.join(comparison.arms)}")
     if args.table:
-        print(comparison_markdown(read_records(args.out), comparison))
+        folder = args.out if any(recall_settings(arm) is None for arm in comparison.arms) else args.out / "recall"
+        print(comparison_markdown(read_records(folder), comparison))
         return
     for seed in args.seeds:
         for arm in args.arms or comparison.arms:

@@ -137,7 +137,7 @@ class Run(PretrainingRun):
 
 def main() -> None:
     """Train, log dev recall, save model and tokenizer."""
-    args = parse_arguments(__doc__, out="checkpoints/tiny-llama", steps=8000, batch_size=16, learning_rate=1e-3)
+    args = parse_arguments(__doc__, out="checkpoints/tiny-llama", steps=3000, batch_size=16, learning_rate=1e-3)
     run = Run(args)
     run.train()
     run.model.set_attn_implementation("sdpa")

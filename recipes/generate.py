@@ -3,23 +3,31 @@
     python recipes/generate.py          # writes recipes/*.yaml; a test checks that they are what it writes
 
 Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
+The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 from recipe_texts import (
+    DTYPE,
+    EMBEDDED_DATA,
+    EMBEDDED_DTYPE,
+    EMBEDDED_HEADER,
+    EMBEDDED_LORA,
+    EMBEDDED_TRAIN,
     HEADER,
     IMAGE_WORDS,
+    LANGUAGE_BUDGET,
     LANGUAGE_DATA,
     LANGUAGE_FETCH,
     LANGUAGE_LORA,
-    LANGUAGE_ROUTING,
+    LANGUAGE_QUERY,
     LANGUAGE_TRAIN,
     METHOD_NOTES,
     MODEL,
@@ -48,6 +56,7 @@ class Backbone:
     shape: str
     tokens: int
     is_text: bool = False
+    page_size: int = 16
 
 
 BACKBONES = {
@@ -57,6 +66,7 @@ BACKBONES = {
     "qwenvl7b": Backbone("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", 144),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
     "qwen7b": Backbone("Qwen2.5-7B", "Qwen/Qwen2.5-7B", "qwen2.5-7b", 1024, is_text=True),
+    "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "", 512, is_text=True, page_size=4),
 }
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
 
@@ -104,7 +114,7 @@ class Arm:
     @property
     def selector(self) -> str:
         """What chooses groups."""
-        return "mlp" if "_mlp" in self.variant else "linear"
+        return "mlp" if "_mlp" in self.variant else "value_norm" if "_valuenorm" in self.variant else "linear"
 
     @property
     def routed(self) -> bool:
@@ -117,7 +127,8 @@ class Arm:
         if self.reducer == "none":
             return tokens
         if self.reducer == "quest":
-            return 16 * kept_count(tokens // 16, Fraction(str(self.keep_ratio)), round_up=self.anchor)
+            page = self.backbone.page_size
+            return page * kept_count(tokens // page, Fraction(str(self.keep_ratio)), round_up=self.anchor)
         return kept_count(tokens, self.keep_ratio, round_up=self.anchor)
 
 
@@ -144,6 +155,15 @@ def arms() -> Iterator[Arm]:
         seen.add(arm)
 
 
+def embedded_arms() -> Iterator[Arm]:
+    """The rows of the language models on the embedded one, and trained value-norm selection at S = 16."""
+    for arm in arms():
+        if arm.model == "llama7b":
+            yield replace(arm, model="tinylm")
+            if arm.routed and arm.num_groups == 16:
+                yield replace(arm, model="tinylm", variant="_valuenorm")
+
+
 def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
     """The anchor with ``total`` percent of the KV (the paper rounds to three decimals), named after a routed arm."""
     for keep in ("25", "12.5"):
@@ -156,6 +176,8 @@ def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction,
 
 def recipe_text(arm: Arm) -> str:
     """The whole YAML."""
+    if arm.model == "tinylm":
+        return _header(arm) + _model_band(arm) + EMBEDDED_TRAIN + EMBEDDED_DATA
     if arm.backbone.is_text:
         return _header(arm) + _model_band(arm) + LANGUAGE_TRAIN + LANGUAGE_DATA
     images = IMAGE_WORDS["llava" if arm.model.startswith("llava") else "qwenvl"]
@@ -169,7 +191,7 @@ def _header(arm: Arm) -> str:
     if arm.reducer != "none":
         title = {"fastv": "FastV", "visionzip": "VisionZip", "quest": "Quest"}[arm.reducer]
         words.append(f"{title} {100 * kept / backbone.tokens:.6g} % ({kept} of {backbone.tokens})")
-    router = {"linear": "linear router", "mlp": "MLP router"}[arm.selector]
+    router = {"linear": "linear router", "mlp": "MLP router", "value_norm": "value norm"}[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
         words.append(f"S={arm.num_groups}, K={arm.kept_groups}, {router}{also}")
@@ -179,6 +201,8 @@ def _header(arm: Arm) -> str:
         words.append("stage 2")
     value = arm.budget.value_fraction if arm.routed else 1
     words.append(f"{float(100 * kept * (1 + value) / 2 / backbone.tokens):.8g} % KV left")
+    if arm.model == "tinylm":
+        return EMBEDDED_HEADER.format(summary=" · ".join(words), name=arm.name)
     table = "Table 5" if is_text else "Table 7"
     return HEADER.format(
         summary=" · ".join(words),
@@ -199,27 +223,33 @@ def _first(arm: Arm) -> str:
 def _model_band(arm: Arm) -> str:
     """Backbone, LoRA, reducer and routing."""
     lora = LANGUAGE_LORA if arm.backbone.is_text else VISION_LORA
-    lora = "" if "_stage2" in arm.variant else lora
-    staged, pixels = "_stage2" in arm.variant, QWEN_PIXELS if arm.model.startswith("qwenvl") else ""
-    text = MODEL.format(name=arm.name, path=arm.backbone.path, lora=lora, pixels=pixels)
+    staged, embedded = "_stage2" in arm.variant, arm.model == "tinylm"
+    lora = "" if staged else EMBEDDED_LORA if embedded else lora
+    dtype = EMBEDDED_DTYPE if embedded else DTYPE
+    pixels = QWEN_PIXELS if arm.model.startswith("qwenvl") else ""
+    text = MODEL.format(name=arm.name, path=arm.backbone.path, dtype=dtype, lora=lora, pixels=pixels)
     if staged:
         text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")
     text += f"  reducer:\n    name: {arm.reducer}\n"
     if arm.reducer != "none":
         what = "context" if arm.backbone.is_text else "visual"
         kept = f"{arm.kept_tokens()} of {arm.backbone.tokens} {what} tokens"
-        text += f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n" + METHOD_NOTES[arm.reducer]
+        text += (
+            f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n"
+            + METHOD_NOTES["quest_embedded" if embedded else arm.reducer]
+        )
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
     if arm.routed:
         text += ROUTING.format(selector=arm.selector, S=arm.num_groups, K=arm.kept_groups)
-        text += LANGUAGE_ROUTING if arm.backbone.is_text else ""
+        if arm.backbone.is_text:
+            text += LANGUAGE_BUDGET + (LANGUAGE_QUERY if arm.selector != "value_norm" else "")
     return text
 
 
 def main() -> None:
     """Write every recipe."""
-    for arm in arms():
+    for arm in (*arms(), *embedded_arms()):
         (FOLDER / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
 
 

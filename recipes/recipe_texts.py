@@ -37,11 +37,56 @@ model:
   ### model
   backbone:
     path: {path}
-    dtype: bfloat16                     # of the frozen weights; routers and LoRA stay fp32
-    attention: sdpa
-{pixels}
+{dtype}{pixels}
   ### method
 {lora}"""
+
+DTYPE = """\
+    dtype: bfloat16                     # of the frozen weights; routers and LoRA stay fp32
+    attention: sdpa
+"""
+
+EMBEDDED_DTYPE = """\
+    dtype: float32
+"""
+
+EMBEDDED_HEADER = """# {summary}
+#
+#   train   subtoken-train fit --config recipes/{name}.yaml
+#
+# Written by recipes/generate.py.
+seed_everything: 0
+"""
+
+EMBEDDED_LORA = """\
+  lora: {rank: 8, alpha: 16, dropout: 0.0}
+"""
+
+EMBEDDED_TRAIN = """
+  ### train
+  optimizer:
+    learning_rate: 3.0e-3
+    weight_decay: 0.0
+    warmup_steps: 15                    # optimiser steps
+    schedule: cosine
+    final_fraction: 0.01                # of the peak rate, at the last step
+"""
+
+EMBEDDED_DATA = """
+### dataset
+data:                                   # facts stated in English text, asked in the query region; drawn as needed
+  context_length: 512                   # tokens
+  num_facts: 24
+  num_questions: 8
+  batch_size: 8
+  seed: 0
+
+trainer:
+  accelerator: cpu
+  max_steps: 150
+  gradient_clip_val: 1.0
+  log_every_n_steps: 20
+"""
 
 QWEN_PIXELS = """\
     max_pixels: 112896                  # at most 144 visual tokens an image, as in the paper's prompt (Table 8)
@@ -69,9 +114,12 @@ ROUTING = """\
     balance_weight: 0.01                # lambda of the load-balance loss
 """
 
-LANGUAGE_ROUTING = """\
-    query_conditioned: true             # the mean state of the query tokens joins the router's input (section 3.4)
+LANGUAGE_BUDGET = """\
     budget: global                      # the best N x K (token, group) pairs of a sample (section 3.4)
+"""
+
+LANGUAGE_QUERY = """\
+    query_conditioned: true             # the mean state of the query tokens joins the router's input (section 3.4)
 """
 
 METHOD_NOTES = {
@@ -80,6 +128,10 @@ METHOD_NOTES = {
     layer: 2                            # L_f as FastV publishes it: ranking by layer 1's attention; the paper is silent
 """,
     "visionzip": "",
+    "quest_embedded": """\
+    page_size: 4
+    window: 16                          # the last context tokens that always stay, inside the budget
+""",
     "quest": """\
     page_size: 16                       # Table 5: chunk
     window: 64                          # Table 5; read as the last context tokens that always stay, inside the budget

@@ -2,9 +2,11 @@
 
 The context states facts among English sentences ("Code baran amber falcon."); the query region names some of them
 ("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. Names are different within
-a sample; codes are an adjective and a noun, drawn anew for each sample, so that nothing but the context tells them. A
-code follows its name at once: with words between the two, a small model learns to read facts back several times more
-slowly. Everything is a pure function of the random generator that is passed in.
+a sample, and so are adjectives: a code is an adjective and a noun, drawn anew for each sample, so that nothing but the
+context tells it. A code follows its name at once: with words between the two, a small model learns to read facts back
+several times more slowly; and it finds the noun by the adjective, so that two codes of one adjective would be guessed at
+(measured: 80 % of 24 facts, where different adjectives give 100 %). Everything is a pure function of the random
+generator that is passed in.
 
 The context has an exact number of tokens (a BOS, where the tokenizer has one, is its first), so that pages are whole.
 """
@@ -43,10 +45,10 @@ _STATED = re.compile(r"(\w+) (\w+ \w+)\.")
 
 
 def check_counts(num_facts: int, num_questions: int) -> None:
-    """Raise a ``ValueError`` where more is asked than stated, or more is stated than there are names."""
-    if not 1 <= num_questions <= num_facts <= len(NAMES):
+    """Raise a ``ValueError`` where more is asked than stated, or more is stated than there are adjectives."""
+    if not 1 <= num_questions <= num_facts <= len(ADJECTIVES):
         raise ValueError(
-            f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(NAMES)} "
+            f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(ADJECTIVES)} "
             "is needed"
         )
 
@@ -90,8 +92,10 @@ class RecallTask:
             ValueError: the facts do not fit into the context.
         """
         names = [NAMES[i] for i in rng.permutation(len(NAMES))[: self.num_facts]]
+        adjectives = rng.permutation(len(ADJECTIVES))
         codes = {
-            name: f"{ADJECTIVES[rng.integers(len(ADJECTIVES))]} {NOUNS[rng.integers(len(NOUNS))]}" for name in names
+            name: f"{ADJECTIVES[adjective]} {NOUNS[rng.integers(len(NOUNS))]}"
+            for name, adjective in zip(names, adjectives, strict=False)
         }
         asked = [names[i] for i in rng.permutation(self.num_facts)[: self.num_questions]]
         context = self._context(rng, split, [_FACT.format(*fact) for fact in codes.items()])

@@ -41,21 +41,28 @@ class ArmFacts:
     bytes_share: float
 
 
-def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers) -> ArmFacts:
-    """Read an arm's budget from its parts and its answers' ledger."""
+def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers, context_tokens: int | None = None) -> ArmFacts:
+    """Read an arm's budget from its parts and its answers' ledger.
+
+    Args:
+        name: the arm's.
+        backbone: what answered.
+        answers: what it answered.
+        context_tokens: a language model's context; None: the compressed region is an image.
+    """
     family, reducer = backbone.family, backbone.reducer
-    before = family.visual_tokens()
+    region, before = ("visual", family.visual_tokens()) if context_tokens is None else ("context", context_tokens)
     kept = reducer.kept_tokens(before)
     routing = None if backbone.bank is None else backbone.bank.config
     budget = KVBudget(1.0) if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
-    ledger = nominal_ledger(family.shape, {"visual": before}, budget, reducer.cut_layer, kept_tokens=kept)
+    ledger = nominal_ledger(family.shape, {region: before}, budget, reducer.cut_layer, kept_tokens=kept)
     groups = "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
     return ArmFacts(
         name,
         f"{kept}/{before}",
         groups,
-        ledger.fraction("visual"),
-        answers.ledger.fraction("visual"),
+        ledger.fraction(region),
+        answers.ledger.fraction(region),
         answers.compression.label,
         answers.kv_bytes / answers.ledger.dense_bytes(),
     )

@@ -12,6 +12,8 @@ from subtoken_train.functional.geometries import GEOMETRIES
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger, solve_anchor
 from subtoken_train.reducers import build_reducer
 
+import tiny_llama
+from tiny_llama import KV_HEADS, LAYERS
 from tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
@@ -32,6 +34,7 @@ SELECTORS = {
     "random": "random",
     "static": "static",
 }
+FIXED = ("valuenorm", "outputnorm", "random", "static")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ MODELS = {
     "llava13b": Model("llava-hf/llava-1.5-13b-hf", GEOMETRIES["llava-1.5-13b"], 576),
     "qwenvl3b": Model("Qwen/Qwen2.5-VL-3B-Instruct", GEOMETRIES["qwen2.5-vl-3b"], 144, sized=True),
     "qwenvl7b": Model("Qwen/Qwen2.5-VL-7B-Instruct", GEOMETRIES["qwen2.5-vl-7b"], 144, sized=True),
+    "tinylm": Model(
+        "checkpoints/tiny-llama", KVShape(LAYERS, KV_HEADS, tiny_llama.WIDTH // tiny_llama.HEADS, 4), 512, "context"
+    ),
     "llama7b": Model("meta-llama/Llama-2-7b-hf", GEOMETRIES["llama-2-7b"], 1024, "context"),
     "qwen7b": Model("Qwen/Qwen2.5-7B", GEOMETRIES["qwen2.5-7b"], 1024, "context"),
 }
@@ -132,7 +138,8 @@ def test_routing(recipe):
     assert (routing.num_groups, routing.kept_groups) == (recipe.budget.num_groups, kept_groups)
     assert routing.selector == SELECTORS.get(words["selector"] or "", "linear")
     is_text = recipe.model.region == "context"  # the paper's routers of language models read the query (Table 5)
-    assert routing.query_conditioned == (is_text or words["selector"] == "query")
+    reads_query = is_text and words["selector"] not in FIXED  # what has no router reads nothing
+    assert routing.query_conditioned == (reads_query or words["selector"] == "query")
     assert routing.budget == (words["budget"] or ("global" if is_text else "per_token"))
     assert (routing.score_prior != "none") == (words["prior"] is not None)
     assert routing.value_gate == (words["gated"] is not None)
