@@ -64,6 +64,7 @@ class StopSignals:
         for number in filter(None, (signal.SIGINT, signal.SIGTERM, self._requeue_signal)):
             previous = signal.signal(number, self._note)
             self._previous.setdefault(number, previous)
+        trainer._signal_connector._original_handlers.update(self._previous)  # what Lightning gives back: not ours
 
     def restore(self) -> None:
         """Give the signals back."""

@@ -117,6 +117,10 @@ class RunCheckpoints(Checkpoint):
         """Save what a stop after validation left unsaved."""
         self.save(trainer)
 
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Give the signals back; Lightning skips ``teardown`` then."""
+        self._signals.restore()
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back."""
         self._signals.restore()
