@@ -170,7 +170,7 @@ def test_resume_with_another_recipe_is_refused(tiny_run, finished, capsys):
     assert message in capsys.readouterr().err
     (finished / "recipe.yaml").rename(finished / "moved.yaml")
     assert main(tiny_run("--trainer.max_steps=1", "--resume", "--model.routing.selector=mlp")) == 2
-    assert "does not fit this recipe: 24 trained tensors differ, first" in capsys.readouterr().err
+    assert "trained tensors differ, first compressed.bank" in capsys.readouterr().err
     (finished / "moved.yaml").rename(finished / "recipe.yaml")
     assert content(finished) == before
 
@@ -205,7 +205,7 @@ def test_a_requeued_job_resumes_by_itself(tiny_run, finished, monkeypatch, capsy
 
 
 def test_a_loss_that_is_nan_names_the_last_good_checkpoint(tiny_run, tmp_path, capsys):
-    settings = ["--model.optimizer.learning_rate=1e38", "--model.optimizer.warmup_steps=0"]
+    settings = ["--model.optimizer.learning_rate=1e30", "--model.optimizer.warmup_steps=0"]
     assert main(tiny_run(*settings, "--checkpoint.every_n_train_steps=1", "--trainer.gradient_clip_val=null")) == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said
