@@ -86,6 +86,8 @@ def prepare(cli: Any, resume: Path | None) -> None:
         ValueError: there is a run already, or recipe, backbone, data and checkpoint do not fit each other.
     """
     from subtoken_train.training.preflight import nominal_prompt
+    from subtoken_train.training.resume import check_resumable
+    from subtoken_train.training.run_checkpoints import trained_shapes
 
     folder = cli.output_dir
     if resume is None and holds_run(folder) and not cli.config.overwrite:
@@ -94,7 +96,8 @@ def prepare(cli: Any, resume: Path | None) -> None:
     cli.datamodule.read()
     cli.model.configure_model()
     if resume:
-        check_checkpoint(cli, resume, note)
+        check_resumable(resume, cli.trainer, trained_shapes(cli.model))
+        say_what_is_resumed(cli, resume, note)
     prompt = nominal_prompt(cli.model.family, cli.datamodule)
     cli.model.parts.reducer.kept_tokens(prompt.tokens)
     cli.datamodule.rehearse(cli.model.family, cli.trainer)
@@ -117,20 +120,13 @@ def check_recipe(cli: Any, saved: Path) -> str:
     return compare_recipes(saved, cli.recipe_text()) if saved.is_file() else ""
 
 
-def check_checkpoint(cli: Any, checkpoint: Path, note: str) -> None:
-    """Check that the run fits the checkpoint, and say what it goes on from.
-
-    Raises:
-        ValueError: it does not.
-    """
+def say_what_is_resumed(cli: Any, checkpoint: Path, note: str) -> None:
+    """Name the checkpoint, what is ignored, and what differs from the first part of the run."""
     from subtoken_train.training.checkpoints import incomplete
-    from subtoken_train.training.resume import check_resumable
 
-    check_resumable(checkpoint, cli.trainer, cli.model)
     print(f"resuming from {checkpoint}", file=sys.stderr)
     if ignored := incomplete(cli.checkpoints):
-        names = ", ".join(folder.name for folder in ignored)
-        print(f"ignored, not complete: {names}", file=sys.stderr)
+        print(f"ignored, not complete: {', '.join(folder.name for folder in ignored)}", file=sys.stderr)
     if note:
         print(f"differs from the first part, as does the learning rate's schedule: {note}", file=sys.stderr)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import lightning as L
 
 from subtoken_train.training.checkpoints import STATE, Marker, newest_complete, read_marker
-from subtoken_train.training.run_checkpoints import trained_shapes
 
 _ONE_FILE = {"SingleDeviceStrategy", "DDPStrategy"}  # they write and read the same file
 
@@ -18,8 +17,13 @@ def requeued_with_work(checkpoints: Path) -> bool:
     return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0 and newest_complete(checkpoints) is not None
 
 
-def check_resumable(checkpoint: Path, trainer: L.Trainer, module: L.LightningModule) -> None:
+def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:
     """Compare a checkpoint's marker with the run that wants to go on from it; the state itself is not read.
+
+    Args:
+        checkpoint: a folder.
+        trainer: of the run.
+        here: the run's trained tensors, see ``run_checkpoints.trained_shapes``.
 
     Raises:
         ValueError: other trained tensors, a strategy that cannot read it, or another number of processes where each
@@ -27,7 +31,6 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, module: L.LightningMod
     """
     marker = read_marker(checkpoint)
     _check_strategy(checkpoint, marker, trainer)
-    here = trained_shapes(module)
     if here != marker.trained:
         names = sorted(here.keys() | marker.trained.keys())
         differing = [name for name in names if here.get(name) != marker.trained.get(name)]

@@ -24,16 +24,16 @@ def trainer(strategy, world_size=1):
 
 @pytest.mark.parametrize(("here", "there"), [("SingleDeviceStrategy", "DDPStrategy"), ("X", "X")])
 def test_strategies_that_read_each_other(tmp_path, here, there):
-    check_resumable(written(tmp_path, there), trainer(here), Toy())
+    check_resumable(written(tmp_path, there), trainer(here), trained_shapes(Toy()))
 
 
 def test_what_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match="written by DeepSpeedStrategy and cannot be read by DDPStrategy"):
-        check_resumable(written(tmp_path / "a", "DeepSpeedStrategy"), trainer("DDPStrategy"), Toy())
+        check_resumable(written(tmp_path / "a", "DeepSpeedStrategy"), trainer("DDPStrategy"), trained_shapes(Toy()))
     with pytest.raises(ValueError, match=r"holds the parts of 2 process\(es\), this run has 4"):
-        check_resumable(written(tmp_path / "b", "Z", shards=True), trainer("Z", 4), Toy())
+        check_resumable(written(tmp_path / "b", "Z", shards=True), trainer("Z", 4), trained_shapes(Toy()))
     with pytest.raises(ValueError, match=r"2 trained tensors differ, first layer.bias \(there \[4\], here \[5\]\)"):
-        check_resumable(written(tmp_path / "c"), trainer("DDPStrategy"), Toy(width=5))
+        check_resumable(written(tmp_path / "c"), trainer("DDPStrategy"), trained_shapes(Toy(width=5)))
 
 
 def test_shapes_under_zero_3():

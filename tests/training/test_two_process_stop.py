@@ -1,4 +1,4 @@
-"""Two processes: a signal that reaches one stops both at the same step, and each goes on with its own random state."""
+"""Two processes: what happens to one of them stops both at the same step; each goes on with its own random state."""
 
 import json
 import os
@@ -29,6 +29,8 @@ def test_both_stop_and_go_on_alike(tmp_path):
         found = json.loads((tmp_path / f"found-{rank}.json").read_text())
         assert found == {
             "stopped": "SIGTERM: stopped after step 2",
+            "diverged": "the loss is NaN or infinite after step 2; it was not saved",
+            "failed": "the checkpoint of step 4: File too large",
             "newest": "step-2",
             "same": True,
             "moved": True,
