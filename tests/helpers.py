@@ -25,6 +25,7 @@ from subtoken_train.evictions import Eviction, LayerScores, LayerView, Scope
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
+from subtoken_train.training.checkpoints import newest_complete, state_path
 from subtoken_train.types import Batch, Region
 
 import tiny_llama
@@ -142,6 +143,13 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
         return main(argv)
     finally:
         recipe.RecipeCLI.instantiate_trainer = original
+
+
+def last_state(run: Path) -> dict:
+    """What the newest checkpoint of a run holds."""
+    newest = newest_complete(run / "checkpoints")
+    assert newest is not None
+    return torch.load(state_path(newest), weights_only=True)
 
 
 def moved_by_fit(cli: RecipeCLI) -> set[str]:

@@ -25,27 +25,53 @@ def run_raw(argv: list[str]) -> int:
 
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI, expand_flags
-    from subtoken_train.training.interrupt import TrainingInterrupted
 
     cli = RecipeCLI(expand_flags(argv))
-    folder = cli.output_dir
-    resume = checkpoint_to_resume(folder) if cli.config.resume else None
+    resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
     if is_first_process():
-        prepare(cli, folder, resume)
-    try:
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume)
-    except TrainingInterrupted as stopped:
-        print(
-            f"\nstopped at step {stopped.step}; checkpoint {stopped.path}\n"
-            f"go on with: subtoken-train fit --config {folder / 'recipe.yaml'} --resume",
-            file=sys.stderr,
-        )
-        return 130
+        prepare(cli, resume)
+    if code := train(cli, resume):
+        return code if cli.trainer.is_global_zero else 0  # or Lightning kills process 0 before it has said why
     if not cli.trainer.is_global_zero:
         return 0
-    adapter = export(cli, folder)
+    adapter = export(cli, cli.output_dir)
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     return 0
+
+
+def train(cli: Any, resume: Path | None) -> int:
+    """Fit; the exit code. Whatever ends it early, the user learns where to go on; user errors go on to ``guarded``."""
+    from subtoken_train.cli.errors import PROGRAM, USER_ERRORS, one_line
+    from subtoken_train.training.checkpoints import state_path
+    from subtoken_train.training.interrupt import RunStopped
+
+    try:
+        # weights_only: a checkpoint is data, nothing in it is run
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume and state_path(resume), weights_only=True)
+    except RunStopped as stopped:
+        say_where_to_go_on(cli, f"{PROGRAM}: {stopped.reason}")
+        return stopped.exit_code
+    except USER_ERRORS:
+        raise
+    except OSError as error:  # a full disk or a dropped network under a logger
+        say_where_to_go_on(cli, f"{PROGRAM}: stopped: {one_line(error)}")
+        return 1
+    except Exception:
+        say_where_to_go_on(cli, f"{PROGRAM}: stopped by an error")
+        raise
+    return 0
+
+
+def say_where_to_go_on(cli: Any, reason: str) -> None:
+    """Tell the user, once, why a run ended and what is left of it."""
+    from subtoken_train.training.checkpoints import newest_complete
+
+    if not cli.trainer.is_global_zero:
+        return
+    newest = newest_complete(cli.checkpoints)
+    command = f"go on with: subtoken-train fit --config {cli.output_dir / 'recipe.yaml'}"
+    kept = f"last good checkpoint: {newest}\n{command} --resume" if newest else f"no checkpoint was written\n{command}"
+    print(f"\n{reason}\n{kept}", file=sys.stderr)
 
 
 def is_first_process() -> bool:
@@ -53,18 +79,25 @@ def is_first_process() -> bool:
     return all(os.environ.get(rank, "0") == "0" for rank in ("LOCAL_RANK", "NODE_RANK"))
 
 
-def prepare(cli: Any, folder: Path, resume: Path | None) -> None:
+def prepare(cli: Any, resume: Path | None) -> None:
     """Make the run's folder; what a user can get wrong comes out before anything is replaced.
 
     Raises:
-        ValueError: there is a run already, or recipe, backbone and data do not fit each other.
+        ValueError: there is a run already, or recipe, backbone, data and checkpoint do not fit each other.
     """
     from subtoken_train.training.preflight import nominal_prompt
+    from subtoken_train.training.resume import check_resumable
+    from subtoken_train.training.run_checkpoints import trained_shapes
 
+    folder = cli.output_dir
     if resume is None and holds_run(folder) and not cli.config.overwrite:
         raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
+    note = check_recipe(cli, folder / "recipe.yaml") if resume else ""
     cli.datamodule.read()
     cli.model.configure_model()
+    if resume:
+        check_resumable(resume, cli.trainer, trained_shapes(cli.model))
+        say_what_is_resumed(cli, resume, note)
     prompt = nominal_prompt(cli.model.family, cli.datamodule)
     cli.model.parts.reducer.kept_tokens(prompt.tokens)
     cli.datamodule.rehearse(cli.model.family, cli.trainer)
@@ -76,17 +109,46 @@ def prepare(cli: Any, folder: Path, resume: Path | None) -> None:
     cli.save_recipe(folder / "recipe.yaml")
 
 
-def checkpoint_to_resume(folder: Path) -> Path:
-    """The run's last checkpoint; a worded ``ValueError`` where there is none."""
-    last = folder / "checkpoints" / "last.ckpt"
-    if not last.is_file():
-        raise ValueError(f"nothing to resume: {last} does not exist; run without --resume")
-    return last
+def check_recipe(cli: Any, saved: Path) -> str:
+    """Compare the recipe with the one that the run was started with, if it is still there; a note on what differs.
+
+    Raises:
+        ValueError: they differ in what a resumed run cannot change.
+    """
+    from subtoken_train.cli.recipe_difference import compare_recipes
+
+    return compare_recipes(saved, cli.recipe_text()) if saved.is_file() else ""
+
+
+def say_what_is_resumed(cli: Any, checkpoint: Path, note: str) -> None:
+    """Name the checkpoint, what is ignored, and what differs from the first part of the run."""
+    from subtoken_train.training.checkpoints import incomplete
+
+    print(f"resuming from {checkpoint}", file=sys.stderr)
+    if ignored := incomplete(cli.checkpoints):
+        print(f"ignored, not complete: {', '.join(folder.name for folder in ignored)}", file=sys.stderr)
+    if note:
+        print(f"differs from the first part, as does the learning rate's schedule: {note}", file=sys.stderr)
+
+
+def checkpoint_to_resume(checkpoints: Path) -> Path:
+    """The run's newest complete checkpoint; a worded ``ValueError`` where there is none."""
+    from subtoken_train.training.checkpoints import incomplete, newest_complete
+
+    if newest := newest_complete(checkpoints):
+        return newest
+    ignored = "".join(f"; {folder.name} is not complete" for folder in incomplete(checkpoints))
+    raise ValueError(f"nothing to resume: no complete checkpoint in {checkpoints}{ignored}; run without --resume")
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a folder has anything to lose: a failed start leaves only the recipe and empty logs."""
-    return folder.exists() and any(item.name not in ("recipe.yaml", "logs") for item in folder.iterdir())
+    """Whether a folder has anything to lose: a start that failed or was killed leaves a recipe, logs, half a file."""
+    from subtoken_train.training.checkpoints import PARTIAL
+
+    items = list(folder.iterdir()) if folder.exists() else []
+    checkpoints = [item for item in items if item.name == "checkpoints"]
+    kept = [item for parent in checkpoints for item in parent.iterdir() if item.suffix != PARTIAL]
+    return bool(kept) or any(item.name not in ("recipe.yaml", "logs", "checkpoints") for item in items)
 
 
 def holds_first_stage(cli: Any, folder: Path) -> bool:

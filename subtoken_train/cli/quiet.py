@@ -6,7 +6,14 @@ import logging
 import os
 import warnings
 
-_LIGHTNING_NOISE = ("Tip: For seamless", "TPU available", "HPU available", "Seed set to")
+_LIGHTNING_NOISE = (
+    "Tip: For seamless",
+    "Restoring states",
+    "Restored all states",
+    "TPU available",
+    "HPU available",
+    "Seed set to",
+)
 
 
 def quiet_libraries() -> None:

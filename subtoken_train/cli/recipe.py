@@ -6,13 +6,15 @@ SubTokenModule, a data module (``data_module_of``) and Trainer; the keys beside 
 
 from __future__ import annotations
 
+import os
+import sys
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
@@ -22,19 +24,12 @@ from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
-from subtoken_train.training.interrupt import SaveOnInterrupt
+from subtoken_train.training.line_progress import LineProgress
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.monitor import RunMonitor
+from subtoken_train.training.resume import requeued_with_work
 from subtoken_train.training.rng import RandomState
-
-_CHECKPOINT_DEFAULTS = {
-    "checkpoint.filename": "step-{step}",
-    "checkpoint.auto_insert_metric_name": False,
-    "checkpoint.every_n_train_steps": 500,
-    "checkpoint.save_last": True,
-    "checkpoint.save_top_k": 1,
-    "checkpoint.enable_version_counter": False,
-}
+from subtoken_train.training.run_checkpoints import RunCheckpoints
 
 
 class RecipeParser(LightningArgumentParser):
@@ -79,8 +74,7 @@ class RecipeCLI(LightningCLI):
         parser.add_argument("--output_dir", type=str, default="runs/unnamed", help="folder of this run")
         parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing run")
         parser.add_argument("--resume", type=bool, default=False, help="go on from the run's last checkpoint")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults(_CHECKPOINT_DEFAULTS)
+        parser.add_lightning_class_args(RunCheckpoints, "checkpoint")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; what is wrong with a recipe is one worded line."""
@@ -91,7 +85,9 @@ class RecipeCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Settings that follow from others."""
-        self.config.checkpoint.dirpath = str(self.output_dir / "checkpoints")
+        self.config.checkpoint.folder = str(self.checkpoints)
+        if requeued_with_work(self.checkpoints):
+            self.config.resume, self.config.overwrite = True, False
         self.config.trainer.default_root_dir = str(self.output_dir)
         self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
 
@@ -100,22 +96,27 @@ class RecipeCLI(LightningCLI):
         """The run's folder."""
         return Path(self.config.output_dir)
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run's checkpoints are."""
+        return self.output_dir / "checkpoints"
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """The recipe's trainer with both loggers, Rich progress, atomic checkpoints and our callbacks."""
         if not self._with_trainer:
             return None
         settings = self.config_init.trainer
-        last = self.output_dir / "checkpoints" / "last.ckpt"
-        ours = [RandomState(), RunMonitor(settings.log_every_n_steps or 50), SaveOnInterrupt(last)]
+        every = settings.log_every_n_steps or 50
+        ours = [RandomState(), RunMonitor(every)]
         if settings.enable_progress_bar is not False:
-            ours.append(RichProgressBar())
+            ours.append(RichProgressBar() if sys.stdout.isatty() else LineProgress(every))
         settings.callbacks = [*(settings.callbacks or []), *ours]
         if settings.logger is None:
             folder = str(self.output_dir)
             csv = _unused_name(self.output_dir / "logs", "csv") if self.config.resume else "csv"
             settings.logger = [CSVLogger(folder, "logs", csv), TensorBoardLogger(folder, "logs", "tb")]
-        if settings.plugins is None:
-            settings.plugins = [AtomicCheckpointIO()]
+        plugins = settings.plugins if isinstance(settings.plugins, list) else [settings.plugins]
+        settings.plugins = [AtomicCheckpointIO(), *(plugin for plugin in plugins if plugin is not None)]
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError) as error:  # e.g. accelerator: cuda on a machine without one
@@ -123,8 +124,15 @@ class RecipeCLI(LightningCLI):
 
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
-        self.config.overwrite = self.config.resume = False  # meant for this call alone
-        self.parser.save(self.config, str(path), overwrite=True, skip_check=True, multifile=False)
+        temporary = path.with_name(path.name + ".partial")
+        temporary.write_text(self.recipe_text(), encoding="utf-8")
+        os.replace(temporary, path)
+
+    def recipe_text(self) -> str:
+        """The resolved recipe as YAML, without what was meant for this call alone."""
+        config = self.config.clone()
+        config.overwrite = config.resume = False
+        return str(self.parser.dump(config, skip_check=True))
 
 
 def data_module_of(argv: list[str]) -> type[OrderedDataModule[Any]]:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from subtoken_train.backbones.base import Family
 from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.datasets.window import AccumulationWindows
+from subtoken_train.datasets.workers import outlive_stop_signals
 from subtoken_train.types import Batch
 
 T = TypeVar("T")
@@ -126,7 +127,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         )
         self.keep_order(sampler.identity)
         loader = self._loader(self._train, self.batch_size, sampler, drop_last=True)
-        return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
+        place = lambda: sampler.consumed() % sampler.batches_per_epoch  # noqa: E731
+        return AccumulationWindows(loader, self.trainer.accumulate_grad_batches, place)
 
     def val_dataloader(self) -> DataLoader[T] | list[Any]:
         """In file order; no loader without validation records.
@@ -183,6 +185,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             num_workers=self.num_workers,  # not persistent: left to the garbage collector, each stalls the end by 5 s
             generator=torch.Generator(),  # its own: starting a loader must not advance the run's random state
             collate_fn=self.collator(),
+            worker_init_fn=outlive_stop_signals,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -20,18 +20,31 @@ class AccumulationWindows:
     Args:
         loader: yields ``Batch``.
         size: micro-batches per optimiser step (``trainer.accumulate_grad_batches``).
+        first: the micro-batch of the epoch that the loader starts with; Lightning's windows count from the epoch's
+            first.
     """
 
-    def __init__(self, loader: DataLoader[Any], size: int) -> None:
+    def __init__(self, loader: DataLoader[Any], size: int, first: Callable[[], int] = lambda: 0) -> None:
         self.loader = loader
         self.size = size
+        self.first = first
 
     def __len__(self) -> int:
         """Micro-batches."""
         return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Batch, int, int]]:
-        """(micro-batch, labelled tokens of its window, micro-batches of its window)."""
+        """(micro-batch, labelled tokens of its window, micro-batches of its window).
+
+        Raises:
+            ValueError: the loader starts inside a window: the gradients of its first part are in no checkpoint.
+        """
+        if self.first() % self.size:
+            raise ValueError(
+                f"training would start with micro-batch {self.first()} of the epoch, inside an accumulation window of "
+                f"{self.size}; resume from a checkpoint taken after an optimiser step, with the same "
+                "accumulate_grad_batches"
+            )
         batches: Iterator[Batch] = iter(self.loader)
         while window := list(islice(batches, self.size)):
             # the first label of a sequence is never a target

@@ -1,57 +1,94 @@
-"""Ctrl-C saves a resumable checkpoint first."""
+"""How a run ends before its last step: signals, and the exceptions that the command line words."""
 
 from __future__ import annotations
 
+import os
 import signal
-from pathlib import Path
+import subprocess
 from types import FrameType
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 
-class TrainingInterrupted(Exception):
-    """Raised between two batches after an interrupt, once the checkpoint is written; ``path`` is where."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        super().__init__(f"stopped at step {step}; checkpoint {path}")
-        self.path = path
-        self.step = step
-
-
-class SaveOnInterrupt(Callback):
-    """The first SIGINT finishes the current optimiser step, saves and leaves; a second one leaves at once.
+class RunStopped(BaseException):
+    """A run ended before its last step. Like ``KeyboardInterrupt`` no ``Exception``: a library must not swallow it.
 
     Args:
-        path: the checkpoint to write.
+        reason: what happened, for the user.
+        exit_code: of the command line.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._asked = False
-        self._previous: Any = None
+    def __init__(self, reason: str, exit_code: int = 1) -> None:
+        super().__init__(reason)
+        self.reason, self.exit_code = reason, exit_code
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take over SIGINT."""
-        self._previous = signal.signal(signal.SIGINT, self._on_signal)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save and leave, once gradients are not half-accumulated."""
-        stepped = trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if self._asked and stepped:
-            trainer.save_checkpoint(self.path)
-            raise TrainingInterrupted(self.path, trainer.global_step)
+class TrainingInterrupted(RunStopped):
+    """A signal asked for it; the exit code is the shell's 128 + number."""
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give SIGINT back."""
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
+    def __init__(self, number: int, when: str) -> None:
+        super().__init__(f"{signal.Signals(number).name}: stopped {when}", 128 + number)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
+
+class TrainingDiverged(RunStopped):
+    """Loss or weights are not finite; nothing of it was saved."""
+
+
+class CheckpointFailed(RunStopped):
+    """A checkpoint could not be written; the ones before it are whole."""
+
+
+class StopSignals:
+    """Notes SIGINT, SIGTERM and, in a SLURM job, the requeue signal, until training can stop between two steps.
+
+    Before training has started, and at the second signal, the run is left at once. Lightning's own handlers are
+    replaced: at SIGTERM they start a collective inside the handler, which deadlocks where only some processes got the
+    signal, and at SLURM's signal they save in the middle of a step.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.saving = False
+        self._requeue_signal = 0
+        self._previous: dict[int, Any] = {}
+        self._process = os.getpid()
+
+    def install(self, trainer: L.Trainer) -> None:
+        """Take the signals over; again, wherever Lightning may have taken them back."""
+        # private, but the only way to the environment that Lightning chose
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            self._requeue_signal = int(environment.requeue_signal or signal.SIGUSR1)
+        for number in filter(None, (signal.SIGINT, signal.SIGTERM, self._requeue_signal)):
+            previous = signal.signal(number, self._note)
+            self._previous.setdefault(number, previous)
+        trainer._signal_connector._original_handlers.update(self._previous)  # what Lightning gives back: not ours
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def requeue(self, number: int) -> str:
+        """Put the SLURM job back into the queue if ``number`` asks for it; what was done, in words."""
+        if not number or number != self._requeue_signal:
+            return ""
+        job = os.environ["SLURM_JOB_ID"]
+        if "SLURM_ARRAY_JOB_ID" in os.environ:
+            job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+        try:
+            done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
+            problem = done.stderr.strip() if done.returncode else ""
+        except OSError as error:
+            problem = f"scontrol: {error.strerror}"
+        return f"; job {job} could not be requeued ({problem})" if problem else f"; job {job} is requeued"
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a worker that inherited the handler: its parent decides
+            return
+        if self.number or not self.saving:
+            raise TrainingInterrupted(number, "at once")
+        self.number = number

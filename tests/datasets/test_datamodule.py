@@ -50,6 +50,9 @@ class SaveAt(L.Callback):
     def on_train_batch_end(self, trainer, *args):
         self.save("batch", trainer)
 
+    def on_validation_start(self, trainer, *args):
+        self.save("validation start", trainer)
+
     def on_validation_end(self, trainer, *args):
         self.save("validation", trainer)
 
@@ -96,6 +99,8 @@ MOMENTS = [
     ("epoch", 10, {"max_steps": 15, "max_epochs": -1}),
     ("validation", 5, {"max_epochs": 3}),
     ("validation", 7, {"max_epochs": 3, "val_check_interval": 2}),
+    ("validation start", 5, {"max_epochs": 3}),
+    ("validation start", 7, {"max_epochs": 3, "val_check_interval": 2}),
     ("batch", 4, {"max_epochs": 3, "accumulate_grad_batches": 2}),
     ("batch", 7, {"max_epochs": 3, "accumulate_grad_batches": 2}),
     ("batch", 5, {"max_epochs": 3, "accumulate_grad_batches": 2, "limit_train_batches": 3}),
@@ -109,7 +114,7 @@ def test_a_resumed_run_sees_what_an_unbroken_one_sees(tiny_family, text_file, tm
     hook, batches, limits = moment
 
     def data():
-        val_file = text_file if hook == "validation" else None
+        val_file = text_file if hook.startswith("validation") else None
         return InstructionDataModule(text_file, val_file=val_file, batch_size=BATCH)
 
     path = tmp_path / "a.ckpt"
@@ -162,6 +167,13 @@ def test_another_order_is_refused_on_resume(tiny_family, text_file, tmp_path):
         fit(Recorder(tiny_family), InstructionDataModule(text_file, batch_size=2), checkpoint=path)
     with pytest.raises(ValueError, match="seed: 0, here 1"):
         fit(Recorder(tiny_family), InstructionDataModule(text_file, batch_size=BATCH, seed=1), checkpoint=path)
+
+
+def test_a_checkpoint_from_inside_an_accumulation_window_is_refused(tiny_family, text_file, tmp_path):
+    path, limits = tmp_path / "a.ckpt", {"max_epochs": 2, "accumulate_grad_batches": 2}
+    fit(Recorder(tiny_family), InstructionDataModule(text_file, batch_size=BATCH), SaveAt("batch", 6, path), **limits)
+    with pytest.raises(ValueError, match="micro-batch 1 of the epoch, inside an accumulation window of 2"):
+        fit(Recorder(tiny_family), InstructionDataModule(text_file, batch_size=BATCH), checkpoint=path, **limits)
 
 
 def test_one_module_serves_a_second_fit(tiny_family, text_file, tmp_path):

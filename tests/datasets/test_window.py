@@ -25,3 +25,12 @@ def test_every_batch_knows_its_windows_tokens_and_size(size, expected):
     windows = AccumulationWindows(batches, size)
     assert [(batch.place, tokens, length) for batch, tokens, length in windows] == expected
     assert len(windows) == 5
+
+
+def test_a_start_inside_a_window_is_refused():
+    first = 4
+    windows = AccumulationWindows([], 2, lambda: first)
+    assert list(windows) == []
+    first = 5
+    with pytest.raises(ValueError, match="micro-batch 5 of the epoch, inside an accumulation window of 2; resume from"):
+        list(windows)

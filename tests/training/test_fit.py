@@ -15,11 +15,7 @@ import torch
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 
-from helpers import interrupted_fit
-
-
-def checkpoint(run: Path) -> dict:
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
+from helpers import interrupted_fit, last_state
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -51,7 +47,7 @@ def test_fit_trains_adapters_only_and_logs(tiny_run, tmp_path):
 
 def test_checkpoint_holds_only_what_is_trained(tiny_run, tmp_path):
     assert main(tiny_run("--checkpoint.every_n_train_steps=2")) == 0
-    state = checkpoint(tmp_path / "run")
+    state = last_state(tmp_path / "run")
     assert len(state["state_dict"]) == 24
     assert all("lora_" in name or ".bank." in name for name in state["state_dict"])
     assert "random_state" in state
@@ -117,9 +113,10 @@ def test_ctrl_c_saves_and_says_where(tiny_run, tmp_path):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert str(tmp_path / "run" / "checkpoints" / "last.ckpt") in stderr
+    assert f"last good checkpoint: {tmp_path / 'run' / 'checkpoints' / 'step-'}" in stderr
+    assert f"go on with: subtoken-train fit --config {tmp_path / 'run' / 'recipe.yaml'} --resume" in stderr
     assert "Traceback" not in stderr
-    assert checkpoint(tmp_path / "run")["global_step"] > 0
+    assert last_state(tmp_path / "run")["global_step"] > 0
 
 
 def test_existing_run_is_refused(tiny_run, tmp_path, capsys):
@@ -155,7 +152,62 @@ def test_output_folder_that_cannot_be_made(tiny_run, tmp_path, capsys):
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("subtoken-train: error:")
 
 
-def test_resume_with_another_recipe_is_refused(tiny_run, capsys):
-    assert main(tiny_run("--trainer.max_steps=1", "--checkpoint.every_n_train_steps=1")) == 0
-    assert main(tiny_run("--resume", "--model.routing.selector=mlp")) == 2
-    assert "does not fit this recipe" in capsys.readouterr().err
+@pytest.fixture
+def finished(tiny_run, tmp_path):
+    """A run of one step, and what lies in it."""
+    assert main(tiny_run("--trainer.max_steps=1")) == 0
+    return tmp_path / "run"
+
+
+def content(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_resume_with_another_recipe_is_refused(tiny_run, finished, capsys):
+    before = content(finished)
+    assert main(tiny_run("--trainer.max_steps=1", "--resume", "--model.routing.selector=mlp")) == 2
+    message = "the run began with another recipe (model.routing.selector: linear, here mlp)"
+    assert message in capsys.readouterr().err
+    (finished / "recipe.yaml").rename(finished / "moved.yaml")
+    assert main(tiny_run("--trainer.max_steps=1", "--resume", "--model.routing.selector=mlp")) == 2
+    assert "trained tensors differ, first compressed.bank" in capsys.readouterr().err
+    (finished / "moved.yaml").rename(finished / "recipe.yaml")
+    assert content(finished) == before
+
+
+def test_resume_from_a_newer_layout_or_half_a_checkpoint_is_refused(tiny_run, finished, capsys):
+    marker = finished / "checkpoints" / "step-1" / "COMPLETE"
+    marker.write_text(marker.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    before = content(finished)
+    assert main(tiny_run("--resume")) == 2
+    assert "written in layout 2" in capsys.readouterr().err
+    assert content(finished) == before
+    marker.unlink()
+    assert main(tiny_run("--resume")) == 2
+    assert "nothing to resume: no complete checkpoint in" in (said := capsys.readouterr().err)
+    assert "step-1 is not complete" in said
+
+
+def test_a_longer_run_says_what_differs(tiny_run, finished, capsys):
+    assert main(tiny_run("--resume", "--trainer.max_steps=2", "--data.num_workers=1")) == 0
+    said = capsys.readouterr().err
+    assert f"resuming from {finished / 'checkpoints' / 'step-1'}" in said
+    assert "schedule: trainer.max_steps: 1, here 2" in said
+    assert last_state(finished)["global_step"] == 2
+
+
+def test_a_requeued_job_resumes_by_itself(tiny_run, finished, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert main(tiny_run("--overwrite", "--trainer.max_steps=2")) == 0
+    assert "resuming from" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    assert main(tiny_run("--trainer.max_steps=2")) == 2
+
+
+def test_a_loss_that_is_nan_names_the_last_good_checkpoint(tiny_run, tmp_path, capsys):
+    settings = ["--model.optimizer.learning_rate=1e30", "--model.optimizer.warmup_steps=0"]
+    assert main(tiny_run(*settings, "--checkpoint.every_n_train_steps=1", "--trainer.gradient_clip_val=null")) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "NaN or infinite" in said
+    assert "it was not saved" in said

@@ -10,7 +10,7 @@ import torch
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 
-from helpers import interrupted_fit
+from helpers import interrupted_fit, last_state
 
 OUTPUT = "--model.stage2.output_lora={rank: 4, alpha: 8, dropout: 0.1}"
 
@@ -31,10 +31,6 @@ def tensors(run, wanted):
     """Parameters of a run's adapter folder, by name, for which ``wanted(name)``."""
     _, backbone, _ = read_adapter(run / "adapter")
     return {name: parameter for name, parameter in backbone.named_parameters() if wanted(name)}
-
-
-def checkpoint(run):
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +55,7 @@ def test_what_trains_moves_and_stage_1_does_not(tiny_run, second, tmp_path, extr
     run = tmp_path / "second"
     assert first.read_bytes() == before
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == before
-    state = checkpoint(run)["state_dict"]
+    state = last_state(run)["state_dict"]
     assert sum(".o_proj.lora_" in name for name in state) == lora_tensors
     assert sum(".bank." in name for name in state) == router_tensors
     assert len(state) == lora_tensors + router_tensors

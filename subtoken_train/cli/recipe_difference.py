@@ -1,0 +1,66 @@
+"""What a resumed run may change in its recipe, and what would no longer be the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+# A checkpoint restores or presupposes these; others (devices, loggers, workers, intervals) may change freely.
+_DECISIVE = (
+    "seed_everything",
+    "model.",
+    "data.",
+    "trainer.precision",
+    "trainer.accumulate_grad_batches",
+    "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm",
+    "trainer.limit_train_batches",
+)
+# Files may have moved, memory may be saved; the order of the data refuses a batch that is not the same in total.
+_FREE_LEAVES = ("path", "num_workers", "batch_size", "val_batch_size", "gradient_checkpointing")
+_FREE_ENDINGS = ("_file", "_root", "_folder", "_dir")
+_NOTED = ("trainer.max_steps", "trainer.max_epochs")
+_MISSING = object()
+_MAX_LISTED = 4
+
+
+def compare_recipes(saved: Path, now: str) -> str:
+    """Compare the recipe that a run keeps with the present one; returns a note on what may change but matters.
+
+    Args:
+        saved: the run's ``recipe.yaml``.
+        now: the present recipe as YAML.
+
+    Raises:
+        ValueError: they differ in what the checkpoint restores or presupposes.
+    """
+    before, after = (dict(_flat(yaml.safe_load(text) or {})) for text in (saved.read_text(encoding="utf-8"), now))
+    differing = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
+    decisive = [key for key in differing if _is_decisive(key) and before.get(key, _MISSING) is not _MISSING]
+    if decisive:
+        listed = "; ".join(_change(key, before, after) for key in decisive[:_MAX_LISTED])
+        more = f"; and {len(decisive) - _MAX_LISTED} more" if len(decisive) > _MAX_LISTED else ""
+        raise ValueError(f"the run began with another recipe ({listed}{more}); resume with {saved}, or start anew")
+    return "; ".join(_change(key, before, after) for key in differing if key in _NOTED)
+
+
+def _change(key: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+    return f"{key}: {before.get(key)}, here {after.get(key)}"
+
+
+def _is_decisive(key: str) -> bool:
+    leaf = key.rpartition(".")[2]
+    return key.startswith(_DECISIVE) and leaf not in _FREE_LEAVES and not leaf.endswith(_FREE_ENDINGS)
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf, and ``set`` for every group: where it is off, its name holds null."""
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            yield prefix + key, "set"
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,55 @@
+"""Whether a run can go on from a checkpoint: found out before anything is loaded or overwritten."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import lightning as L
+
+from subtoken_train.training.checkpoints import STATE, Marker, newest_complete, read_marker
+
+_ONE_FILE = {"SingleDeviceStrategy", "DDPStrategy"}  # they write and read the same file
+
+
+def requeued_with_work(checkpoints: Path) -> bool:
+    """Whether SLURM runs this job again (it repeats the first command) and there is a checkpoint to go on from."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0 and newest_complete(checkpoints) is not None
+
+
+def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:
+    """Compare a checkpoint's marker with the run that wants to go on from it; the state itself is not read.
+
+    Args:
+        checkpoint: a folder.
+        trainer: of the run.
+        here: the run's trained tensors, see ``run_checkpoints.trained_shapes``.
+
+    Raises:
+        ValueError: other trained tensors, a strategy that cannot read it, or another number of processes where each
+            wrote a part of its own.
+    """
+    marker = read_marker(checkpoint)
+    _check_strategy(checkpoint, marker, trainer)
+    if here != marker.trained:
+        names = sorted(here.keys() | marker.trained.keys())
+        differing = [name for name in names if here.get(name) != marker.trained.get(name)]
+        raise ValueError(
+            f"{checkpoint} does not fit this recipe: {len(differing)} trained tensors differ, first {differing[0]} "
+            f"(there {marker.trained.get(differing[0])}, here {here.get(differing[0])}); resume with the recipe that "
+            "wrote it"
+        )
+
+
+def _check_strategy(checkpoint: Path, marker: Marker, trainer: L.Trainer) -> None:
+    here = type(trainer.strategy).__name__
+    if here != marker.strategy and not {here, marker.strategy} <= _ONE_FILE:
+        raise ValueError(
+            f"{checkpoint} was written by {marker.strategy} and cannot be read by {here}; resume with the trainer."
+            "strategy that wrote it"
+        )
+    if (checkpoint / STATE).is_dir() and trainer.world_size != marker.world_size:
+        raise ValueError(
+            f"{checkpoint} holds the parts of {marker.world_size} process(es), this run has {trainer.world_size}; "
+            "resume with as many as wrote it"
+        )

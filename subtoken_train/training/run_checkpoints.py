@@ -1,0 +1,212 @@
+"""The callback that guards a run at the end of every optimiser step: finite? asked to stop? time to save?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor, nn
+
+from subtoken_train.training import checkpoints
+from subtoken_train.training.divergence import Health, LossWatch, weights_are_finite
+from subtoken_train.training.interrupt import CheckpointFailed, StopSignals, TrainingDiverged, TrainingInterrupted
+
+
+class RunCheckpoints(Checkpoint):
+    """Saves whole checkpoints, every so often, at the end, and before a signal stops the run; never a broken state.
+
+    Everything happens right after an optimiser step, the only moment that resumes exactly: the gradients of a
+    half-accumulated window are in no checkpoint. So a stop that falls inside a window (a signal, ``max_time``, early
+    stopping) waits for its end. All processes decide alike: a signal may have reached only one of them.
+
+    Args:
+        folder: where the checkpoints go.
+        every_n_train_steps: optimiser steps between two checkpoints.
+        keep_last: whole checkpoints that stay; an older one goes once a newer one is whole.
+
+    Raises:
+        ValueError: a count below 1.
+    """
+
+    def __init__(self, folder: str = "checkpoints", every_n_train_steps: int = 500, keep_last: int = 2) -> None:
+        for name, value in (("every_n_train_steps", every_n_train_steps), ("keep_last", keep_last)):
+            if value < 1:
+                raise ValueError(f"checkpoint.{name} is {value}; it must be 1 or more")
+        self.folder, self.every, self.keep_last = Path(folder), every_n_train_steps, keep_last
+        self._signals, self._losses = StopSignals(), LossWatch()
+        self._step_before = self._saved_step = 0
+        self._inside_window = self._stop_held = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Take over the signals: until training starts, they end the run at once."""
+        if stage == "fit":
+            self._signals, self._losses = StopSignals(), LossWatch()
+            self._signals.install(trainer)
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lightning has just registered its own handlers."""
+        self._signals.install(trainer)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """From here on a signal waits for the end of its step."""
+        self._signals.install(trainer)
+        self._signals.saving = True
+        self._saved_step = trainer.global_step  # resumed from there, or nothing to save yet
+        self._inside_window = self._stop_held = False
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the step, to see whether this micro-batch completes one."""
+        self._step_before = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After an optimiser step: refuse a broken state, save where it is due, leave if asked to.
+
+        Raises:
+            TrainingDiverged: loss or weights are not finite.
+            CheckpointFailed: the disk is full.
+            TrainingInterrupted: a signal came; the checkpoint is written.
+        """
+        self._losses.note(outputs["loss"])
+        self._inside_window = trainer.global_step == self._step_before
+        self._hold_stop(trainer)
+        if self._inside_window:
+            return
+        health, number = self._agree(trainer, pl_module)
+        if health:
+            raise TrainingDiverged(f"{Health(health).reason} after step {trainer.global_step}; it was not saved")
+        if number or trainer.global_step % self.every == 0 or _is_last(trainer):
+            self.save(trainer)
+        self._leave(trainer, number)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save before it, so that a signal need not wait for the end of a long validation."""
+        if not trainer.sanity_checking and not self._inside_window:
+            self.save(trainer)
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Leave if asked to.
+
+        Raises:
+            TrainingInterrupted: a signal came.
+        """
+        if not trainer.sanity_checking and not self._inside_window:
+            self._leave(trainer, self._agree(trainer, pl_module)[1])
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Early stopping may have asked for a stop inside an accumulation window."""
+        if not trainer.sanity_checking:
+            self._hold_stop(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save what a stop after validation left unsaved."""
+        self.save(trainer)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Give the signals back; Lightning skips ``teardown`` then."""
+        self._signals.restore()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        self._signals.restore()
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write the checkpoint of this step, unless it is there; all processes call it.
+
+        Raises:
+            CheckpointFailed: it could not be written; nothing of it is left, the older ones are.
+        """
+        if trainer.global_step == self._saved_step:
+            return
+        step, strategy = trainer.global_step, trainer.strategy
+        partial = self.folder / f"step-{step}{checkpoints.PARTIAL}"
+        self._on_first(trainer, lambda: checkpoints.begin(self.folder, step))
+        failure: OSError | None = None
+        try:
+            trainer.save_checkpoint(partial / checkpoints.STATE, weights_only=False)
+        except OSError as error:
+            if (partial / checkpoints.STATE).is_dir():  # every process writes shards, with barriers in between
+                raise self._failed(trainer, error) from error
+            failure = error
+            strategy.barrier()  # the other processes wait here, at the end of save_checkpoint
+        shapes = trained_shapes(trainer.lightning_module)
+        marker = checkpoints.Marker(step, trainer.world_size, type(strategy).__name__, shapes)
+
+        def finish() -> None:
+            if failure is not None:
+                raise failure
+            checkpoints.finish(partial, marker)
+            checkpoints.keep_newest(self.folder, self.keep_last)
+
+        self._on_first(trainer, finish)
+        self._saved_step = step
+
+    def _on_first(self, trainer: L.Trainer, action: Callable[[], object]) -> None:
+        """Let process 0 touch the disk; all of them raise if it fails."""
+        failure: OSError | None = None
+        if trainer.is_global_zero:
+            try:
+                action()
+            except OSError as error:
+                failure = error
+        failure = trainer.strategy.broadcast(failure)
+        if failure is not None:
+            raise self._failed(trainer, failure) from failure
+
+    def _failed(self, trainer: L.Trainer, error: OSError) -> CheckpointFailed:
+        """The exception, once what was written in vain is gone: it may be what fills the disk."""
+        if trainer.is_global_zero:
+            checkpoints.discard(self.folder, trainer.global_step)
+        where = f"the checkpoint of step {trainer.global_step} could not be written to {self.folder}"
+        return CheckpointFailed(f"{where}: {error.strerror or error}")
+
+    def _leave(self, trainer: L.Trainer, number: int) -> None:
+        """Stop, here in all processes, if they agreed on a signal."""
+        if number:
+            requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
+            raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
+
+    def _agree(self, trainer: L.Trainer, module: L.LightningModule) -> tuple[int, int]:
+        """(health, signal number), the greatest of all processes."""
+        health = Health.FINE if weights_are_finite(module) else Health.WEIGHTS
+        health = Health.LOSS if self._losses.broken() else health
+        if trainer.world_size == 1:
+            return health, self._signals.number
+        mine = torch.tensor([health, self._signals.number], device=trainer.strategy.root_device)
+        agreed: Tensor = trainer.strategy.reduce(mine, reduce_op="max")
+        return int(agreed[0]), int(agreed[1])
+
+    def _hold_stop(self, trainer: L.Trainer) -> None:
+        """Put off a stop that was asked for inside an accumulation window; its gradients would be lost."""
+        if trainer.should_stop and self._inside_window:
+            self._stop_held, trainer.should_stop = True, False
+        elif self._stop_held and not self._inside_window:
+            self._stop_held, trainer.should_stop = False, True
+
+
+def _is_last(trainer: L.Trainer) -> bool:
+    """Whether training ends with this step."""
+    last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+    stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
+    return stops or trainer.global_step == trainer.max_steps or (last_epoch and trainer.is_last_batch)
+
+
+def trained_shapes(module: nn.Module) -> dict[str, list[int]]:
+    """The whole shape of every trained parameter, also where ZeRO-3 left an empty tensor in its place."""
+    trained = ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
+    return {name: list(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in trained}

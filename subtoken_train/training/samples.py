@@ -1,0 +1,47 @@
+"""A log of the records that training consumed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+
+class SampleLog(Callback):
+    """Writes the ids of every micro-batch to ``logs/samples-rank<rank>.jsonl``, one line each.
+
+    A resumed run first drops the lines that its checkpoint does not contain, since it will see those records again: the
+    file always lists what made the present weights, in order. Off unless a recipe asks for it:
+    ``trainer.callbacks: [{class_path: subtoken_train.training.samples.SampleLog}]``.
+    """
+
+    def __init__(self) -> None:
+        self._path = Path()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep the lines up to the checkpoint's place."""
+        logs = Path(trainer.default_root_dir) / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self._path = logs / f"samples-rank{trainer.global_rank}.jsonl"
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.exists() else []
+        kept = lines[: self._consumed(trainer)]
+        temporary = self._path.with_suffix(".partial")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        os.replace(temporary, self._path)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Add a line: number of the micro-batch, optimiser steps before it, ids."""
+        line = {"batch": self._consumed(trainer), "step": trainer.global_step, "ids": batch[0].record_ids}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _consumed(self, trainer: L.Trainer) -> int:
+        """Micro-batches that this process has finished since the very first step."""
+        untyped: Any = trainer  # Lightning does not declare its data module
+        return int(untyped.datamodule.batches_consumed())

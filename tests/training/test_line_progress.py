@@ -1,0 +1,29 @@
+"""Progress in a log file: one line every so many optimiser steps."""
+
+from subtoken_train.training.line_progress import LineProgress
+
+from toy_fit import Toy, fit_toy
+
+
+class Logged(Toy):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+
+def test_a_line_every_so_many_steps_and_at_the_end(tmp_path, capsys):
+    settings = {"accumulate_grad_batches": 2, "max_epochs": -1, "max_steps": 5}
+    fit_toy(Logged(), tmp_path / "checkpoints", LineProgress(2), batches=10, **settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 2/5", "step 4/5", "step 5/5"]
+    assert all("  loss " in line and line.endswith(" steps/s") for line in lines)
+
+
+def test_an_open_end_shows_the_epoch_and_other_processes_nothing(tmp_path, capsys):
+    fit_toy(Toy(), tmp_path / "checkpoints", LineProgress(3), batches=3)
+    assert capsys.readouterr().out.startswith("step 3 (epoch 0)  ")
+    quiet = LineProgress(1)
+    quiet.disable()
+    fit_toy(Toy(), tmp_path / "more", quiet, batches=3)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,30 @@
+"""The log of consumed records: what made the weights, in order, over resumes."""
+
+import json
+from types import SimpleNamespace
+
+from subtoken_train.training.samples import SampleLog
+
+
+def trainer(tmp_path, consumed):
+    data = SimpleNamespace(batches_consumed=lambda: consumed)
+    return SimpleNamespace(default_root_dir=str(tmp_path), global_rank=1, global_step=consumed // 2, datamodule=data)
+
+
+def consume(log, tmp_path, number):
+    log.on_train_batch_start(trainer(tmp_path, number), None, (SimpleNamespace(record_ids=[f"r{number}"]), 1, 1), 0)
+
+
+def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path):
+    path = tmp_path / "logs" / "samples-rank1.jsonl"
+    log = SampleLog()
+    log.on_train_start(trainer(tmp_path, 0), None)
+    for number in range(4):
+        consume(log, tmp_path, number)
+    with path.open("a") as file:
+        file.write('{"batch": 4, "ids')  # killed while writing
+    again = SampleLog()
+    again.on_train_start(trainer(tmp_path, 2), None)
+    consume(again, tmp_path, 2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [{"batch": n, "step": n // 2, "ids": [f"r{n}"]} for n in range(3)]
