@@ -26,6 +26,7 @@ from subtoken_train.training.interrupt import SaveOnInterrupt
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.monitor import RunMonitor
 from subtoken_train.training.rng import RandomState
+from subtoken_train.training.strategies import build_strategy
 
 _CHECKPOINT_DEFAULTS = {
     "checkpoint.filename": "step-{step}",
@@ -114,6 +115,8 @@ class RecipeCLI(LightningCLI):
             folder = str(self.output_dir)
             csv = _unused_name(self.output_dir / "logs", "csv") if self.config.resume else "csv"
             settings.logger = [CSVLogger(folder, "logs", csv), TensorBoardLogger(folder, "logs", "tb")]
+        if isinstance(settings.strategy, str):
+            settings.strategy = build_strategy(settings.strategy)
         if settings.plugins is None:
             settings.plugins = [AtomicCheckpointIO()]
         try:

@@ -1,0 +1,231 @@
+"""DeepSpeed's ZeRO through Lightning's strategy: optimiser states (1), gradients (2) and weights (3) over processes.
+
+Only what is trained has gradients and optimiser states, some tens of MB for LoRA and routers; so stages 1 and 2 save
+little and stage 3 is for frozen backbones that do not fit on one device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.strategies.deepspeed import _validate_device_index_selection
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+PRECISIONS = ("32-true", "bf16-mixed")
+BUCKET = 50_000_000
+"""Elements that are communicated at once. Lightning's 200 million would reserve 800 MB for adapters of a tenth of it."""
+
+_RECIPE_SAYS = {
+    "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
+    "gradient_clipping": "trainer.gradient_clip_val",
+    "train_batch_size": "data.batch_size",
+    "train_micro_batch_size_per_gpu": "data.batch_size",
+    "optimizer": "model.optimizer",
+    "scheduler": "model.optimizer.schedule",
+    "fp16": "trainer.precision",
+    "bf16": "trainer.precision",
+    "torch_autocast": "trainer.precision",
+}
+
+
+class ZeroStrategy(DeepSpeedStrategy):
+    """ZeRO with torch's own AdamW, whose steps are those of DDP: the same loss, the same accumulation windows.
+
+    * Accumulation is Lightning's: DeepSpeed is told where a window ends, so that a short last window of an epoch is a
+      step of its own, and it divides by nothing (it would divide a second time).
+    * LoRA and routers stay fp32 under ``bf16-mixed`` (torch's autocast), and are reduced in fp32; frozen weights keep
+      the recipe's dtype. DeepSpeed's own bf16 mode would round them all.
+    * Checkpoints hold what is trained only.
+    * Stage 3 loads the backbone sharded: its weights are split as they are read.
+
+    Args:
+        stage: 1, 2 or 3.
+        offload: keep optimiser states (and in stage 3 the weights) in the host's memory.
+        config: more settings of DeepSpeed's JSON, or the path of such a file; they go on top of ours.
+
+    Raises:
+        ValueError: DeepSpeed is not installed, or ``config`` sets what the recipe says.
+    """
+
+    def __init__(self, stage: int = 2, offload: bool = False, config: dict[str, Any] | str | None = None) -> None:
+        if find_spec("deepspeed") is None:
+            raise ValueError(
+                "trainer.strategy needs DeepSpeed, which is not installed: pip install 'subtoken_train[deepspeed]', or "
+                "take trainer.strategy ddp"
+            )
+        super().__init__(config=_settings(stage, offload, _extra_settings(config)), exclude_frozen_parameters=True)
+        self._hf_config: Any = None
+
+    def check_accelerator(self) -> None:
+        """Refuse what is no CUDA device; the one thing in which the strategy of the CPU tests differs.
+
+        Raises:
+            ValueError: no GPU, or not the machine's first ones.
+        """
+        if not isinstance(self.accelerator, CUDAAccelerator):
+            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2 on a CPU")
+        assert self.parallel_devices is not None
+        try:
+            _validate_device_index_selection(self.parallel_devices)
+        except RuntimeError as error:
+            raise ValueError(f"trainer.devices: {error}") from None
+
+    def setup_environment(self) -> None:
+        """Start the process group, after ``check_accelerator``; from then on stage 3 shards what is loaded.
+
+        transformers splits a backbone while it loads it, where it finds DeepSpeed's configuration. It holds that by a
+        weak reference, so it is kept here.
+        """
+        self.check_accelerator()
+        DDPStrategy.setup_environment(self)
+        self._init_config_if_needed()
+        if self.zero_stage_3:
+            from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+            assert isinstance(self.config, dict)
+            dtype = _module(self).backbone_config.dtype  # DeepSpeed would load it in the dtype of what is trained
+            load = {"bf16": {"enabled": dtype == "bfloat16"}, "fp16": {"enabled": dtype == "float16"}}
+            self._hf_config = HfDeepSpeedConfig({**self.config, **load})
+
+    def setup_distributed(self) -> None:
+        """As Lightning's, whose check of the device indices is in ``check_accelerator``."""
+        reset_seed()
+        self.set_world_ranks()
+        self._init_deepspeed_distributed()
+
+    def model_sharded_context(self) -> AbstractContextManager[None]:
+        """Nothing: LoRA and routers are made whole and split later, by ``setup``.
+
+        Made inside ``deepspeed.zero.Init``, as Lightning has it, LoRA would miss its initialisation: every tensor in
+        there is split, and empty, as soon as it is made.
+        """
+        return nullcontext()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Hand the model to DeepSpeed.
+
+        Routers read their weights without calling the layers that hold them, so stage 3 gathers a router as a whole.
+        It gathers every layer when it is called, so all processes call the same ones in the same order (``in_step``).
+        """
+        if self.zero_stage_3:
+            from deepspeed.utils import set_z3_leaf_module
+
+            module = _module(self)
+            module.in_step = True
+            for selector in () if module.parts.bank is None else module.parts.bank.selectors:
+                set_z3_leaf_module(selector, True)
+        super().setup(trainer)
+
+    def _setup_model_and_optimizer(
+        self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
+    ) -> tuple[Any, Optimizer]:
+        """As Lightning's, with the local rank for a device index: a CPU has none."""
+        import deepspeed
+
+        engine, made, _, _ = deepspeed.initialize(
+            args=argparse.Namespace(device_rank=self.local_rank),
+            config=self.config,
+            model=model,
+            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            dist_init_required=False,
+        )
+        return engine, made
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """No: Lightning calls for a step where a window ends, see ``pre_backward``."""
+        return False
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Tell DeepSpeed whether this micro-batch is the last of its window."""
+        last = not _module(self).trainer.fit_loop._should_accumulate()
+        self.deepspeed_engine.set_gradient_accumulation_boundary(last)
+
+    def teardown(self) -> None:
+        """Forget the configuration for loading: a model that is loaded after the run is loaded whole."""
+        self._hf_config = None
+        super().teardown()
+
+    def _format_batch_size_and_grad_accum_config(self) -> None:
+        """Batch size, accumulation and clipping are the recipe's; Lightning would start a data loader to ask it."""
+        assert isinstance(self.config, dict)
+        trainer = _module(self).trainer
+        self.config["gradient_accumulation_steps"] = 1  # Lightning divides already
+        self.config["train_micro_batch_size_per_gpu"] = getattr(trainer.datamodule, "batch_size", 1)
+        self.config["gradient_clipping"] = trainer.gradient_clip_val or 0.0
+
+    def _format_config(self) -> None:
+        """Precision as in the class's text.
+
+        Raises:
+            ValueError: a precision that would round what is trained.
+        """
+        assert isinstance(self.config, dict)
+        precision = self.precision_plugin.precision
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"trainer.precision {precision} would round LoRA and routers under ZeRO; take one of "
+                f"{', '.join(PRECISIONS)}"
+            )
+        self.config["bf16"] = {"enabled": False}
+        if precision == "bf16-mixed":
+            # an empty list: nothing that is trained is communicated in bf16
+            autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+            self.config["torch_autocast"] = autocast
+        super()._format_config()
+
+
+def _settings(stage: int, offload: bool, extra: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's JSON."""
+    if stage not in (1, 2, 3):
+        raise ValueError(f"ZeRO stage {stage} is not one of 1, 2, 3")
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "contiguous_gradients": True,
+        "overlap_comm": True,
+        "reduce_bucket_size": BUCKET,
+        "allgather_bucket_size": BUCKET,
+    }
+    if offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu"}
+    return {
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # offloaded states are updated by torch's AdamW too
+        **extra,
+        "zero_optimization": {**zero, **extra.get("zero_optimization", {})},
+    }
+
+
+def _extra_settings(config: dict[str, Any] | str | None) -> dict[str, Any]:
+    """A user's settings, refused where the recipe says the same thing."""
+    if isinstance(config, str):
+        try:
+            config = json.loads(Path(config).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"trainer.strategy: the DeepSpeed settings {config} cannot be read: {error}") from None
+    settings = config or {}
+    for key, ours in _RECIPE_SAYS.items():
+        if key in settings:
+            raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe says in {ours}; remove it there")
+    return settings
+
+
+def _module(strategy: ZeroStrategy) -> Any:
+    """The ``SubTokenModule`` that is trained; its file imports this folder."""
+    assert strategy.lightning_module is not None
+    return strategy.lightning_module
