@@ -9,13 +9,16 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from subtoken_train.training.strategies import STRATEGIES
 from subtoken_train.training.strategies.zero import ZeroStrategy
 
-TIMEOUT = 240
+REPOSITORY = Path(__file__).resolve().parents[1]
+TIMEOUT = 400
+"""Seconds; a run takes ten on an idle machine."""
 SPLIT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 """Stage 3 keeps small tensors whole, and in a tiny model all are small."""
 
@@ -32,10 +35,23 @@ class CpuZeroStrategy(ZeroStrategy):
 
 def run_fit(argv: list[str], processes: int = 1, torchrun: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a command line on so many processes, gloo, one thread each; nothing is left running."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HUB_OFFLINE": "1",
+    }
     start = [sys.executable, __file__]
     if torchrun:
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", __file__]
+        start = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc_per_node={processes}",
+            __file__,
+        ]
     command = [*start, *argv, f"--trainer.devices={processes}"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
@@ -43,17 +59,14 @@ def run_fit(argv: list[str], processes: int = 1, torchrun: bool = False) -> subp
     try:
         output, _ = process.communicate(timeout=TIMEOUT)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 
 if __name__ == "__main__":
     import torch
 
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "checkpoints"))
     torch.set_num_threads(1)
     for name, settings in {"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}}.items():
         STRATEGIES[name] = partial(CpuZeroStrategy, **settings, config=SPLIT if name == "zero3" else None)

@@ -56,9 +56,11 @@ def prepare(cli: Any, folder: Path, resume: Path | None) -> None:
     from subtoken_train.backbones.load import with_processor
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.strategies import shares_weights
+    from subtoken_train.training.strategies.check import check_fit
 
     if resume is None and holds_run(folder) and not cli.config.overwrite:
         raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
+    check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
     module = cli.model
     if shares_weights(cli.trainer.strategy):  # no process loads weights before the others are there to share them

@@ -27,6 +27,7 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.monitor import RunMonitor
 from subtoken_train.training.rng import RandomState
 from subtoken_train.training.strategies import build_strategy
+from subtoken_train.training.strategies.check import check_devices
 
 _CHECKPOINT_DEFAULTS = {
     "checkpoint.filename": "step-{step}",
@@ -117,6 +118,7 @@ class RecipeCLI(LightningCLI):
             settings.logger = [CSVLogger(folder, "logs", csv), TensorBoardLogger(folder, "logs", "tb")]
         if isinstance(settings.strategy, str):
             settings.strategy = build_strategy(settings.strategy)
+        check_devices(settings.devices, settings.accelerator)
         if settings.plugins is None:
             settings.plugins = [AtomicCheckpointIO()]
         try:

@@ -27,7 +27,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
 from subtoken_train.training.strategies.fsdp2 import shard_layers
-from subtoken_train.training.trained_tensors import adapter_tensors, is_sharded
+from subtoken_train.training.trained_tensors import adapter_tensors, check_same_tensors, is_sharded
 from subtoken_train.types import Batch, Region
 
 FIRST_STAGE_KEY = "first_stage_sha256"
@@ -179,14 +179,7 @@ class SubTokenModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another set of trained tensors, or one that stands on another stage 1."""
         self.configure_model()
-        wanted = {name: parameter.shape for name, parameter in self.trained().items()}
-        found = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
-        if wanted != found:
-            differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-            raise ValueError(
-                f"the checkpoint does not fit this recipe: {len(differing)} trained tensors differ, first "
-                f"{differing[0]}; resume with the recipe that wrote it"
-            )
+        check_same_tensors(self.trained(), checkpoint["state_dict"])
         if checkpoint.get(FIRST_STAGE_KEY) != self.first_stage_digest:
             raise ValueError(
                 "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "

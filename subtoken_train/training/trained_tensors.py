@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ DEEPSPEED_TAG = "checkpoint"
 
 
 def trained_tensors(state: Path) -> dict[str, Tensor]:
-    """The trained tensors of a checkpoint, whole, in fp32 on the CPU, by their names in ``SubTokenModule.state_dict()``.
+    """The trained tensors of a checkpoint, whole, fp32, on the CPU, named as in ``SubTokenModule.state_dict()``.
 
     No process group, no model and, but for DeepSpeed's, no other library is needed.
 
@@ -36,6 +37,24 @@ def trained_tensors(state: Path) -> dict[str, Tensor]:
     else:
         raise ValueError(f"{state} does not exist; a checkpoint is a file, or a folder that DeepSpeed wrote")
     return {name: _checked(name, tensor.float()) for name, tensor in tensors.items()}
+
+
+def check_same_tensors(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise a worded ``ValueError`` unless a checkpoint's tensors are, by name and shape, those that a recipe trains.
+
+    Args:
+        wanted: of a model in training, sharded or not.
+        found: of the checkpoint.
+    """
+    # a tensor that ZeRO-3 has split is empty and knows its shape
+    ours = {name: getattr(tensor, "ds_shape", tensor.shape) for name, tensor in wanted.items()}
+    theirs = {name: tensor.shape for name, tensor in found.items()}
+    differing = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if differing:
+        raise ValueError(
+            f"the checkpoint does not fit this recipe: {len(differing)} trained tensors differ, first {differing[0]}; "
+            "resume with the recipe that wrote it"
+        )
 
 
 def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
@@ -76,8 +95,7 @@ def _adapter_names(parts: CompressedBackbone) -> dict[str, Tensor]:
 def _whole(tensor: Tensor) -> Tensor:
     """A copy on the CPU, gathered where it is sharded."""
     if isinstance(tensor, DTensor):
-        gathered: Tensor = tensor.detach().full_tensor()
-        return gathered.cpu().clone()
+        return tensor.full_tensor().detach().cpu().clone()
     if hasattr(tensor, "ds_id"):
         import deepspeed
 

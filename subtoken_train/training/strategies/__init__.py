@@ -22,8 +22,8 @@ STRATEGIES: dict[str, Callable[[], Strategy] | str] = {
 }
 """By name: what makes the strategy, or Lightning's own name of it.
 
-``auto``: one device, or DDP on several. ``ddp`` is Lightning's as it comes: NCCL on GPUs, gloo on CPUs, and every trained
-tensor must get a gradient in every step (``find_unused_parameters=False``), which a text-only batch does too.
+``auto``: one device, or DDP on several. ``ddp`` is Lightning's as it comes: NCCL on GPUs, gloo on CPUs, and every
+trained tensor must get a gradient in every step (``find_unused_parameters=False``), from a text-only batch too.
 """
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's FSDP2 through Lightning's strategy: every layer's weights, gradients and optimiser states over processes."""
+"""PyTorch's FSDP2 through Lightning's strategy: weights, gradients and optimiser states over processes."""
 
 from __future__ import annotations
 

@@ -7,13 +7,12 @@ little and stage 3 is for frozen backbones that do not fit on one device.
 from __future__ import annotations
 
 import argparse
-import json
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.strategies.deepspeed import _validate_device_index_selection
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import Trainer
@@ -22,21 +21,10 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-PRECISIONS = ("32-true", "bf16-mixed")
-BUCKET = 50_000_000
-"""Elements that are communicated at once. Lightning's 200 million would reserve 800 MB for adapters of a tenth of it."""
+from subtoken_train.training.strategies.zero_settings import zero_settings
+from subtoken_train.training.trained_tensors import check_same_tensors, trained_tensors
 
-_RECIPE_SAYS = {
-    "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
-    "gradient_clipping": "trainer.gradient_clip_val",
-    "train_batch_size": "data.batch_size",
-    "train_micro_batch_size_per_gpu": "data.batch_size",
-    "optimizer": "model.optimizer",
-    "scheduler": "model.optimizer.schedule",
-    "fp16": "trainer.precision",
-    "bf16": "trainer.precision",
-    "torch_autocast": "trainer.precision",
-}
+PRECISIONS = ("32-true", "bf16-mixed")
 
 
 class ZeroStrategy(DeepSpeedStrategy):
@@ -64,7 +52,7 @@ class ZeroStrategy(DeepSpeedStrategy):
                 "trainer.strategy needs DeepSpeed, which is not installed: pip install 'subtoken_train[deepspeed]', or "
                 "take trainer.strategy ddp"
             )
-        super().__init__(config=_settings(stage, offload, _extra_settings(config)), exclude_frozen_parameters=True)
+        super().__init__(config=zero_settings(stage, offload, config), exclude_frozen_parameters=True)
         self._hf_config: Any = None
 
     def check_accelerator(self) -> None:
@@ -80,6 +68,15 @@ class ZeroStrategy(DeepSpeedStrategy):
             _validate_device_index_selection(self.parallel_devices)
         except RuntimeError as error:
             raise ValueError(f"trainer.devices: {error}") from None
+
+    def check_precision(self) -> None:
+        """Raise a worded ``ValueError`` for a precision that would round what is trained."""
+        precision = self.precision_plugin.precision
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"trainer.precision {precision} would round LoRA and routers under ZeRO; take one of "
+                f"{', '.join(PRECISIONS)}"
+            )
 
     def setup_environment(self) -> None:
         """Start the process group, after ``check_accelerator``; from then on stage 3 shards what is loaded.
@@ -104,27 +101,18 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.set_world_ranks()
         self._init_deepspeed_distributed()
 
-    def model_sharded_context(self) -> AbstractContextManager[None]:
-        """Nothing: LoRA and routers are made whole and split later, by ``setup``.
+    @contextmanager
+    def model_sharded_context(self) -> Generator[None]:
+        """Does nothing: LoRA and routers are made whole and split later, by ``setup``.
 
         Made inside ``deepspeed.zero.Init``, as Lightning has it, LoRA would miss its initialisation: every tensor in
         there is split, and empty, as soon as it is made.
         """
-        return nullcontext()
+        yield
 
     def setup(self, trainer: Trainer) -> None:
-        """Hand the model to DeepSpeed.
-
-        Routers read their weights without calling the layers that hold them, so stage 3 gathers a router as a whole.
-        It gathers every layer when it is called, so all processes call the same ones in the same order (``in_step``).
-        """
-        if self.zero_stage_3:
-            from deepspeed.utils import set_z3_leaf_module
-
-            module = _module(self)
-            module.in_step = True
-            for selector in () if module.parts.bank is None else module.parts.bank.selectors:
-                set_z3_leaf_module(selector, True)
+        """Hand the model to DeepSpeed; stage 3 gathers every layer as it is called, so all processes call the same."""
+        _module(self).in_step = self.zero_stage_3
         super().setup(trainer)
 
     def _setup_model_and_optimizer(
@@ -149,10 +137,26 @@ class ZeroStrategy(DeepSpeedStrategy):
         """No: Lightning calls for a step where a window ends, see ``pre_backward``."""
         return False
 
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None]:
+        """Does nothing: the end of the window, see ``pre_backward``, says when stage 1 reduces; 2 and 3 always do."""
+        yield
+
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Tell DeepSpeed whether this micro-batch is the last of its window."""
         last = not _module(self).trainer.fit_loop._should_accumulate()
         self.deepspeed_engine.set_gradient_accumulation_boundary(last)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """As Lightning's, after a check; the trained tensors are in the result, as under any other strategy.
+
+        Raises:
+            ValueError: the folder is not whole, or it does not hold what the recipe trains.
+        """
+        tensors = trained_tensors(Path(checkpoint_path))
+        check_same_tensors(_module(self).trained(), tensors)
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        return {**checkpoint, "state_dict": tensors}
 
     def teardown(self) -> None:
         """Forget the configuration for loading: a model that is loaded after the run is loaded whole."""
@@ -168,61 +172,14 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.config["gradient_clipping"] = trainer.gradient_clip_val or 0.0
 
     def _format_config(self) -> None:
-        """Precision as in the class's text.
-
-        Raises:
-            ValueError: a precision that would round what is trained.
-        """
+        """Precision as in the class's text."""
         assert isinstance(self.config, dict)
-        precision = self.precision_plugin.precision
-        if precision not in PRECISIONS:
-            raise ValueError(
-                f"trainer.precision {precision} would round LoRA and routers under ZeRO; take one of "
-                f"{', '.join(PRECISIONS)}"
-            )
         self.config["bf16"] = {"enabled": False}
-        if precision == "bf16-mixed":
+        if self.precision_plugin.precision == "bf16-mixed":
             # an empty list: nothing that is trained is communicated in bf16
             autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
             self.config["torch_autocast"] = autocast
         super()._format_config()
-
-
-def _settings(stage: int, offload: bool, extra: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's JSON."""
-    if stage not in (1, 2, 3):
-        raise ValueError(f"ZeRO stage {stage} is not one of 1, 2, 3")
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "contiguous_gradients": True,
-        "overlap_comm": True,
-        "reduce_bucket_size": BUCKET,
-        "allgather_bucket_size": BUCKET,
-    }
-    if offload:
-        zero["offload_optimizer"] = {"device": "cpu"}
-        if stage == 3:
-            zero["offload_param"] = {"device": "cpu"}
-    return {
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # offloaded states are updated by torch's AdamW too
-        **extra,
-        "zero_optimization": {**zero, **extra.get("zero_optimization", {})},
-    }
-
-
-def _extra_settings(config: dict[str, Any] | str | None) -> dict[str, Any]:
-    """A user's settings, refused where the recipe says the same thing."""
-    if isinstance(config, str):
-        try:
-            config = json.loads(Path(config).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"trainer.strategy: the DeepSpeed settings {config} cannot be read: {error}") from None
-    settings = config or {}
-    for key, ours in _RECIPE_SAYS.items():
-        if key in settings:
-            raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe says in {ours}; remove it there")
-    return settings
 
 
 def _module(strategy: ZeroStrategy) -> Any:
