@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.sharding import whole
 from subtoken_train.functional.gather import kept_index, take_rows
 
 ROW_BLOCK = 32
@@ -29,8 +30,9 @@ def attention_row(
         position_ids: of the rows, [B, N] or [3, B, N].
         row_B: index of the query row of each sample; negative rows are read as 0 (their result is meaningless).
     """
-    attention = _LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
-    return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1)
+    with whole(family.decoder.layers[layer]):
+        attention = _LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
+        return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1)
 
 
 @torch.no_grad()

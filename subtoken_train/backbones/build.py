@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from peft import PeftModel
 
 from subtoken_train.backbones.attach import CompressedBackbone
@@ -21,8 +22,13 @@ def build(
     routing: RoutingConfig | None,
     stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
-    """Load the backbone and attach reducer, LoRA and routers, freshly initialised."""
-    return assemble(load_family(backbone), lora, reducer, routing, stage2)
+    """Load the backbone and attach reducer, LoRA and routers, freshly initialised.
+
+    The initial values depend on the seed alone, not on the way the backbone is loaded (sharded loading draws numbers).
+    """
+    with torch.random.fork_rng(devices=[]):
+        family = load_family(backbone)
+    return assemble(family, lora, reducer, routing, stage2)
 
 
 def assemble(

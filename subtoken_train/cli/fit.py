@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ def run_raw(argv: list[str]) -> int:
 
     cli = RecipeCLI(expand_flags(argv))
     resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
-    if is_first_process():
+    if cli.trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
         prepare(cli, resume)
     if code := train(cli, resume):
         return code if cli.trainer.is_global_zero else 0  # or Lightning kills process 0 before it has said why
@@ -74,33 +73,38 @@ def say_where_to_go_on(cli: Any, reason: str) -> None:
     print(f"\n{reason}\n{kept}", file=sys.stderr)
 
 
-def is_first_process() -> bool:
-    """Whether this is the process that the user started; the others of a run on several devices find it all done."""
-    return all(os.environ.get(rank, "0") == "0" for rank in ("LOCAL_RANK", "NODE_RANK"))
-
-
 def prepare(cli: Any, resume: Path | None) -> None:
     """Make the run's folder; what a user can get wrong comes out before anything is replaced.
 
     Raises:
         ValueError: there is a run already, or recipe, backbone, data and checkpoint do not fit each other.
     """
-    from subtoken_train.training.preflight import nominal_prompt
+    from subtoken_train.backbones.load import with_processor
+    from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
+    from subtoken_train.training.strategies import shares_weights
+    from subtoken_train.training.strategies.check import check_fit
 
     folder = cli.output_dir
     if resume is None and holds_run(folder) and not cli.config.overwrite:
         raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
     note = check_recipe(cli, folder / "recipe.yaml") if resume else ""
+    check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
-    cli.model.configure_model()
+    module = cli.model
+    if shares_weights(cli.trainer.strategy):  # no process loads weights before the others are there to share them
+        parts = lay_out(module)
+        family = with_processor(parts.family, module.backbone_config)
+    else:
+        parts, family = module.parts, module.family
     if resume:
-        check_resumable(resume, cli.trainer, trained_shapes(cli.model))
+        here = {f"compressed.{name}": shape for name, shape in trained_shapes(parts).items()}
+        check_resumable(resume, cli.trainer, here)
         say_what_is_resumed(cli, resume, note)
-    prompt = nominal_prompt(cli.model.family, cli.datamodule)
-    cli.model.parts.reducer.kept_tokens(prompt.tokens)
-    cli.datamodule.rehearse(cli.model.family, cli.trainer)
+    prompt = nominal_prompt(family, cli.datamodule)
+    parts.reducer.kept_tokens(prompt.tokens)
+    cli.datamodule.rehearse(family, cli.trainer)
     if holds_first_stage(cli, folder):
         raise ValueError(f"stage2.adapter lies in {folder}, which this run would replace; choose another --output_dir")
     if resume is None and folder.exists():
@@ -161,8 +165,10 @@ def export(cli: Any, folder: Path) -> Path:
     """Write the adapter folder of a finished run."""
     from subtoken_train.artifact.folder import AdapterConfig, write_adapter
     from subtoken_train.artifact.identity import identify
+    from subtoken_train.training.trained_tensors import finished_parts
 
     module = cli.model
+    parts, peft_model = finished_parts(module)
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
     if module.first_stage is not None:
         training["stage1"] = {**module.first_stage.config.training, "sha256": module.first_stage_digest}
@@ -171,8 +177,8 @@ def export(cli: Any, folder: Path) -> Path:
         lora=module.lora_settings,
         reducer=module.reducer_config,
         routing=module.routing_config,
-        identity=identify(module.family, module.backbone_config),
+        identity=identify(parts.family, module.backbone_config),
         stage2=module.stage2_config,
         training=training,
     )
-    return write_adapter(folder / "adapter", config, module.parts, module.peft_model, overwrite=True)
+    return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True)

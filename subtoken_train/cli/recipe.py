@@ -30,6 +30,8 @@ from subtoken_train.training.monitor import RunMonitor
 from subtoken_train.training.resume import requeued_with_work
 from subtoken_train.training.rng import RandomState
 from subtoken_train.training.run_checkpoints import RunCheckpoints
+from subtoken_train.training.strategies import build_strategy
+from subtoken_train.training.strategies.check import check_devices
 
 
 class RecipeParser(LightningArgumentParser):
@@ -115,6 +117,9 @@ class RecipeCLI(LightningCLI):
             folder = str(self.output_dir)
             csv = _unused_name(self.output_dir / "logs", "csv") if self.config.resume else "csv"
             settings.logger = [CSVLogger(folder, "logs", csv), TensorBoardLogger(folder, "logs", "tb")]
+        if isinstance(settings.strategy, str):
+            settings.strategy = build_strategy(settings.strategy)
+        check_devices(settings.devices, settings.accelerator)
         plugins = settings.plugins if isinstance(settings.plugins, list) else [settings.plugins]
         settings.plugins = [AtomicCheckpointIO(), *(plugin for plugin in plugins if plugin is not None)]
         try:

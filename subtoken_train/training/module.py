@@ -10,10 +10,12 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from peft import PeftModel, set_peft_model_state_dict
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.blank import see_blank_image
 from subtoken_train.backbones.build import build
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.backbones.lora import LoraSettings
@@ -24,6 +26,8 @@ from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
+from subtoken_train.training.strategies.fsdp2 import shard_layers
+from subtoken_train.training.trained_tensors import adapter_tensors, check_same_tensors, is_sharded
 from subtoken_train.types import Batch, Region
 
 FIRST_STAGE_KEY = "first_stage_sha256"
@@ -67,9 +71,11 @@ class SubTokenModule(L.LightningModule):
         self.gradient_checkpointing = gradient_checkpointing
         self.strict_loading = False  # the frozen weights are not in the checkpoint; on_load_checkpoint is strict
         self.compressed: CompressedBackbone | None = None
+        self.in_step = False  # set by a strategy under which all processes must call the same modules
         self.last_pass: RoutingState | None = None
         self.last_tokens = (0, 0)
         self.peft_model: PeftModel | None = None
+        self.gathered: dict[str, Tensor] | None = None  # the adapter after training, where processes hold parts of it
 
     @property
     def family(self) -> Family:
@@ -85,9 +91,13 @@ class SubTokenModule(L.LightningModule):
         return self.compressed
 
     def configure_model(self) -> None:
-        """Load and attach everything, once."""
-        if self.compressed is not None:
-            return
+        """Load and attach everything, once; then share the weights out, once, where the strategy is FSDP2."""
+        if self.compressed is None:
+            self._build()
+        if self._device_mesh is not None and not isinstance(self.compressed, FSDPModule):
+            shard_layers(self.parts, self._device_mesh["data_parallel"])
+
+    def _build(self) -> None:
         source, first = self.backbone_config, self.read_first_stage()
         compressed, peft_model = build(
             source, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config
@@ -119,6 +129,7 @@ class SubTokenModule(L.LightningModule):
     def training_step(self, batch: tuple[Batch, int, int], batch_idx: int) -> Tensor:
         """One micro-batch's share of the window's token-normalised loss, plus the weighted balance loss."""
         micro, window_tokens, window_size = batch
+        self._keep_in_step(micro)
         result = self.parts.run(micro)
         total, _ = answer_loss(self.parts.logits(result), result.labels(micro.labels_BN))
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
@@ -131,6 +142,7 @@ class SubTokenModule(L.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
+        self._keep_in_step(batch)
         result = self.parts.run(batch)
         logits, labels = self.parts.logits(result), result.labels(batch.labels_BN)
         total, count = answer_loss(logits, labels)
@@ -148,6 +160,10 @@ class SubTokenModule(L.LightningModule):
         optimizer, schedule = build_optimizer(lora, routers, self.optimizer_config, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_end(self) -> None:
+        """Gather the adapter while the processes still talk to each other; every one takes part."""
+        self.gathered = adapter_tensors(self.parts) if is_sharded(self.parts) else None
+
     def state_dict(  # type: ignore[override]  # torch types it by two overloads
         self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
@@ -163,19 +179,17 @@ class SubTokenModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another set of trained tensors, or one that stands on another stage 1."""
         self.configure_model()
-        wanted = {name: parameter.shape for name, parameter in self.trained().items()}
-        found = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
-        if wanted != found:
-            differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-            raise ValueError(
-                f"the checkpoint does not fit this recipe: {len(differing)} trained tensors differ, first "
-                f"{differing[0]}; resume with the recipe that wrote it"
-            )
+        check_same_tensors(self.trained(), checkpoint["state_dict"])
         if checkpoint.get(FIRST_STAGE_KEY) != self.first_stage_digest:
             raise ValueError(
                 "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
                 "anew with --overwrite"
             )
+
+    def _keep_in_step(self, batch: Batch) -> None:
+        """A text-only batch calls what one with images calls, where processes would wait for each other."""
+        if self.in_step:
+            see_blank_image(self.parts, batch)
 
     def _global_tokens(self, window_tokens: int) -> float:
         """Labelled tokens of the accumulation window, averaged over processes (their gradients are averaged too)."""
@@ -194,8 +208,8 @@ class SubTokenModule(L.LightningModule):
         """Loss, balance, and how much of the prompt was kept."""
         visual_before = int((micro.regions_BN == Region.VISUAL).sum())
         visual_kept = int((result.rows.regions_BM == Region.VISUAL).sum())
-        self.log("train/loss", answer, prog_bar=True)
-        self.log("train/balance", balance)
+        self.log("train/loss", answer, prog_bar=True, sync_dist=True)
+        self.log("train/balance", balance, sync_dist=True)
         if visual_before:
             self.log("train/kept_visual_fraction", visual_kept / visual_before)
         before, after = int((micro.regions_BN != Region.PADDING).sum()), int(result.rows.visible_BM.sum())

@@ -1,0 +1,26 @@
+"""Parts of a sharded model that are used without being called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+
+@contextmanager
+def whole(module: nn.Module) -> Iterator[None]:
+    """A module's weights are whole inside the block, for callers of its parts; every process must enter.
+
+    FSDP2 gathers a module's weights when the module itself is called. ZeRO-3 does so for every part, and an unsharded
+    model has nothing to gather: for both the block does nothing.
+    """
+    if not isinstance(module, FSDPModule):
+        yield
+        return
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()

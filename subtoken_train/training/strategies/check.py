@@ -1,0 +1,50 @@
+"""What a strategy cannot do with a recipe or a machine, found before anything is loaded or written."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from subtoken_train.training.preflight import count_devices
+from subtoken_train.training.strategies import shares_weights
+from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
+from subtoken_train.training.strategies.zero import ZeroStrategy
+
+
+def check_devices(devices: int | str | list[int], accelerator: str) -> None:
+    """Raise a worded ``ValueError`` where a node's processes are more than its GPUs (or, on a CPU, its cores)."""
+    if accelerator in ("gpu", "cuda"):
+        there, name = torch.cuda.device_count(), "GPU(s)"
+    elif accelerator == "cpu":
+        there, name = os.cpu_count() or 1, "CPU core(s)"
+    else:
+        return
+    wanted = count_devices(devices, accelerator, num_nodes=1)
+    if wanted > there:
+        raise ValueError(
+            f"trainer.devices asks for {wanted} process(es), one per device, but this machine has {there} {name}; "
+            "lower trainer.devices, raise trainer.accumulate_grad_batches as much, or choose trainer.accelerator"
+        )
+
+
+def check_fit(trainer: Trainer, module: Any) -> None:
+    """Raise a worded ``ValueError`` where the trainer's strategy contradicts the ``SubTokenModule``'s recipe."""
+    strategy = trainer.strategy
+    if isinstance(strategy, ZeroStrategy):
+        strategy.check_accelerator()
+        strategy.check_precision()
+    quantization = getattr(module.backbone_config, "quantization", "none")
+    if quantization != "none" and shares_weights(strategy):
+        raise ValueError(
+            f"model.backbone.quantization {quantization} cannot be shared out: a quantised weight has no slices; take "
+            "trainer.strategy ddp or zero2 (every device holds the quantised backbone), or quantization none"
+        )
+    optimizer = getattr(module.optimizer_config, "name", "adamw")
+    if optimizer != "adamw" and isinstance(strategy, ZeroStrategy | Fsdp2Strategy):
+        raise ValueError(
+            f"model.optimizer.name {optimizer} keeps its own states, which {type(strategy).__name__} would share out; "
+            "take adamw, or trainer.strategy ddp"
+        )

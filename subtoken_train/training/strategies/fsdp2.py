@@ -1,0 +1,53 @@
+"""PyTorch's FSDP2 through Lightning's strategy: weights, gradients and optimiser states over processes."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+from subtoken_train.backbones.attach import CompressedBackbone
+
+
+class Fsdp2Strategy(ModelParallelStrategy):
+    """All processes form one data-parallel group; checkpoints are plain single files with whole tensors.
+
+    The module shards itself by ``shard_layers`` once it is built.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(data_parallel_size=1, tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        """Size the group by the run: Lightning's own default is one process per node."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+
+def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
+    """Shard a built model in place: one group per decoder layer, and one for all else.
+
+    The other group (embeddings, vision tower, head, routers) is gathered once per step, whether the batch holds images
+    or not: no process waits for one that has none. Frozen and trained tensors share groups; gradients are averaged.
+
+    Args:
+        parts: the model; what is trained takes the first process's values.
+        mesh: one-dimensional, the data-parallel processes.
+    """
+    _same_everywhere(parts, mesh)
+    for layer in parts.family.decoder.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(parts, mesh=mesh)
+    for method in ("run", "logits"):
+        register_fsdp_forward_method(parts, method)
+
+
+def _same_everywhere(parts: nn.Module, mesh: DeviceMesh) -> None:
+    """What is trained starts with the first process's values, as under DDP and ZeRO; FSDP2 trusts its caller."""
+    for parameter in parts.parameters():
+        if parameter.requires_grad:
+            values = parameter.detach().to(mesh.device_type)  # NCCL sends no CPU tensors
+            torch.distributed.broadcast(values, src=0, group=mesh.get_group())
+            parameter.data.copy_(values)

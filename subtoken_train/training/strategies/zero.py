@@ -1,0 +1,188 @@
+"""DeepSpeed's ZeRO through Lightning's strategy: optimiser states (1), gradients (2) and weights (3) over processes.
+
+Only what is trained has gradients and optimiser states, some tens of MB for LoRA and routers; so stages 1 and 2 save
+little and stage 3 is for frozen backbones that do not fit on one device.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.strategies.deepspeed import _validate_device_index_selection
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from subtoken_train.training.strategies.zero_settings import zero_settings
+from subtoken_train.training.trained_tensors import check_same_tensors, trained_tensors
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+class ZeroStrategy(DeepSpeedStrategy):
+    """ZeRO with torch's own AdamW, whose steps are those of DDP: the same loss, the same accumulation windows.
+
+    * Accumulation is Lightning's: DeepSpeed is told where a window ends, so that a short last window of an epoch is a
+      step of its own, and it divides by nothing (it would divide a second time).
+    * LoRA and routers stay fp32 under ``bf16-mixed`` (torch's autocast), and are reduced in fp32; frozen weights keep
+      the recipe's dtype. DeepSpeed's own bf16 mode would round them all.
+    * Checkpoints hold what is trained only.
+    * Stage 3 loads the backbone sharded: its weights are split as they are read.
+
+    Args:
+        stage: 1, 2 or 3.
+        offload: keep optimiser states (and in stage 3 the weights) in the host's memory.
+        config: more settings of DeepSpeed's JSON, or the path of such a file; they go on top of ours.
+
+    Raises:
+        ValueError: DeepSpeed is not installed, or ``config`` sets what the recipe says.
+    """
+
+    def __init__(self, stage: int = 2, offload: bool = False, config: dict[str, Any] | str | None = None) -> None:
+        if find_spec("deepspeed") is None:
+            raise ValueError(
+                "trainer.strategy needs DeepSpeed, which is not installed: pip install 'subtoken_train[deepspeed]', or "
+                "take trainer.strategy ddp"
+            )
+        super().__init__(config=zero_settings(stage, offload, config), exclude_frozen_parameters=True)
+        self._hf_config: Any = None
+
+    def check_accelerator(self) -> None:
+        """Refuse what is no CUDA device; the one thing in which the strategy of the CPU tests differs.
+
+        Raises:
+            ValueError: no GPU, or not the machine's first ones.
+        """
+        if not isinstance(self.accelerator, CUDAAccelerator):
+            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2 on a CPU")
+        assert self.parallel_devices is not None
+        try:
+            _validate_device_index_selection(self.parallel_devices)
+        except RuntimeError as error:
+            raise ValueError(f"trainer.devices: {error}") from None
+
+    def check_precision(self) -> None:
+        """Raise a worded ``ValueError`` for a precision that would round what is trained."""
+        precision = self.precision_plugin.precision
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"trainer.precision {precision} would round LoRA and routers under ZeRO; take one of "
+                f"{', '.join(PRECISIONS)}"
+            )
+
+    def setup_environment(self) -> None:
+        """Start the process group, after ``check_accelerator``; from then on stage 3 shards what is loaded.
+
+        transformers splits a backbone while it loads it, where it finds DeepSpeed's configuration. It holds that by a
+        weak reference, so it is kept here.
+        """
+        self.check_accelerator()
+        DDPStrategy.setup_environment(self)
+        self._init_config_if_needed()
+        if self.zero_stage_3:
+            from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+            assert isinstance(self.config, dict)
+            dtype = _module(self).backbone_config.dtype  # DeepSpeed would load it in the dtype of what is trained
+            load = {"bf16": {"enabled": dtype == "bfloat16"}, "fp16": {"enabled": dtype == "float16"}}
+            self._hf_config = HfDeepSpeedConfig({**self.config, **load})
+
+    def setup_distributed(self) -> None:
+        """As Lightning's, whose check of the device indices is in ``check_accelerator``."""
+        reset_seed()
+        self.set_world_ranks()
+        self._init_deepspeed_distributed()
+
+    @contextmanager
+    def model_sharded_context(self) -> Generator[None]:
+        """Does nothing: LoRA and routers are made whole and split later, by ``setup``.
+
+        Made inside ``deepspeed.zero.Init``, as Lightning has it, LoRA would miss its initialisation: every tensor in
+        there is split, and empty, as soon as it is made.
+        """
+        yield
+
+    def setup(self, trainer: Trainer) -> None:
+        """Hand the model to DeepSpeed; stage 3 gathers every layer as it is called, so all processes call the same."""
+        _module(self).in_step = self.zero_stage_3
+        super().setup(trainer)
+
+    def _setup_model_and_optimizer(
+        self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
+    ) -> tuple[Any, Optimizer]:
+        """As Lightning's, with the local rank for a device index: a CPU has none."""
+        import deepspeed
+
+        engine, made, _, _ = deepspeed.initialize(
+            args=argparse.Namespace(device_rank=self.local_rank),
+            config=self.config,
+            model=model,
+            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            dist_init_required=False,
+        )
+        return engine, made
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """No: Lightning calls for a step where a window ends, see ``pre_backward``."""
+        return False
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None]:
+        """Does nothing: the end of the window, see ``pre_backward``, says when stage 1 reduces; 2 and 3 always do."""
+        yield
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Tell DeepSpeed whether this micro-batch is the last of its window."""
+        last = not _module(self).trainer.fit_loop._should_accumulate()
+        self.deepspeed_engine.set_gradient_accumulation_boundary(last)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """As Lightning's, after a check; the trained tensors are in the result, as under any other strategy.
+
+        Raises:
+            ValueError: the folder is not whole, or it does not hold what the recipe trains.
+        """
+        tensors = trained_tensors(Path(checkpoint_path))
+        check_same_tensors(_module(self).trained(), tensors)
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        return {**checkpoint, "state_dict": tensors}
+
+    def teardown(self) -> None:
+        """Forget the configuration for loading: a model that is loaded after the run is loaded whole."""
+        self._hf_config = None
+        super().teardown()
+
+    def _format_batch_size_and_grad_accum_config(self) -> None:
+        """Batch size, accumulation and clipping are the recipe's; Lightning would start a data loader to ask it."""
+        assert isinstance(self.config, dict)
+        trainer = _module(self).trainer
+        self.config["gradient_accumulation_steps"] = 1  # Lightning divides already
+        self.config["train_micro_batch_size_per_gpu"] = getattr(trainer.datamodule, "batch_size", 1)
+        self.config["gradient_clipping"] = trainer.gradient_clip_val or 0.0
+
+    def _format_config(self) -> None:
+        """Precision as in the class's text."""
+        assert isinstance(self.config, dict)
+        self.config["bf16"] = {"enabled": False}
+        if self.precision_plugin.precision == "bf16-mixed":
+            # an empty list: nothing that is trained is communicated in bf16
+            autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+            self.config["torch_autocast"] = autocast
+        super()._format_config()
+
+
+def _module(strategy: ZeroStrategy) -> Any:
+    """The ``SubTokenModule`` that is trained; its file imports this folder."""
+    assert strategy.lightning_module is not None
+    return strategy.lightning_module

@@ -1,0 +1,127 @@
+"""What a run trained, as plain whole tensors: out of a checkpoint of any strategy, or out of a model in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.build import assemble
+from subtoken_train.backbones.load import layout_family
+
+DEEPSPEED_TAG = "checkpoint"
+"""The folder that Lightning's strategy lets DeepSpeed write into."""
+
+
+def trained_tensors(state: Path) -> dict[str, Tensor]:
+    """The trained tensors of a checkpoint, whole, fp32, on the CPU, named as in ``SubTokenModule.state_dict()``.
+
+    No process group, no model and, but for DeepSpeed's, no other library is needed.
+
+    Args:
+        state: what ``trainer.save_checkpoint`` wrote: a file (one device, DDP, FSDP2), or DeepSpeed's folder.
+
+    Raises:
+        ValueError: there is no such checkpoint, it cannot be read, or a tensor of it is empty.
+    """
+    if state.is_dir():
+        tensors = _of_deepspeed(state)
+    elif state.is_file():
+        tensors = torch.load(state, map_location="cpu", weights_only=True)["state_dict"]
+    else:
+        raise ValueError(f"{state} does not exist; a checkpoint is a file, or a folder that DeepSpeed wrote")
+    return {name: _checked(name, tensor.float()) for name, tensor in tensors.items()}
+
+
+def check_same_tensors(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise a worded ``ValueError`` unless a checkpoint's tensors are, by name and shape, those that a recipe trains.
+
+    Args:
+        wanted: of a model in training, sharded or not.
+        found: of the checkpoint.
+    """
+    # a tensor that ZeRO-3 has split is empty and knows its shape
+    ours = {name: getattr(tensor, "ds_shape", tensor.shape) for name, tensor in wanted.items()}
+    theirs = {name: tensor.shape for name, tensor in found.items()}
+    differing = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if differing:
+        raise ValueError(
+            f"the checkpoint does not fit this recipe: {len(differing)} trained tensors differ, first {differing[0]}; "
+            "resume with the recipe that wrote it"
+        )
+
+
+def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
+    """LoRA and routers of a model in training, trained or frozen, whole, on the CPU, by their names in ``parts``.
+
+    Where processes hold parts of them, every process must call this.
+    """
+    return {name: _checked(name, _whole(tensor)) for name, tensor in _adapter_names(parts).items()}
+
+
+def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
+    """A trained ``SubTokenModule``'s parts with a whole adapter, ready to be written.
+
+    Where the strategy shards the weights, they are a layout without any, but for the adapter that was gathered.
+    """
+    if module.gathered is None:
+        return module.parts, module.peft_model
+    family = layout_family(module.backbone_config)
+    with torch.device("meta"):
+        parts, peft_model = assemble(
+            family, module.lora_settings, module.reducer_config, module.routing_config, module.stage2_config
+        )
+    parts.load_state_dict(module.gathered, strict=False, assign=True)
+    assert all(name in module.gathered for name in _adapter_names(parts)), "the adapter was not gathered whole"
+    return parts, peft_model
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
+    return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
+
+
+def _adapter_names(parts: CompressedBackbone) -> dict[str, Tensor]:
+    named = [*parts.named_parameters(), *parts.named_buffers()]
+    return {name: tensor for name, tensor in named if ".lora_" in name or name.startswith("bank.")}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, gathered where it is sharded."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor().detach().cpu().clone()
+    if hasattr(tensor, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.detach().cpu().clone()
+    return tensor.detach().cpu().clone()
+
+
+def _of_deepspeed(folder: Path) -> dict[str, Tensor]:
+    """DeepSpeed's partitions of a folder, put together."""
+    try:
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    except ImportError:
+        raise ValueError(
+            f"{folder} was written by DeepSpeed, which is not installed: pip install 'subtoken_train[deepspeed]'"
+        ) from None
+    try:
+        whole: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(
+            str(folder), tag=DEEPSPEED_TAG, exclude_frozen_parameters=True
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} is no whole DeepSpeed checkpoint: {error}") from None
+    return whole
+
+
+def _checked(name: str, tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0:
+        raise ValueError(f"tensor {name} is empty: it was taken from a model whose weights are shared out")
+    return tensor
