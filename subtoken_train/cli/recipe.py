@@ -24,7 +24,8 @@ from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.interrupt import SaveOnInterrupt
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.monitor import RunMonitor
+from subtoken_train.training.monitor import panels
+from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.rng import RandomState
 
 _CHECKPOINT_DEFAULTS = {
@@ -106,7 +107,7 @@ class RecipeCLI(LightningCLI):
             return None
         settings = self.config_init.trainer
         last = self.output_dir / "checkpoints" / "last.ckpt"
-        ours = [RandomState(), RunMonitor(settings.log_every_n_steps or 50), SaveOnInterrupt(last)]
+        ours = [RandomState(), *panels(Throughput()), SaveOnInterrupt(last)]
         if settings.enable_progress_bar is not False:
             ours.append(RichProgressBar())
         settings.callbacks = [*(settings.callbacks or []), *ours]
