@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Check all of the grid, then run it or print it."""
     runs = grid(args.config, args.set, Path(args.output_dir))
-    recipes = check_all(runs)
+    check_all(runs)
     if args.slurm:
         print(slurm_script(runs, Path(args.output_dir)), end="")
         return 0
@@ -49,9 +49,9 @@ def run(args: Namespace) -> int:
         print("\n".join(shlex.join(["subtoken-train", *one.fit_arguments()]) for one in runs))
         return 0
     outcomes: list[str] = []
-    for number, (one, recipe) in enumerate(zip(runs, recipes, strict=True), start=1):
+    for number, one in enumerate(runs, start=1):
         print(f"[{number}/{len(runs)}] {one.name}", flush=True)
-        code, words = run_one(one, recipe)
+        code, words = run_one(one)
         outcomes.append(words)
         if code == INTERRUPTED:
             break
@@ -63,8 +63,8 @@ def run(args: Namespace) -> int:
     return int(any(words.startswith("failed") for words in outcomes))
 
 
-def check_all(runs: list[SweepRun]) -> list[dict[str, object]]:
-    """The resolved recipe of every run.
+def check_all(runs: list[SweepRun]) -> None:
+    """Parse every run before the first one starts.
 
     Raises:
         ValueError: what ``fit`` would say to one of them, or a finished run of another recipe in its folder.
@@ -76,16 +76,13 @@ def check_all(runs: list[SweepRun]) -> list[dict[str, object]]:
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI
 
-    recipes = []
     for one in runs:
         recipe = RecipeCLI(one.fit_arguments()[1:], with_trainer=False).resolved()
         if one.finished and yaml.safe_load((one.folder / "recipe.yaml").read_text(encoding="utf-8")) != recipe:
             raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
-        recipes.append(recipe)
-    return recipes
 
 
-def run_one(one: SweepRun, recipe: dict[str, object]) -> tuple[int, str]:
+def run_one(one: SweepRun) -> tuple[int, str]:
     """Train one run in a process of its own; its exit code and the outcome in words."""
     if one.finished:
         print(f"  finished before: {one.folder}")
