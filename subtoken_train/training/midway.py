@@ -19,6 +19,7 @@ from subtoken_train.backbones.evaluation_mode import evaluation_mode
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.steps import stepped
 from subtoken_train.training.panels.throughput import Stopwatch
+from subtoken_train.training.panels.write import write
 
 Evaluate = Callable[[CompressedBackbone], dict[str, float]]
 """Scores in 0..1 by name (``accuracy``, and one per kind of question) of a backbone in evaluation mode."""
@@ -83,5 +84,4 @@ class MidwayEvaluation(Callback):
         found = {f"eval/{name}": score for name, score in scores.items()}
         for name, score in found.items():
             pl_module.log(name, score, logger=False, prog_bar=name == "eval/accuracy")
-        for logger in trainer.loggers:  # now: Lightning itself would wait for the next logging step
-            logger.log_metrics({**found, "epoch": trainer.current_epoch}, step=trainer.global_step - 1)
+        write(trainer, found, trainer.global_step)  # now: Lightning itself would wait for the next logging step

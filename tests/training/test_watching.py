@@ -33,7 +33,12 @@ def runs(tmp_path_factory):
     argv = tiny_fit(folder, LlavaFamily(build_model(text_layers=LAYERS).eval(), build_processor()))
     dev = folder / "scenes" / "dev.json"
     dropout = ["--model.lora.dropout=0.1", "--trainer.log_every_n_steps=2"]
-    task = [f"--evaluation.data={dev}", "--evaluation.every_n_steps=3", "--evaluation.limit=6"]
+    task = [
+        f"--evaluation.data={dev}",
+        "--evaluation.every_n_steps=3",
+        "--evaluation.limit=6",
+        "--evaluation.max_new_tokens=3",
+    ]
     validation = [f"--data.val_file={dev}", "--trainer.val_check_interval=3", "--trainer.num_sanity_val_steps=0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(throughput, "peak_flops", lambda device, dtype: 1e12)
@@ -50,8 +55,13 @@ def events(runs) -> EventAccumulator:
 
 
 def rows(run: Path) -> list[dict[str, float]]:
+    """What was logged at each step, the rows of one step together."""
+    steps: dict[float, dict[str, float]] = {}
     with (run / "logs" / "csv" / "metrics.csv").open() as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        for row in csv.DictReader(file):
+            found = {name: float(value) for name, value in row.items() if value}
+            steps.setdefault(found["step"], {}).update(found)
+    return [steps[step] for step in sorted(steps)]
 
 
 def documented() -> set[str]:

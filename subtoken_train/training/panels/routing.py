@@ -23,6 +23,7 @@ from subtoken_train.functional.usage import (
 )
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.steps import logs_next, logs_now
+from subtoken_train.training.panels.write import write
 
 
 class RoutingPanel(Callback):
@@ -58,7 +59,7 @@ class RoutingPanel(Callback):
         assert isinstance(pl_module, SubTokenModule)
         self._watching = False
         if logs_now(trainer, batch_idx):
-            pl_module.log_dict(self._statistics(pl_module))
+            write(trainer, self._statistics(pl_module), trainer.global_step)
         self._logits = {}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -12,6 +12,7 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.gradients import gradients_of, norms, whole
 from subtoken_train.training.panels.names import by_kind_and_layer
 from subtoken_train.training.panels.steps import logs_next
+from subtoken_train.training.panels.write import write
 
 
 class TrainedPanel(Callback):
@@ -35,7 +36,7 @@ class TrainedPanel(Callback):
         weights = {name: p.detach() for name, p in pl_module.trained().items() if p.numel()}
         found |= _by_layer("weight_norm", weights)
         numbers = torch.stack(list(found.values())).tolist() if found else []
-        pl_module.log_dict(dict(zip(found, numbers, strict=True)))
+        write(trainer, dict(zip(found, numbers, strict=True)), trainer.global_step + 1)
 
 
 def _by_layer(tag: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
