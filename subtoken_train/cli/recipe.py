@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from subtoken_train.cli.loggers import name_remote_runs, run_loggers
+from subtoken_train.cli.midway import midway_evaluator
 from subtoken_train.cli.wording import check_recipe_file, recipe_keys, worded
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
+from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.line_progress import LineProgress
+from subtoken_train.training.log_recipe import LogRecipe
+from subtoken_train.training.midway import EvaluationConfig, MidwayEvaluation
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.monitor import RunMonitor
+from subtoken_train.training.monitor import panels
+from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.resume import requeued_with_work
 from subtoken_train.training.rng import RandomState
 from subtoken_train.training.run_checkpoints import RunCheckpoints
@@ -76,6 +80,8 @@ class RecipeCLI(LightningCLI):
         parser.add_argument("--output_dir", type=str, default="runs/unnamed", help="folder of this run")
         parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing run")
         parser.add_argument("--resume", type=bool, default=False, help="go on from the run's last checkpoint")
+        parser.add_argument("--evaluation", type=EvaluationConfig | None, default=None)
+        parser.add_argument("--early_stopping", type=EarlyStoppingConfig | None, default=None)
         parser.add_lightning_class_args(RunCheckpoints, "checkpoint")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -92,6 +98,7 @@ class RecipeCLI(LightningCLI):
             self.config.resume, self.config.overwrite = True, False
         self.config.trainer.default_root_dir = str(self.output_dir)
         self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
+        name_remote_runs(self.config.trainer.logger, self.output_dir)
 
     @property
     def output_dir(self) -> Path:
@@ -104,19 +111,16 @@ class RecipeCLI(LightningCLI):
         return self.output_dir / "checkpoints"
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """The recipe's trainer with both loggers, Rich progress, atomic checkpoints and our callbacks."""
+        """The recipe's trainer with its loggers, Rich progress, atomic checkpoints and our callbacks."""
+        stop_mode = self._early_stopping_mode()
         if not self._with_trainer:
             return None
         settings = self.config_init.trainer
-        every = settings.log_every_n_steps or 50
-        ours = [RandomState(), RunMonitor(every)]
+        ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
-            ours.append(RichProgressBar() if sys.stdout.isatty() else LineProgress(every))
+            ours.append(RichProgressBar() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
         settings.callbacks = [*(settings.callbacks or []), *ours]
-        if settings.logger is None:
-            folder = str(self.output_dir)
-            csv = _unused_name(self.output_dir / "logs", "csv") if self.config.resume else "csv"
-            settings.logger = [CSVLogger(folder, "logs", csv), TensorBoardLogger(folder, "logs", "tb")]
+        settings.logger = run_loggers(settings.logger, self.output_dir, resumed=self.config.resume)
         if isinstance(settings.strategy, str):
             settings.strategy = build_strategy(settings.strategy)
         check_devices(settings.devices, settings.accelerator)
@@ -126,6 +130,35 @@ class RecipeCLI(LightningCLI):
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError) as error:  # e.g. accelerator: cuda on a machine without one
             raise ValueError(f"trainer: {error}") from None
+
+    def _early_stopping_mode(self) -> str | None:
+        """``min`` or ``max`` of the recipe's early stopping, checked against the scores that the run will have."""
+        stopping, data = self.config_init.early_stopping, self.config.data
+        if stopping is None:
+            return None
+        validates = any(data.get(key) for key in ("val_file", "val", "val_samples"))
+        scores = [
+            *(["eval/accuracy"] if self.config_init.evaluation else []),
+            *(VALIDATION_SCORES if validates else []),
+        ]
+        return str(stopping.checked_mode(scores))
+
+    def _watchers(self, stop_mode: str | None) -> list[Callback]:
+        """Panels, the evaluation in the middle of training, and early stopping."""
+        task, stopping, throughput = self.config_init.evaluation, self.config_init.early_stopping, Throughput()
+        watchers, midway = panels(throughput), None
+        if task is not None:
+            evaluate = midway_evaluator(task, self.config.model.backbone.attention)
+            midway = MidwayEvaluation(evaluate, task.every_n_steps, throughput.watch)
+            watchers.append(midway)
+        if stop_mode is not None:
+            watchers.append(StopEarly(stopping, stop_mode, midway if stopping.monitor == "eval/accuracy" else None))
+        return watchers
+
+    def resolved(self) -> dict[str, Any]:
+        """The recipe with every default and override, as plain values."""
+        content: dict[str, Any] = yaml.safe_load(self.recipe_text())
+        return content
 
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
@@ -137,7 +170,7 @@ class RecipeCLI(LightningCLI):
         """The resolved recipe as YAML, without what was meant for this call alone."""
         config = self.config.clone()
         config.overwrite = config.resume = False
-        return str(self.parser.dump(config, skip_check=True))
+        return str(self.parser.dump(config, skip_validation=True))
 
 
 def data_module_of(argv: list[str]) -> type[OrderedDataModule[Any]]:
@@ -156,12 +189,6 @@ def recipe_paths(argv: list[str]) -> list[str]:
     pairs = zip(argv, [*argv[1:], ""], strict=True)
     spaced = [following for word, following in pairs if word in ("--config", "-c") and following]
     return spaced + [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
-
-
-def _unused_name(folder: Path, name: str) -> str:
-    """``csv``, ``csv-2``, ``csv-3``...: a resumed run must not delete the log of the first part."""
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(candidate for candidate in names if not (folder / candidate).exists())
 
 
 def expand_flags(argv: list[str]) -> list[str]:

@@ -32,6 +32,7 @@ COMMANDS = {
     "generate": Command("answer one prompt from a compressed cache", "subtoken_train.cli.generate"),
     "diagnose": Command("what an adapter's routers do with their budget", "subtoken_train.cli.diagnose"),
     "data": Command("make or describe a data set", "subtoken_train.cli.data"),
+    "sweep": Command("train a grid of overrides of a recipe", "subtoken_train.cli.sweep"),
     "recipes": Command("list, show or copy the shipped recipes", "subtoken_train.cli.recipes"),
     "budget": Command("what a keep ratio and S/K groups cost, and the matched anchor", "subtoken_train.cli.budget"),
     "env": Command("versions and hardware, for bug reports", "subtoken_train.cli.env"),

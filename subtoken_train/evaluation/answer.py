@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lightning.fabric.utilities import move_data_to_device
+
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords, Record
@@ -89,7 +91,7 @@ def answer_all(
     for start in range(0, total, batch_size):
         chosen = order[start : start + batch_size]
         batch_records = [questions[i] for i in chosen]
-        prompts = collate(batch_records)
+        prompts = move_data_to_device(collate(batch_records), backbone.family.model.device)
         result = generate_greedy(backbone, prompts, max_new_tokens, compression)
         texts = backbone.family.tokenizer.batch_decode(result.token_ids_BT, skip_special_tokens=True)
         for i, record, text in zip(chosen, batch_records, texts, strict=True):

@@ -60,3 +60,39 @@ def best_of_each(scores_BNS: Tensor, mask_BNS: Tensor) -> Tensor:
 def shared_pairs(mask_BNS: Tensor, other_BNS: Tensor, routed_BN: Tensor) -> int:
     """(token, group) pairs of routed tokens that both masks keep."""
     return int((mask_BNS & other_BNS & routed_BN[..., None]).sum())
+
+
+def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
+    """How much masks differ from token to token, a scalar in 0..1.
+
+    The mean over groups of the binary entropy of "a routed token keeps this group", over its largest value at the same
+    number of kept pairs: 0 where all tokens keep the same groups (a static mask would do), 1 where every group is kept
+    equally often. 0 where nothing is routed, or nothing is left to choose.
+    """
+    share_S = group_counts(mask_BNS, routed_BN).float() / routed_BN.sum().clamp(min=1)
+    largest = _binary_entropy(share_S.mean())
+    ratio = _binary_entropy(share_S).mean() / largest.clamp(min=1e-12)
+    return torch.where(largest > 0, ratio.clamp(max=1), 0.0)
+
+
+def choice_entropy(logits_BNS: Tensor, routed_BN: Tensor) -> Tensor:
+    """Mean entropy of the softmax over a routed token's groups, over log S: 1 undecided, 0 decided (or no token)."""
+    if logits_BNS.shape[-1] == 1:
+        return logits_BNS.new_zeros(())
+    logs_BNS = logits_BNS.float().log_softmax(-1)
+    entropy_BN = -(logs_BNS.exp() * logs_BNS).sum(-1) / math.log(logits_BNS.shape[-1])
+    return entropy_BN.masked_fill(~routed_BN, 0.0).sum() / routed_BN.sum().clamp(min=1)
+
+
+def masked_moments(values_BNS: Tensor, routed_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (of the population) over all groups of routed tokens, fp32 scalars; 0 without any."""
+    weight_BN1 = routed_BN[..., None].float()
+    count = (weight_BN1.sum() * values_BNS.shape[-1]).clamp(min=1)
+    values = values_BNS.float()
+    mean = (values * weight_BN1).sum() / count
+    return mean, (((values - mean) ** 2 * weight_BN1).sum() / count).sqrt()
+
+
+def _binary_entropy(share: Tensor) -> Tensor:
+    """Entropy of a yes with probability ``share``, in nats."""
+    return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share))

@@ -24,11 +24,11 @@ from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.functional.objective import answer_loss
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
+from subtoken_train.training.step_record import StepRecord
 from subtoken_train.training.strategies.fsdp2 import shard_layers
 from subtoken_train.training.trained_tensors import adapter_tensors, check_same_tensors, is_sharded
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch
 
 FIRST_STAGE_KEY = "first_stage_sha256"
 
@@ -72,8 +72,7 @@ class SubTokenModule(L.LightningModule):
         self.strict_loading = False  # the frozen weights are not in the checkpoint; on_load_checkpoint is strict
         self.compressed: CompressedBackbone | None = None
         self.in_step = False  # set by a strategy under which all processes must call the same modules
-        self.last_pass: RoutingState | None = None
-        self.last_tokens = (0, 0)
+        self.last_step: StepRecord | None = None
         self.peft_model: PeftModel | None = None
         self.gathered: dict[str, Tensor] | None = None  # the adapter after training, where processes hold parts of it
 
@@ -137,7 +136,9 @@ class SubTokenModule(L.LightningModule):
         answer = total * accumulation / self._global_tokens(window_tokens)
         balance = self._balance(result)
         weight = 0.0 if self.routing_config is None else self.routing_config.balance_weight
-        self._log_step(micro, result, answer.detach() * window_size / accumulation, balance.detach())
+        self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
+        self.log("train/balance", balance.detach(), sync_dist=True)
+        self.last_step = StepRecord.of(micro, result, self.family.shape.num_layers)
         return answer + weight * balance * accumulation / window_size
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -203,15 +204,3 @@ class SubTokenModule(L.LightningModule):
         if result.state is None:
             return torch.zeros((), device=self.device)
         return result.state.mean_balance()
-
-    def _log_step(self, micro: Batch, result: PromptPass, answer: Tensor, balance: Tensor) -> None:
-        """Loss, balance, and how much of the prompt was kept."""
-        visual_before = int((micro.regions_BN == Region.VISUAL).sum())
-        visual_kept = int((result.rows.regions_BM == Region.VISUAL).sum())
-        self.log("train/loss", answer, prog_bar=True, sync_dist=True)
-        self.log("train/balance", balance, sync_dist=True)
-        if visual_before:
-            self.log("train/kept_visual_fraction", visual_kept / visual_before)
-        before, after = int((micro.regions_BN != Region.PADDING).sum()), int(result.rows.visible_BM.sum())
-        self.last_pass = result.state
-        self.last_tokens = (before, after)

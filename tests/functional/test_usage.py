@@ -11,9 +11,12 @@ from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.functional.usage import (
     best_of_each,
     by_relevance,
+    choice_entropy,
     group_counts,
     group_usage,
     kept_histogram,
+    mask_entropy,
+    masked_moments,
     shared_pairs,
     usage_entropy,
 )
@@ -91,3 +94,45 @@ def test_no_routed_token_gives_zeros():
     assert kept_histogram(mask, none).tolist() == [0] * 5
     assert shared_pairs(mask, mask, none) == 0
     assert not by_relevance(mask, torch.rand(2, 3), none)[2].any()
+
+
+def entropy_of_yes(share):
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p)
+
+
+@given(SIZES, SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_mask_entropy(size, seed):
+    mask, routed = random_mask(seed, *size), random_mask(seed + 1, *size[:2])
+    kept = list(kept_groups(mask, routed).values())
+    shares = [sum(s in groups for groups in kept) / max(len(kept), 1) for s in range(size[2])]
+    largest = entropy_of_yes(sum(shares) / len(shares))
+    expected = sum(map(entropy_of_yes, shares)) / len(shares) / largest if largest > 1e-9 else 0
+    assert float(mask_entropy(mask, routed)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_mask_entropy_of_static_and_of_even_masks():
+    everywhere = torch.ones(1, 4, dtype=torch.bool)
+    assert mask_entropy(torch.tensor([[[True, False]] * 4]), everywhere) == 0
+    assert mask_entropy(torch.tensor([[[True, False], [False, True]] * 2]), everywhere) == 1
+    assert mask_entropy(torch.ones(1, 4, 2, dtype=torch.bool), everywhere) == 0  # nothing to choose
+
+
+@given(SIZES, SEEDS, st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(max_examples=60, deadline=None)
+def test_choice_entropy_and_moments(size, seed, dtype):
+    logits, routed = random_scores(seed, *size, dtype=dtype), random_mask(seed + 1, *size[:2])
+    rows = [logits[b, n].tolist() for b in range(size[0]) for n in range(size[1]) if routed[b, n]]
+    entropies = []
+    for row in rows:
+        total = sum(map(math.exp, row))
+        entropies.append(-sum(math.exp(x) / total * math.log(math.exp(x) / total) for x in row))
+    scale = math.log(size[2]) if size[2] > 1 else 1
+    expected = sum(entropies) / len(rows) / scale if rows and size[2] > 1 else 0
+    assert float(choice_entropy(logits, routed)) == pytest.approx(expected, abs=1e-5)
+    values = [x for row in rows for x in row]
+    mean, deviation = masked_moments(logits, routed)
+    expected_mean = sum(values) / len(values) if values else 0
+    variance = sum((x - expected_mean) ** 2 for x in values) / len(values) if values else 0
+    assert float(mean) == pytest.approx(expected_mean, abs=1e-5)
+    assert float(deviation) == pytest.approx(math.sqrt(variance), abs=1e-5)

@@ -1,0 +1,71 @@
+"""Loggers of a run: CSV and TensorBoard always, and beside them what the recipe names (``recipes/logging/``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+FOLDER = "logs"
+_REMOTE = {"WandbLogger": ("wandb", "name"), "MLFlowLogger": ("mlflow", "run_name")}
+"""Lightning's class -> (the package it needs, its key for the run's name)."""
+
+
+def run_loggers(given: Any, folder: Path, resumed: bool) -> list[Logger]:
+    """Loggers that write below ``folder``/logs, and the given ones.
+
+    Args:
+        given: ``trainer.logger``: one logger, several, None or True for ours alone, False for none at all.
+        folder: the run's folder.
+        resumed: a resumed run must not delete the CSV log of its first part: it gets ``csv-2``, ``csv-3``...
+    """
+    if given is False:
+        return []
+    csv = _unused_name(folder / FOLDER, "csv") if resumed else "csv"
+    ours = [
+        CSVLogger(str(folder), FOLDER, csv),
+        TensorBoardLogger(str(folder), FOLDER, "tb", default_hp_metric=False),
+    ]
+    if given in (None, True):
+        return ours
+    return [*ours, *(given if isinstance(given, Iterable) else [given])]
+
+
+def csv_parts(folder: Path) -> list[Path]:
+    """The CSV logs of a run, from its first part to its last resume."""
+    found = (folder / FOLDER).glob("csv*/metrics.csv")
+    return sorted(found, key=lambda path: int(path.parent.name.removeprefix("csv").lstrip("-") or 1))
+
+
+def name_remote_runs(given: Any, folder: Path) -> None:
+    """Name W&B's and MLflow's runs as the run's folder, and keep W&B's files in it; what a recipe says itself stays.
+
+    Args:
+        given: ``trainer.logger`` as it is parsed, before anything is built; changed in place.
+        folder: the run's folder.
+
+    Raises:
+        ValueError: the logger's package is not installed.
+    """
+    for entry in given if isinstance(given, list) else [given]:
+        kind = str(getattr(entry, "class_path", "")).rpartition(".")[2]
+        if kind not in _REMOTE:
+            continue
+        package, name_key = _REMOTE[kind]
+        if find_spec(package) is None:
+            raise ValueError(f"trainer.logger {kind} needs the package {package}; 'pip install {package}' adds it")
+        settings = entry.init_args
+        if settings.get(name_key) is None:
+            settings[name_key] = folder.name
+        if kind == "WandbLogger" and str(settings.get("save_dir")) == ".":
+            settings["save_dir"] = str(folder / FOLDER)
+
+
+def _unused_name(folder: Path, name: str) -> str:
+    """``csv``, ``csv-2``, ``csv-3``..."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(candidate for candidate in names if not (folder / candidate).exists())

@@ -1,0 +1,41 @@
+"""The evaluation that training runs now and then, put together here: ``training`` does not know ``evaluation``."""
+
+from __future__ import annotations
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.evaluation.answer import answer_all
+from subtoken_train.training.midway import Evaluate, EvaluationConfig
+
+
+def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
+    """A function from a backbone to its scores on the recipe's ``evaluation`` band; the data are read at once.
+
+    Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
+    per kind where the records name several.
+
+    Args:
+        config: the band.
+        attention: of the recipe's backbone.
+
+    Raises:
+        ValueError: numbers below 1, data that are missing or wrong, or an attention that cannot read packed caches.
+    """
+    for name in ("every_n_steps", "limit", "batch_size", "max_length", "max_new_tokens"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"evaluation.{name} is {value}; it must be 1 or more")
+    if attention == "eager":
+        raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
+    records = InstructionRecords(config.data, config.image_folder)
+
+    def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
+        answers = answer_all(
+            backbone, records, config.max_length, config.batch_size, config.max_new_tokens, config.limit
+        )
+        kinds = answers.by_kind()
+        scores = [row.score for row in answers.rows]
+        of_kinds = {kind: sum(found) / len(found) for kind, found in kinds.items()} if len(kinds) > 1 else {}
+        return {"accuracy": sum(scores) / len(scores), **of_kinds}
+
+    return evaluate

@@ -1,0 +1,82 @@
+"""Floating-point operations of a training step of a frozen decoder with trained adapters.
+
+A multiply-add counts as two operations. Per row (position) of a decoder layer, W weights of its projections:
+
+* forward 2 W (Kaplan et al. 2020, *Scaling Laws for Neural Language Models*, section 2.1);
+* backward 2 W: frozen weights need the gradient of their input, not their own. Where everything trains it is 4 W, and
+  the sum the usual 6 W;
+* a trained adapter of p weights: 2 p forward, 4 p backward;
+* attention over n rows, causal: n (n + 1) / 2 pairs, each 4 H d forward (scores and values) and twice that backward.
+  PaLM's formula for model FLOPs utilisation (Chowdhery et al. 2022, appendix B) counts n^2 pairs; causal kernels skip
+  half of them.
+
+Layers below the first one that trains run forward only. The head (D V weights) runs on every row, forward and backward.
+
+Not counted, so that utilisation is about the language model alone and rather too low: the vision tower, FastV's scout,
+norms, activations, the recomputation of gradient checkpointing, and the frozen LoRA of stage 2. One thing is counted
+and not done: the first trained layer's input needs no gradient.
+
+Legend: B batch, D model width, F width of the MLP, H query heads, h key-value heads, d head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DecoderSize:
+    """A decoder of LLaMA's shape: gated MLP, grouped-query attention."""
+
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+    @property
+    def layer_weights(self) -> int:
+        """W: weights of q, k, v, o and the three MLP projections of one layer."""
+        attention = 2 * self.hidden * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+
+@dataclass(frozen=True)
+class TrainingFlops:
+    """What rows cost in each layer.
+
+    Attributes:
+        size: the decoder.
+        trained: weights that train in each layer.
+    """
+
+    size: DecoderSize
+    trained: Sequence[int]
+
+    def per_row(self, layer: int) -> int:
+        """Operations of one row in a layer, without attention's pairs."""
+        backward = self._backward(layer)
+        return 2 * self.size.layer_weights * (1 + backward) + 6 * self.trained[layer]
+
+    def per_pair(self, layer: int) -> int:
+        """Operations of one (query row, visible key row) pair in a layer."""
+        return 4 * self.size.num_heads * self.size.head_dim * (1 + 2 * self._backward(layer))
+
+    def layers(self, lengths_B: Tensor, start: int, stop: int) -> Tensor:
+        """Layers ``start`` to ``stop`` (exclusive) on samples of ``lengths`` rows; a scalar in fp32 on their device."""
+        lengths = lengths_B.float()
+        rows, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
+        span = range(start, stop)
+        return rows * float(sum(map(self.per_row, span))) + pairs * float(sum(map(self.per_pair, span)))
+
+    def head(self, lengths_B: Tensor) -> Tensor:
+        """The language-model head on all rows, forward and backward; a scalar in fp32."""
+        return lengths_B.float().sum() * float(4 * self.size.hidden * self.size.vocabulary)
+
+    def _backward(self, layer: int) -> bool:
+        """Whether gradients pass through a layer: it or one below it trains."""
+        return any(self.trained[: layer + 1])

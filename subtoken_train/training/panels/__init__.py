@@ -1,0 +1,1 @@
+"""What a run shows: one callback per file. ``docs/watching.md`` describes every tag."""

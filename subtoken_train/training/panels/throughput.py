@@ -1,0 +1,155 @@
+"""Tokens per second and model FLOPs utilisation, before and after reduction, and learning rates.
+
+Per device: the figures are those of the first process. Wall time from one reading to the next, loading data and writing
+checkpoints included, validation and evaluation left out. Nothing is read from the device between two logging steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from subtoken_train.functional.flops import DecoderSize, TrainingFlops
+from subtoken_train.training.module import SubTokenModule
+from subtoken_train.training.panels.names import kind_and_layer
+from subtoken_train.training.panels.steps import logs_now
+from subtoken_train.training.step_record import StepRecord
+
+_HALF_TYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+
+
+class Stopwatch:
+    """Seconds since the last ``restart``, pauses left out."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin at zero."""
+        self._start, self._paused = time.perf_counter(), 0.0
+
+    def seconds(self) -> float:
+        """Time on the watch."""
+        return max(time.perf_counter() - self._start - self._paused, 1e-9)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stand still inside the block."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - begin
+
+
+class Throughput(Callback):
+    """Logs ``tokens_per_s``, ``mfu``, ``train/kept_visual_fraction`` and ``learning_rate``.
+
+    Model FLOPs utilisation is what the rows cost by ``functional/flops.py`` over what the device could have done by
+    Lightning's table of peaks. ``after`` counts the rows that ran; ``before`` counts the whole input, as if nothing had
+    been reduced, so it can exceed 1. A device without an entry in the table (every CPU) gets none.
+    """
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch()
+        self._flops: TrainingFlops | None = None
+        self._peak: float | None = None
+        self._tokens: Tensor | None = None
+        self._work: Tensor | None = None
+        self._pause: Any = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Look the device up, start the clock."""
+        assert isinstance(pl_module, SubTokenModule)
+        half = _HALF_TYPES.get(str(trainer.precision).split("-")[0])
+        self._peak = peak_flops(pl_module.device, half or pl_module.family.model.dtype)
+        if self._peak is None:
+            rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({pl_module.device}) are not known")
+        else:
+            self._flops = flops_of(pl_module)
+        self._restart()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count on the device; read and log at the end of a logging step."""
+        assert isinstance(pl_module, SubTokenModule)
+        record = pl_module.last_step
+        assert record is not None
+        counts = torch.stack([record.lengths_before().sum(), record.rows.visible_BM.sum(), *record.visual()])
+        self._tokens = counts if self._tokens is None else self._tokens + counts
+        if self._flops is not None:
+            work = step_work(self._flops, record)
+            self._work = work if self._work is None else self._work + work
+        if logs_now(trainer, batch_idx):
+            self._log(trainer, pl_module)
+            self._restart()
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Validation is no training time."""
+        self._pause = self.watch.pause()
+        self._pause.__enter__()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The clock goes on."""
+        self._pause.__exit__(None, None, None)
+
+    def _restart(self) -> None:
+        self._tokens = self._work = None
+        self.watch.restart()
+
+    def _log(self, trainer: L.Trainer, module: SubTokenModule) -> None:
+        assert self._tokens is not None
+        before, after, visual_before, visual_after = self._tokens.tolist()  # waits for the device: the time is real
+        seconds = self.watch.seconds()
+        module.log("tokens_per_s/before", before / seconds, prog_bar=True)
+        module.log("tokens_per_s/after", after / seconds, prog_bar=True)
+        if visual_before:
+            module.log("train/kept_visual_fraction", visual_after / visual_before)
+        if self._work is not None and self._peak is not None:
+            work_before, work_after = self._work.tolist()
+            module.log("mfu/before", work_before / seconds / self._peak)
+            module.log("mfu/after", work_after / seconds / self._peak, prog_bar=True)
+        for group in trainer.optimizers[0].param_groups:
+            module.log(f"learning_rate/{group['name']}", float(group["lr"]))
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Peak FLOP/s of a CUDA device for matrix products in ``dtype``, from Lightning's table; None where unknown."""
+    return None if device.type != "cuda" else get_available_flops(device, dtype)
+
+
+def flops_of(module: SubTokenModule) -> TrainingFlops:
+    """The cost of rows in a module's decoder, with the weights that train in each layer."""
+    config = module.family.decoder.config
+    shape = module.family.shape
+    size = DecoderSize(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=config.vocab_size,
+    )
+    trained = [0] * shape.num_layers
+    for name, parameter in module.trained().items():
+        # DeepSpeed's stage 3 leaves an empty tensor with the real count beside it
+        trained[kind_and_layer(name)[1]] += int(getattr(parameter, "ds_numel", parameter.numel()))
+    return TrainingFlops(size, trained)
+
+
+def step_work(flops: TrainingFlops, record: StepRecord) -> Tensor:
+    """FLOPs of one micro-batch as if nothing were reduced, and as it ran: [2] in fp32, on the record's device."""
+    before_B, after_B = record.lengths_before(), record.rows.visible_BM.sum(-1)
+    whole = flops.layers(before_B, 0, len(flops.trained)) + flops.head(before_B)
+    spans = [flops.layers(rows.visible_BM.sum(-1), start, stop) for start, stop, rows in record.spans]
+    return torch.stack([whole, torch.stack(spans).sum() + flops.head(after_B)])

@@ -1,0 +1,53 @@
+"""What the panels may read of the last micro-batch. Nothing is read from the device to make it.
+
+Legend: B batch, N positions before the reducer, M positions after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from subtoken_train.backbones.rows import PromptPass, Rows
+from subtoken_train.routing.bank import RoutingState
+from subtoken_train.types import Batch, Region
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The rows of a pass and what its routers did; not its activations.
+
+    Attributes:
+        regions_BN: ``Region`` codes of the unreduced batch.
+        rows: the rows of the last layer.
+        spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
+        state: what the routers did; None without routing.
+        kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
+    """
+
+    regions_BN: Tensor
+    rows: Rows
+    spans: list[tuple[int, int, Rows]]
+    state: RoutingState | None
+    kept: dict[int, Tensor]
+
+    @classmethod
+    def of(cls, batch: Batch, result: PromptPass, num_layers: int) -> StepRecord:
+        """The record of a pass over ``batch``."""
+        spans = result.spans or [(0, num_layers, result.rows)]
+        return cls(batch.regions_BN, result.rows, spans, result.state, result.kept)
+
+    def lengths_before(self) -> Tensor:
+        """Tokens of each sample before the reducer, int64 [B]."""
+        return (self.regions_BN != Region.PADDING).sum(-1)
+
+    def visual(self) -> tuple[Tensor, Tensor]:
+        """Visual tokens of the batch before and after the reducer, int64 scalars."""
+        return (self.regions_BN == Region.VISUAL).sum(), (self.rows.regions_BM == Region.VISUAL).sum()
+
+    def routed(self, layer: int) -> Tensor:
+        """Tokens that a layer's routers chose groups for, bool [B, M]."""
+        assert self.state is not None
+        routed_BM = self.state.routed_BN
+        return routed_BM & self.kept[layer] if layer in self.kept else routed_BM

@@ -1,0 +1,209 @@
+"""The sweep command: the grid, what it prints, what it runs, what it says at the end."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.cli import sweep
+from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.sweep_grid import grid, parse_setting, slurm_script
+
+from tiny_fits import RECIPE, tiny_fit
+
+GROUPS, RATE = "model.routing.kept_groups=2,4", "model.optimizer.learning_rate=1e-4,2e-4,3e-4"
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "values"),
+    [
+        ("a.b=1,2", "a.b", ["1", "2"]),
+        ("--a.b=1e-4", "a.b", ["1e-4"]),
+        ("a= x , y ", "a", ["x", "y"]),
+        ("a=[0,1],[2]", "a", ["[0,1]", "[2]"]),
+        ("a={b: 1, c: 2},null", "a", ["{b: 1, c: 2}", "null"]),
+        ("a=b=c", "a", ["b=c"]),
+    ],
+)
+def test_a_setting(setting, key, values):
+    assert parse_setting(setting) == (key, values)
+
+
+@pytest.mark.parametrize("setting", ["a", "a=", "=1", "a=1,,2", "a=1,"])
+def test_settings_that_are_none(setting):
+    with pytest.raises(ValueError, match=r"must be KEY=VALUE,VALUE, for instance model\.routing\.kept_groups=2,4,8"):
+        parse_setting(setting)
+
+
+def test_the_grid():
+    runs = grid(["r.yaml", "s.yaml"], [GROUPS, RATE], Path("runs/sweep"))
+    assert [one.name for one in runs] == [
+        f"kept_groups={groups},learning_rate={rate}" for groups in (2, 4) for rate in ("1e-4", "2e-4", "3e-4")
+    ]
+    assert runs[1].fit_arguments() == [
+        "fit",
+        "--config",
+        "r.yaml",
+        "--config",
+        "s.yaml",
+        "--model.routing.kept_groups=2",
+        "--model.optimizer.learning_rate=2e-4",
+        "--output_dir=runs/sweep/kept_groups=2,learning_rate=2e-4",
+    ]
+
+
+def test_names_that_end_alike_are_written_out_and_paths_make_no_folders():
+    (one,) = grid(["r.yaml"], ["data.seed=1", "model.routing.seed=2", "data.train_file=a/b c.json"], Path("x"))
+    assert one.name == "data.seed=1,model.routing.seed=2,train_file=a_b_c.json"
+    assert one.folder.parent == Path("x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([GROUPS, "model.routing.kept_groups=8"], "--set model.routing.kept_groups is given twice"),
+        (["a=1,1"], "two runs would share the folder a=1"),
+        (["a=b/c,b:c"], "two runs would share the folder a=b_c"),
+        (["output_dir=x"], "--output_dir DIR moves all of them"),
+        (["--resume=true"], "a sweep sets it for every run itself"),
+    ],
+)
+def test_grids_that_are_none(settings, message):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole message is compared below
+        grid(["r.yaml"], settings, Path("x"))
+    assert message in str(caught.value)
+
+
+def test_the_slurm_script_runs_the_task_of_its_number(tmp_path):
+    runs = grid(["my recipe.yaml"], [GROUPS, RATE], tmp_path / "a sweep")
+    script = tmp_path / "array.sh"
+    script.write_text(slurm_script(runs, tmp_path / "a sweep"))
+    assert "#SBATCH --array=0-5\n" in script.read_text()
+    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    for number, one in enumerate(runs):
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(number)}
+        done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == ["subtoken-train", *one.fit_arguments()]
+
+
+def swept(folder: Path, *extra: str) -> list[str]:
+    return ["sweep", "--config", str(RECIPE), "--output_dir", str(folder), *extra]
+
+
+def test_dry_run_and_slurm_print_and_run_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert main(swept(tmp_path / "s", "--set", GROUPS, "--dry-run")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"subtoken-train fit --config {RECIPE} --model.routing.kept_groups={k} "
+        f"--output_dir={tmp_path / 's'}/kept_groups={k}"
+        for k in (2, 4)
+    ]
+    assert main(swept(tmp_path / "s", "--set", GROUPS, "--slurm")) == 0
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "model.routing.kept_group=2,4",
+            "unknown key 'model.routing.kept_group'. Did you mean 'model.routing.kept_groups'?",
+        ),
+        ("trainer.max_stepss=1", "unknown option '--trainer.max_stepss'. Did you mean '--trainer.max_steps'?"),
+        ("data.batch_size=8,many", "data.batch_size is 'many'; it must be a whole number"),  # the last of the grid
+    ],
+)
+def test_a_mistake_anywhere_in_the_grid_is_one_line_and_nothing_runs(tmp_path, capsys, monkeypatch, setting, message):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert main(swept(tmp_path / "s", "--set", setting)) == 2
+    assert capsys.readouterr().err == f"subtoken-train: error: {message}\n"
+    assert not (tmp_path / "s").exists()
+
+
+class InProcess:
+    """A process that is none: ``wait`` runs the command here."""
+
+    started: list[list[str]]
+
+    def __init__(self, command: list[str]) -> None:
+        assert command[1:3] == ["-m", "subtoken_train"]
+        self.command = command[3:]
+        self.started.append(self.command)
+
+    def wait(self) -> int:
+        return main(self.command)
+
+
+def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, tiny_family, monkeypatch, capsys):
+    fit = tiny_fit(tmp_path, tiny_family)("--trainer.max_steps=2")
+    recipe = tmp_path / "mine.yaml"
+    RecipeCLI(fit[1:], with_trainer=False).save_recipe(recipe)
+    monkeypatch.setattr(subprocess, "Popen", InProcess)
+    monkeypatch.setattr(InProcess, "started", [], raising=False)
+    folder = tmp_path / "s"
+    command = ["sweep", "--config", str(recipe), "--output_dir", str(folder), "--set", "model.routing.num_groups=7,16"]
+    assert main(command) == 1  # 7 groups divide no value vector: a fit's mistake, not the parser's
+    table = capsys.readouterr().out
+    assert "failed (exit code 2)" in table
+    assert (folder / "num_groups=16" / "adapter").is_dir()
+    with (folder / "num_groups=16" / "logs" / "csv" / "metrics.csv").open() as file:
+        last = [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]][-1]
+    assert f"{float(last):.4g}" in next(line for line in table.splitlines() if "num_groups=16" in line and "│" in line)
+    assert len(InProcess.started) == 2
+    assert main(command) == 1
+    assert "finished before" in capsys.readouterr().out
+    assert [words[-1] for words in InProcess.started[2:]] == [f"--output_dir={folder / 'num_groups=7'}"]
+    assert main([*command[:-1], "model.routing.num_groups=16"]) == 0
+    recipe.write_text(recipe.read_text().replace("max_steps: 2", "max_steps: 3"))
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "holds a finished run of another recipe; choose another --output_dir" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [130, 0])
+def test_ctrl_c_ends_the_sweep(tmp_path, monkeypatch, capsys, code):
+    class Interrupted:
+        started = 0
+
+        def __init__(self, command) -> None:
+            Interrupted.started += 1
+            self.waited = 0
+
+        def wait(self) -> int:
+            self.waited += 1
+            if code == 0 and self.waited == 1:
+                raise KeyboardInterrupt  # reaches the sweep, too
+            return 130
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    assert main(swept(tmp_path / "s", "--set", GROUPS)) == 130
+    assert Interrupted.started == 1
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_a_stopped_run_is_resumed(tmp_path):
+    (one,) = grid([str(RECIPE)], ["data.seed=1"], tmp_path)
+    started = []
+
+    class Process:
+        def __init__(self, command) -> None:
+            started.append(command)
+
+        def wait(self) -> int:
+            return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Process)
+        sweep.run_one(one)
+        (one.folder / "checkpoints").mkdir(parents=True)
+        (one.folder / "checkpoints" / "last.ckpt").write_bytes(b"")
+        sweep.run_one(one)
+    assert [command[-1] for command in started] == [f"--output_dir={one.folder}", "--resume"]
