@@ -58,8 +58,8 @@ _PEFT = "`PeftModel.from_pretrained(backbone, this_folder)` loads the LoRA alone
 _SECOND = """; for the one on `o_proj` as well, follow it by
 `load_adapter(this_folder + "/output", "output")` and `base_model.set_adapter(["default", "output"])`"""
 
-_MERGED = """The LoRA is merged into the backbone's weights: transformers' `from_pretrained` loads the folder as an ordinary
-model, without token reducer and routers, which need subtoken_train."""
+_MERGED = """The LoRA is merged into the backbone's weights: transformers' `from_pretrained` loads the folder as an
+ordinary model, without token reducer and routers, which need subtoken_train."""
 
 _BUDGET = """
 ## KV budget

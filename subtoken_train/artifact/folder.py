@@ -153,12 +153,23 @@ def read_adapter(
 
 
 def load_lora(folder: Path, peft_model: PeftModel) -> None:
-    """Put a folder's LoRA, and any on ``o_proj``, into the model, on the meta device or not."""
+    """Put a folder's LoRA, and any on ``o_proj``, into the model; onto the CPU where the model has no weights."""
     for adapter in peft_model.peft_config:
-        tensors = lora_tensors(folder, peft_model, adapter)
-        set_peft_model_state_dict(peft_model, tensors, adapter_name=adapter, low_cpu_mem_usage=True)
+        put_lora(peft_model, lora_tensors(folder, peft_model, adapter), adapter)
     if OUTPUT_ADAPTER not in peft_model.peft_config and (folder / OUTPUT_ADAPTER).exists():
         raise ValueError(f"{folder} holds {OUTPUT_ADAPTER}/, but its {CONFIG_FILE} names no output LoRA")
+
+
+def put_lora(peft_model: PeftModel, tensors: dict[str, Tensor], adapter: str = MAIN_ADAPTER) -> None:
+    """Put tensors, named as in peft's files, into one LoRA of the model."""
+    model = peft_model.base_model.model
+    if model.device.type != "meta":
+        set_peft_model_state_dict(peft_model, tensors, adapter_name=adapter)
+        return
+    # peft would move them back to the device of the weights around them
+    own = {name.removeprefix("base_model.model.").removesuffix("weight"): tensor for name, tensor in tensors.items()}
+    renamed = {f"{name}{adapter}.weight": tensor for name, tensor in own.items()}
+    assert not model.load_state_dict(renamed, strict=False, assign=True).unexpected_keys
 
 
 def load_routers(folder: Path, bank: RouterBank | None) -> None:

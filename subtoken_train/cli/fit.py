@@ -13,6 +13,7 @@ HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--ov
 Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
   --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
 --overwrite replaces an existing run, --resume goes on from its last checkpoint, --print_config prints the result.
+--push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
 'subtoken-train recipes ls' lists the shipped recipes."""
 
 
@@ -24,13 +25,17 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.cli.publish import check_publishing, publish
     from subtoken_train.cli.recipe import RecipeCLI, expand_flags
     from subtoken_train.training.interrupt import TrainingInterrupted
 
     cli = RecipeCLI(expand_flags(argv))
     folder = cli.output_dir
     resume = checkpoint_to_resume(folder) if cli.config.resume else None
+    destination = destination_of(cli)
     if is_first_process():
+        if destination is not None:
+            check_publishing(destination, cli.model.backbone_config.path)
         prepare(cli, folder, resume)
     try:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume)
@@ -45,7 +50,21 @@ def run_raw(argv: list[str]) -> int:
         return 0
     adapter = export(cli, folder)
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
+    if destination is not None:
+        retry = ["subtoken-train", "export", str(adapter), str(folder / "published")]
+        retry += ["--push-to-hub", destination.repo_id, *(["--private"] if destination.private else [])]
+        publish(adapter, destination, retry)
     return 0
+
+
+def destination_of(cli: Any) -> Any:
+    """Where the recipe publishes its adapter; None: nowhere."""
+    from subtoken_train.artifact.hub import Destination
+
+    repo_id, private = cli.config.push_to_hub, cli.config.private
+    if private and repo_id is None:
+        raise ValueError("--private says how to publish; add --push_to_hub user/name, or leave it out")
+    return None if repo_id is None else Destination(repo_id, private)
 
 
 def is_first_process() -> bool:
@@ -97,20 +116,12 @@ def holds_first_stage(cli: Any, folder: Path) -> bool:
 
 def export(cli: Any, folder: Path) -> Path:
     """Write the adapter folder of a finished run."""
-    from subtoken_train.artifact.folder import AdapterConfig, write_adapter
-    from subtoken_train.artifact.identity import identify
+    from subtoken_train.artifact.folder import write_adapter
+    from subtoken_train.cli.card import card_sections
+    from subtoken_train.training.export import adapter_config
 
     module = cli.model
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
-    if module.first_stage is not None:
-        training["stage1"] = {**module.first_stage.config.training, "sha256": module.first_stage_digest}
-    config = AdapterConfig(
-        backbone=module.backbone_config,
-        lora=module.lora_settings,
-        reducer=module.reducer_config,
-        routing=module.routing_config,
-        identity=identify(module.family, module.backbone_config),
-        stage2=module.stage2_config,
-        training=training,
-    )
-    return write_adapter(folder / "adapter", config, module.parts, module.peft_model, overwrite=True)
+    config = adapter_config(module, training)
+    sections = card_sections(cli, module.parts, folder / "recipe.yaml", folder.name, None)
+    return write_adapter(folder / "adapter", config, module.parts, module.peft_model, overwrite=True, sections=sections)

@@ -79,6 +79,8 @@ class RecipeCLI(LightningCLI):
         parser.add_argument("--output_dir", type=str, default="runs/unnamed", help="folder of this run")
         parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing run")
         parser.add_argument("--resume", type=bool, default=False, help="go on from the run's last checkpoint")
+        parser.add_argument("--push_to_hub", type=str | None, default=None, help="user/name to publish the adapter as")
+        parser.add_argument("--private", type=bool, default=False, help="publish it in a private repository")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(_CHECKPOINT_DEFAULTS)
 
@@ -123,7 +125,8 @@ class RecipeCLI(LightningCLI):
 
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
-        self.config.overwrite = self.config.resume = False  # meant for this call alone
+        self.config.overwrite = self.config.resume = self.config.private = False  # meant for this call alone
+        self.config.push_to_hub = None
         self.parser.save(self.config, str(path), overwrite=True, skip_check=True, multifile=False)
 
 
@@ -152,7 +155,7 @@ def _unused_name(folder: Path, name: str) -> str:
 
 
 def expand_flags(argv: list[str]) -> list[str]:
-    """Bare ``--overwrite`` and ``--resume`` as the booleans that they are in a recipe.
+    """Bare ``--overwrite``, ``--resume`` and ``--private`` as the booleans that they are in a recipe.
 
     Raises:
         ValueError: a flag before ``--config``, which the recipe would silently override.
@@ -161,4 +164,4 @@ def expand_flags(argv: list[str]) -> list[str]:
     early = [word for word in argv[: configs[0]] if word.startswith("--")] if configs else []
     if early:
         raise ValueError(f"{early[0]} stands before --config and would be overridden by it; put --config first")
-    return [f"{word}=true" if word in ("--overwrite", "--resume") else word for word in argv]
+    return [f"{word}=true" if word in ("--overwrite", "--resume", "--private") else word for word in argv]

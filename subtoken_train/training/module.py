@@ -171,7 +171,11 @@ class SubTokenModule(L.LightningModule):
                 f"the checkpoint does not fit this recipe: {len(differing)} trained tensors differ, first "
                 f"{differing[0]}; resume with the recipe that wrote it"
             )
-        if checkpoint.get(FIRST_STAGE_KEY) != self.first_stage_digest:
+        self.check_first_stage(checkpoint.get(FIRST_STAGE_KEY))
+
+    def check_first_stage(self, digest: str | None) -> None:
+        """Raise a worded ``ValueError`` unless a checkpoint stands on the stage 1 whose SHA-256 is ``digest``."""
+        if digest != self.first_stage_digest:
             raise ValueError(
                 "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
                 "anew with --overwrite"

@@ -1,0 +1,148 @@
+"""The checkpoints of a run on disk: one folder each, whole or not there.
+
+``output_dir/checkpoints/step-<optimiser step>/`` holds ``state.ckpt``, which is what Lightning's strategy writes (a file,
+or a folder of shards), and ``COMPLETE``, a small JSON text that can be read without torch. A checkpoint is written as
+``step-<step>.partial``, flushed to disk, marked and then renamed: whatever stops the process, a folder without
+``.partial`` that holds the marker is whole.
+
+These functions touch the file system alone; ``run_checkpoints`` decides when, and asks the strategy for the state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+SCHEMA_VERSION = 1
+MARKER, STATE, PARTIAL = "COMPLETE", "state.ckpt", ".partial"
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What ``COMPLETE`` says.
+
+    Attributes:
+        step: optimiser steps taken.
+        world_size: processes that trained.
+        strategy: class name of Lightning's strategy.
+        trained: shape of every trained tensor by its name in the module's ``state_dict``.
+        schema_version: of this layout.
+    """
+
+    step: int
+    world_size: int
+    strategy: str
+    trained: dict[str, list[int]]
+    schema_version: int = SCHEMA_VERSION
+
+
+def complete(folder: Path) -> list[Path]:
+    """The whole checkpoints in ``folder`` (``output_dir/checkpoints``), oldest first."""
+    found = [item for item in _steps(folder) if item.suffix != PARTIAL and (item / MARKER).is_file()]
+    return sorted(found, key=lambda item: int(item.name.removeprefix("step-")))
+
+
+def newest_complete(folder: Path) -> Path | None:
+    """The whole checkpoint of the highest step; None without one."""
+    return next(reversed(complete(folder)), None)
+
+
+def incomplete(folder: Path) -> list[Path]:
+    """What a crash left behind: folders without a marker, or not renamed yet."""
+    whole = set(complete(folder))
+    return sorted(item for item in _steps(folder) if item not in whole)
+
+
+def state_path(checkpoint: Path) -> Path:
+    """What the strategy wrote: a file, or a folder of shards.
+
+    Raises:
+        ValueError: see ``read_marker``.
+    """
+    read_marker(checkpoint)
+    return checkpoint / STATE
+
+
+def read_marker(checkpoint: Path) -> Marker:
+    """What a checkpoint says of itself.
+
+    Raises:
+        ValueError: it is not whole, its marker cannot be read, or a newer version wrote it.
+    """
+    path = checkpoint / MARKER
+    if not path.is_file() or checkpoint.suffix == PARTIAL:
+        raise ValueError(f"{checkpoint} is no complete checkpoint (no {MARKER} in it); use another one of the run")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = int(content["schema_version"])
+        if version <= SCHEMA_VERSION:
+            return Marker(**{field.name: content[field.name] for field in fields(Marker)})
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} cannot be read; remove {checkpoint} to go on from an older checkpoint") from None
+    raise ValueError(
+        f"{checkpoint} was written in layout {version}; this version of subtoken_train reads up to {SCHEMA_VERSION}: "
+        "upgrade it"
+    )
+
+
+def begin(folder: Path, step: int) -> Path:
+    """An empty ``.partial`` folder for the checkpoint of ``step``."""
+    partial = folder / f"step-{step}{PARTIAL}"
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def finish(partial: Path, marker: Marker) -> Path:
+    """Flush what lies in ``partial``, add the marker and give the folder its name; returns the checkpoint."""
+    for folder, _, names in os.walk(partial):
+        for name in names:
+            _flush(Path(folder) / name)
+        _flush(Path(folder))
+    path = partial / MARKER
+    path.write_text(json.dumps(asdict(marker), indent=1) + "\n", encoding="utf-8")
+    _flush(path)
+    _flush(partial)
+    checkpoint = partial.with_suffix("")
+    if checkpoint.exists():  # no marker in it, or it would not be written again
+        shutil.rmtree(checkpoint)
+    partial.rename(checkpoint)
+    _flush(partial.parent)
+    return checkpoint
+
+
+def discard(folder: Path, step: int) -> None:
+    """Remove what was written of a checkpoint that failed, as far as it can be removed."""
+    shutil.rmtree(folder / f"step-{step}{PARTIAL}", ignore_errors=True)
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Remove all but the newest ``count`` whole checkpoints, and every ``.partial`` folder.
+
+    A folder loses its name before its content, so that half of it is never taken for a checkpoint.
+    """
+    for checkpoint in complete(folder)[:-count]:
+        checkpoint.rename(checkpoint.with_name(checkpoint.name + PARTIAL))
+    for item in _steps(folder):
+        if item.suffix == PARTIAL:
+            shutil.rmtree(item)
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The folders named after a step, ``.partial`` ones included."""
+    if not folder.is_dir():
+        return []
+    names = [(item, item.name.removesuffix(PARTIAL)) for item in folder.iterdir() if item.is_dir()]
+    return [item for item, name in names if name.startswith("step-") and name.removeprefix("step-").isdigit()]
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
