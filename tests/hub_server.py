@@ -44,11 +44,11 @@ class Repo:
 
 
 class Refused(Exception):
-    """An answer that is an error."""
+    """An answer that is an error; ``fields`` go into its body."""
 
-    def __init__(self, status: int, code: str = "", message: str = "") -> None:
+    def __init__(self, status: int, code: str = "", message: str = "", **fields: str) -> None:
         super().__init__(message)
-        self.status, self.code, self.message = status, code, message
+        self.status, self.code, self.message, self.fields = status, code, message, fields
 
 
 class Hub:
@@ -116,7 +116,7 @@ def create(hub: Hub, call: Call) -> Any:
     owner = call.json["organization"] or call.names[0]
     name = f"{owner}/{call.json['name']}"
     if name in hub.repos:
-        raise Refused(409, "", "You already created this model repo")
+        raise Refused(409, "", "You already created this model repo", url=f"{hub.address}/{name}")
     if owner not in call.names:
         raise Refused(403, "", "You don't have the rights to create a model under this namespace")
     hub.repos[name] = Repo(private=call.json.get("visibility") == "private")
@@ -265,7 +265,7 @@ class Handler(BaseHTTPRequestHandler):
                     return self.reply(json.dumps(answer(hub, call)).encode())
             raise Refused(404, "", f"no route {self.command} {path}")
         except Refused as error:
-            self.reply(json.dumps({"error": error.message}).encode(), error.status, error)
+            self.reply(json.dumps({"error": error.message, **error.fields}).encode(), error.status, error)
 
     do_GET = do_POST = do_PUT = do_HEAD = handle_any
 

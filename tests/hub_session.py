@@ -37,7 +37,12 @@ class Session:
 
     def __init__(self, address: str, home: Path, offline: bool = False) -> None:
         hub = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
-        settings = {"HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}"}
+        settings = {
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{TESTS.parent}",
+        }
         environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
         self.process = subprocess.Popen(
             [sys.executable, __file__],
@@ -55,10 +60,9 @@ class Session:
         return Result(*json.loads(self.process.stdout.readline()))
 
     def close(self) -> None:
-        """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
+        """End the process; it has nothing left to write."""
+        self.process.kill()
+        self.process.wait()
 
 
 def _serve() -> None:

@@ -1,9 +1,9 @@
 """The checkpoints of a run on disk: one folder each, whole or not there.
 
-``output_dir/checkpoints/step-<optimiser step>/`` holds ``state.ckpt``, which is what Lightning's strategy writes (a file,
-or a folder of shards), and ``COMPLETE``, a small JSON text that can be read without torch. A checkpoint is written as
-``step-<step>.partial``, flushed to disk, marked and then renamed: whatever stops the process, a folder without
-``.partial`` that holds the marker is whole.
+``output_dir/checkpoints/step-<optimiser step>/`` holds ``state.ckpt``, which is what Lightning's strategy writes (a
+file, or a folder of shards), and ``COMPLETE``, a small JSON text that can be read without torch. A checkpoint is
+written as ``step-<step>.partial``, flushed to disk, marked and then renamed: whatever stops the process, a folder
+without ``.partial`` that holds the marker is whole.
 
 These functions touch the file system alone; ``run_checkpoints`` decides when, and asks the strategy for the state.
 """

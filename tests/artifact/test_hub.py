@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
+
+from subtoken_train.datasets.scene_files import write_scenes
 
 from hub_server import Hub
 from hub_session import Session
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
 
 LOADED = """
 import torch
@@ -153,6 +159,7 @@ def test_repositories_that_may_not_be_written(hub, session, vlm_adapter, tmp_pat
 
 
 def test_a_connection_cut_once_is_taken_up_again(hub, session, vlm_adapter, tmp_path):
+    hub.objects.clear()
     hub.faults = ["cut"]
     result = session.run("export", vlm_adapter, tmp_path / "out", *to_hub("alice/cut"))
     assert result.code == 0, result.err
@@ -188,6 +195,42 @@ def test_a_new_push_leaves_nothing_of_the_old_one(hub, session, vlm_adapter, tmp
     assert repo.files() == {**on_disk(tmp_path / "out"), "picture.png": b"mine"}
 
 
+def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
+    """A name that is not the user's costs no training; an upload that fails costs no adapter."""
+    write_scenes(tmp_path / "scenes", train=8, dev=2, test=2)
+    start = [
+        "fit",
+        "--config",
+        RECIPE,
+        "--model.backbone.path=lab/tiny",
+        "--trainer.max_steps=1",
+        "--data.batch_size=4",
+    ]
+    quiet = ["--trainer.enable_progress_bar=false", f"--data.train_file={tmp_path / 'scenes' / 'train.json'}"]
+    run = tmp_path / "run"
+    fit = [*start, *quiet, f"--output_dir={run}"]
+    assert "may not write to bob/mine" in refused(session.run(*fit, "--push_to_hub=bob/mine"))
+    local = "--model.backbone.path=checkpoints/tiny-llava"
+    assert "is no Hub id, so nobody else" in refused(session.run(*fit, local, "--push_to_hub=alice/fitted"))
+    assert "--private says how to publish" in refused(session.run(*fit, "--private"))
+    assert not run.exists()
+    hub.faults = ["refuse"] * 2
+    result = session.run(*fit, "--push_to_hub", "alice/fitted", "--private")
+    line = refused(result)
+    assert f"adapter folder: {run / 'adapter'}" in result.out
+    assert f"{run / 'adapter'} is written, but not published: " in line
+    retried = session.run(*shlex.split(line.split("Try again with: ")[1])[1:])
+    assert retried.code == 0, retried.err
+    repo = hub.repos["alice/fitted"]
+    assert repo.private
+    assert repo.files() == on_disk(run / "published")
+    assert b"push_to_hub: null" in repo.files()["recipe.yaml"]
+    adapter = on_disk(run / "adapter")
+    assert repo.files()["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
+    assert repo.files()["README.md"] == adapter["README.md"]
+    assert ModelCard(adapter["README.md"].decode()).data.base_model == "lab/tiny"
+
+
 @pytest.mark.parametrize(
     ("name", "revision", "words"),
     [
@@ -205,7 +248,7 @@ def test_what_cannot_be_loaded(hub, session, vlm_adapter, pushed, name, revision
 def test_a_folder_has_no_revision(vlm_adapter):
     from subtoken_train.artifact.source import find_adapter
 
-    with pytest.raises(ValueError, match="revision 'v1' is for Hub ids, and .* is a folder"):
+    with pytest.raises(ValueError, match=r"revision 'v1' is for Hub ids, and .* is a folder"):
         find_adapter(vlm_adapter, "v1")
 
 
