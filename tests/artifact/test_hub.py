@@ -224,7 +224,7 @@ def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
     repo = hub.repos["alice/fitted"]
     assert repo.private
     assert repo.files() == on_disk(run / "published")
-    assert b"push_to_hub: null" in repo.files()["recipe.yaml"]
+    assert b"push_to_hub" not in repo.files()["recipe.yaml"]
     adapter = on_disk(run / "adapter")
     assert repo.files()["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
     assert repo.files()["README.md"] == adapter["README.md"]
@@ -256,11 +256,13 @@ def test_a_folder_has_no_revision(vlm_adapter):
 def test_without_a_network(home, pushed, tmp_path):
     """What is cached still loads; nothing else does, and nothing is written."""
     folder, _ = pushed
+    find = "from subtoken_train.artifact.source import adapter_folder; print(adapter_folder({!r}, {!r}))"
     session = Session("http://127.0.0.1:9", home)
     try:
-        result = session.run("-c", LOADED.format(adapter=str(folder), revision="v1"))
+        result = session.run("-c", find.format("alice/mine", "v1"))
         assert result.code == 0, result.err
-        words = refused(session.run("-c", LOADED.format(adapter=str(folder), revision="v2")))
+        assert on_disk(Path(result.out.strip())) == on_disk(folder)
+        words = refused(session.run("-c", find.format("alice/mine", "v2")))
         assert "alice/mine@v2 is not in the local cache" in words
         words = refused(session.run("export", folder, tmp_path / "out", *to_hub("alice/y")))
         assert "no answer from http://127.0.0.1:9 (ConnectError: " in words
