@@ -44,10 +44,10 @@ def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
         raise ValueError(f"{repo_id!r} is no Hub name ({error}); write user/name") from error
     except KNOWN as error:
         raise ValueError(worded(error, repo_id, revision)) from error
-    except RuntimeError as error:  # an upload's thread failed, or its transfer program
+    except (RuntimeError, OSError) as error:  # an upload's thread or transfer program failed, or the disk
         cause = error.__cause__
-        reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else f"{error} {cause or ''}"
-        raise ValueError(reason.strip()) from error
+        reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else f"{repo_id}: {cause or error}"
+        raise ValueError(reason) from error
 
 
 def worded(error: BaseException, repo_id: str, revision: str | None = None) -> str:

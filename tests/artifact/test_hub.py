@@ -122,15 +122,17 @@ def test_peft_loads_the_lora_of_the_same_repository(session, pushed):
     assert (result.code, result.out) == (0, "12\n"), result.err
 
 
-def test_commands_take_the_name(session, pushed, hub):
+def test_commands_take_the_name(session, pushed, hub, tmp_path):
     hub.repos["alice/mine"].branches["main"] = hub.repos["alice/mine"].branches["v1"]
     result = session.run("generate", "--adapter", "alice/mine", "--prompt", "hi", "--max-new-tokens", 2)
     assert result.code == 0, result.err
     assert "2 tokens after" in result.out
     words = refused(session.run("generate", "--adapter", "lab/tiny", "--prompt", "hi"))
     assert "lab/tiny is not an adapter repository: it has no subtoken_config.json" in words
-    words = refused(session.run("evaluate", "--adapter", "alice/none", "--data", "pyproject.toml"))
-    assert "alice/none" in words or "pyproject" in words
+    write_scenes(tmp_path, train=2, dev=2, test=2)
+    result = session.run("evaluate", "--adapter", "alice/mine", "--data", tmp_path / "dev.json", "--max-new-tokens", 2)
+    assert result.code == 0, result.err
+    assert "tiny: alice/mine" in result.out
 
 
 @pytest.mark.parametrize(
