@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub import ModelCardData
+
+from subtoken_train.artifact.licences import licence_of
+from subtoken_train.artifact.scores import Evaluation, model_index, score_table
+from subtoken_train.backbones.load import is_hub_id
 from subtoken_train.functional.ledger import KVBudget
 
 _CARD = """---
-library_name: peft
-base_model: {base}
-tags: [subtoken_train, kv-cache-compression, lora]
+{metadata}
 ---
 
 # {title}
 
-q/v LoRA{routers} for `{base}`, trained with subtoken_train under the token reducer it is meant to run with.{stages}
+{what} for `{base}`, trained with subtoken_train under the token reducer it is meant to run with.{stages}
 
 | setting | value |
 |---|---|
@@ -23,44 +27,146 @@ q/v LoRA{routers} for `{base}`, trained with subtoken_train under the token redu
 | LoRA on q and v | {lora} |
 {output_row}| nominal KV of the routed region | {fraction:.4%} |
 | training | {training} |
+{budget}{scores}
+## How to load
 
-`PeftModel.from_pretrained(backbone, this_folder)` loads the LoRA alone{second}.
-Reducer and routers need subtoken_train:
+{load}
 
-    subtoken-train evaluate --adapter this_folder --data questions.json
+## Licence
 
-The adapter falls under the licence of its backbone.
-"""
-
+{licence}
+{recipe}"""
 
 _STAGES = """
 
 Trained in two stages: first the q/v LoRA, token-only ({stage1}); then, with it frozen, the {parts}."""
 
+_LOAD = """```python
+from subtoken_train import SubTokenModel
+
+model = SubTokenModel.from_pretrained("this folder or its Hub id")  # the backbone is named in it
+model.chat("what is this?", [image], max_new_tokens=64)
+print(model.cache_report())
+```
+
+    subtoken-train evaluate --adapter this_folder --data questions.json
+
+"""
+
+_PEFT = "`PeftModel.from_pretrained(backbone, this_folder)` loads the LoRA alone{second}."
+
 _SECOND = """; for the one on `o_proj` as well, follow it by
 `load_adapter(this_folder + "/output", "output")` and `base_model.set_adapter(["default", "output"])`"""
 
+_MERGED = """The LoRA is merged into the backbone's weights: transformers' `from_pretrained` loads the folder as an
+ordinary model, without token reducer and routers, which need subtoken_train."""
 
-def model_card(record: dict[str, Any]) -> str:
-    """Markdown of the card from the contents of ``subtoken_config.json``."""
+_BUDGET = """
+## KV budget
+
+{table}
+"""
+
+_SCORES = """
+## Scores
+
+Greedy answers to `{data}` (SHA-256 {digest}), mean score in % with its 95 % bootstrap interval over the questions.
+
+{table}
+"""
+
+_RECIPE = """
+## Recipe
+
+Saved as `recipe.yaml`; `subtoken-train fit --config recipe.yaml` trains it again.
+
+```yaml
+{recipe}
+```
+"""
+
+
+@dataclass(frozen=True)
+class CardSections:
+    """What a card says besides the contents of ``subtoken_config.json``, where it is known.
+
+    Attributes:
+        recipe: the resolved recipe, YAML.
+        budget: the ledger of one prompt, Markdown.
+        evaluation: scores of the adapter and what it is compared with.
+    """
+
+    recipe: str | None = None
+    budget: str | None = None
+    evaluation: Evaluation | None = None
+
+
+def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:
+    """Markdown of the card from the contents of ``subtoken_config.json``, with the Hub's metadata in front."""
+    sections = sections or CardSections()
     routing, reducer, stage2 = record["routing"], record["reducer"], record["stage2"]
     groups = routing or {"num_groups": 1, "kept_groups": 1}
     budget = KVBudget(reducer["keep_ratio"], groups["num_groups"], groups["kept_groups"])
     words = "none" if routing is None else f"{routing['selector']}, S={groups['num_groups']}, K={groups['kept_groups']}"
     output_lora = None if stage2 is None else stage2["output_lora"]
+    scored = sections.evaluation
     return _CARD.format(
+        metadata=_metadata(record, sections).to_yaml().rstrip(),
+        what=_what(record),
         base=record["backbone"]["path"],
-        title=record["training"].get("name", "subtoken adapter"),
-        routers="" if routing is None else " and value-group routers",
+        title=_title(record),
         stages="" if stage2 is None else _stages_words(record["training"], output_lora),
         reducer=f"{reducer['name']}, keep ratio {reducer['keep_ratio']}",
         routing=words,
         lora=_plain(record["lora"]),
         output_row="" if output_lora is None else f"| LoRA on o_proj | {_plain(output_lora)} |\n",
-        second="" if output_lora is None else _SECOND,
         fraction=budget.total_kv_fraction,
         training=_plain(record["training"]) or "not recorded",
+        budget="" if sections.budget is None else _BUDGET.format(table=sections.budget),
+        scores=""
+        if scored is None
+        else _SCORES.format(data=scored.data, digest=scored.digest[:12], table=score_table(scored)),
+        load=_LOAD + (_MERGED if record["merged"] else _PEFT.format(second="" if output_lora is None else _SECOND)),
+        licence=_licence_words(record["backbone"]["path"]),
+        recipe="" if sections.recipe is None else _RECIPE.format(recipe=sections.recipe.strip()),
     )
+
+
+def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
+    """The Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
+    base = record["backbone"]["path"]
+    licence, merged = licence_of(base), record["merged"]
+    sees_images = record["identity"]["model_type"] in ("llava", "qwen2_5_vl")
+    tags = ["subtoken_train", "kv-cache-compression"]
+    scored, task = sections.evaluation, "visual-question-answering" if sees_images else "question-answering"
+    return ModelCardData(
+        library_name="transformers" if merged else "peft",
+        base_model=base if is_hub_id(base) else None,
+        base_model_relation=("finetune" if merged else "adapter") if is_hub_id(base) else None,
+        pipeline_tag="image-text-to-text" if sees_images else "text-generation",
+        license=None if licence is None else licence.identifier,
+        license_name=None if licence is None else licence.name,
+        license_link=None if licence is None else licence.link,
+        tags=tags if merged else [*tags, "lora"],
+        model_name=None if scored is None else _title(record),
+        eval_results=None if scored is None else model_index(scored, task),
+    )
+
+
+def _what(record: dict[str, Any]) -> str:
+    """The subject of the card's first sentence."""
+    lora = "Merged q/v LoRA" if record["merged"] else "q/v LoRA"
+    return lora if record["routing"] is None else f"{lora} and value-group routers"
+
+
+def _title(record: dict[str, Any]) -> str:
+    return str(record["training"].get("name", "subtoken adapter"))
+
+
+def _licence_words(backbone: str) -> str:
+    licence = licence_of(backbone)
+    known = "see the backbone" if licence is None else licence.words
+    return f"The adapter falls under the licence of its backbone: {known}."
 
 
 def _stages_words(training: dict[str, Any], output_lora: dict[str, Any] | None) -> str:

@@ -3,14 +3,14 @@
 ``adapter_config.json`` and ``adapter_model.safetensors`` load with plain peft; ``router.safetensors`` holds the routers
 (peft would drop or double them silently); ``subtoken_config.json`` says how they were trained; ``README.md`` is the
 model card. After two-stage training the folder holds stage 1's LoRA at the top, as ever, and in ``output/`` the LoRA on
-``o_proj`` where there is one, loadable with plain peft as a second adapter. No pickle, no remote code.
+``o_proj`` where there is one, loadable with plain peft as a second adapter. A *merged* folder (``artifact.merged``)
+holds a whole transformers checkpoint in the place of the LoRA. No pickle, no remote code.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,25 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 
-from subtoken_train.artifact.card import model_card
+from subtoken_train.artifact.card import CardSections, model_card
 from subtoken_train.artifact.identity import Identity, check_identity, identify
 from subtoken_train.artifact.tensors import read_exactly
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, whole_folder
 from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.build import build
-from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.backbones.build import assemble
+from subtoken_train.backbones.load import BackboneConfig, layout_family, load_family
 from subtoken_train.backbones.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.backbones.stage2 import Stage2Config
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RouterBank
 
-SCHEMA_VERSION = 2
-"""1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out."""
-CONFIG_FILE = "subtoken_config.json"
+SCHEMA_VERSION = 3
+"""1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out. 3: with ``merged``."""
 LORA_FILE = "adapter_model.safetensors"
 ROUTER_FILE = "router.safetensors"
+RECIPE_FILE = "recipe.yaml"
+CARD_FILE = "README.md"
 
 
 @dataclass
@@ -50,34 +53,44 @@ class AdapterConfig:
     """How it came to be: recipe digest, steps, seed; for the reader, never for loading."""
     stage2: Stage2Config | None = None
     """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
+    merged: bool = False
+    """Whether the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
 
 
 def write_adapter(
-    folder: Path, config: AdapterConfig, backbone: CompressedBackbone, peft_model: PeftModel, overwrite: bool = False
+    folder: Path,
+    config: AdapterConfig,
+    backbone: CompressedBackbone,
+    peft_model: PeftModel,
+    overwrite: bool = False,
+    sections: CardSections | None = None,
 ) -> Path:
-    """Write the folder whole or not at all (a temporary sibling is renamed).
+    """Write the folder whole or not at all; only adapters and routers need values, not the backbone.
 
     Raises:
-        ValueError: the folder exists and ``overwrite`` is False.
+        ValueError: the folder exists and ``overwrite`` is False, or it is not an adapter folder.
     """
-    if folder.exists() and not overwrite:
-        raise ValueError(f"{folder} exists; choose another folder or pass --overwrite")
-    temporary = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    for peft_config in peft_model.peft_config.values():
-        peft_config.base_model_name_or_path = config.backbone.path
-    peft_model.save_pretrained(temporary, safe_serialization=True, save_embedding_layers=False)
-    routers = _router_tensors(backbone)
+    with whole_folder(folder, overwrite) as temporary:
+        for peft_config in peft_model.peft_config.values():
+            peft_config.base_model_name_or_path = config.backbone.path
+        peft_model.save_pretrained(temporary, safe_serialization=True, save_embedding_layers=False)
+        write_rest(temporary, config, backbone, sections)
+    return folder
+
+
+def write_rest(
+    folder: Path, config: AdapterConfig, backbone: CompressedBackbone, sections: CardSections | None
+) -> None:
+    """Routers, configuration, card and recipe: what a folder holds besides LoRA or weights."""
+    routers = _router_tensors(backbone.bank)
     if routers:
-        save_file(routers, temporary / ROUTER_FILE)
+        save_file(routers, folder / ROUTER_FILE)
     versions = {name: version(name) for name in ("torch", "transformers", "peft", "lightning", "subtoken_train")}
     record = {"schema_version": SCHEMA_VERSION, **asdict(config), "versions": versions}
-    (temporary / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n")
-    (temporary / "README.md").write_text(model_card(record))
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
-    return folder
+    (folder / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (folder / CARD_FILE).write_text(model_card(record, sections), encoding="utf-8")
+    if sections is not None and sections.recipe is not None:
+        (folder / RECIPE_FILE).write_text(sections.recipe, encoding="utf-8")
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -100,36 +113,73 @@ def read_config(folder: Path) -> AdapterConfig:
             identity=Identity(**record["identity"]),
             training=record["training"],
             stage2=None if stage2 is None else _stage2_config(**stage2),
+            merged=record["merged"] if schema > 2 else False,
         )
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__} {error}") from error
 
 
 def read_adapter(
-    folder: Path, backbone: BackboneConfig | None = None
-) -> tuple[AdapterConfig, CompressedBackbone, PeftModel]:
+    folder: Path, backbone: BackboneConfig | None = None, layout: bool = False
+) -> tuple[AdapterConfig, CompressedBackbone, PeftModel | None]:
     """Load backbone, LoRA and routers, strictly in both directions.
 
     Args:
         folder: the adapter folder.
         backbone: overrides where the backbone is loaded from (a local copy, another dtype); its identity must match.
+            A merged folder is its own backbone.
+        layout: leave the backbone on the meta device, without weights: enough to write the adapter again.
+
+    Returns:
+        Configuration, model, and the ``PeftModel`` around it; None for a merged folder, which has no LoRA.
     """
     config = read_config(folder)
     source = backbone or config.backbone
-    compressed, peft_model = build(source, config.lora, config.reducer, config.routing, config.stage2)
-    check_identity(config.identity, identify(compressed.family, source))
-    for adapter in peft_model.peft_config:
-        set_peft_model_state_dict(peft_model, lora_tensors(folder, peft_model, adapter), adapter_name=adapter)
-    if OUTPUT_ADAPTER not in peft_model.peft_config and (folder / OUTPUT_ADAPTER).exists():
-        raise ValueError(f"{folder} holds {OUTPUT_ADAPTER}/, but its {CONFIG_FILE} names no output LoRA")
-    routers = _router_tensors(compressed)
-    if routers:
-        assert compressed.bank is not None
-        compressed.bank.load_state_dict(read_exactly(folder / ROUTER_FILE, routers))
-    elif (folder / ROUTER_FILE).exists():
-        raise ValueError(f"{folder} holds {ROUTER_FILE}, but its {CONFIG_FILE} names no router: the files disagree")
+    if config.merged:
+        source = replace(source, path=str(folder), revision=None)
+    family = (layout_family if layout else load_family)(source)
+    if config.merged:
+        check_identity(config.identity, identify(family, source))
+        bank = None if config.routing is None else RouterBank(config.routing, family.hidden_size, family.shape)
+        compressed = CompressedBackbone(family, build_reducer(config.reducer, family.shape.num_layers), bank)
+        peft_model = None
+    else:
+        compressed, peft_model = assemble(family, config.lora, config.reducer, config.routing, config.stage2)
+        check_identity(config.identity, identify(family, source))
+        load_lora(folder, peft_model)
+    load_routers(folder, compressed.bank)
     compressed.eval()
     return config, compressed, peft_model
+
+
+def load_lora(folder: Path, peft_model: PeftModel) -> None:
+    """Put a folder's LoRA, and any on ``o_proj``, into the model; onto the CPU where the model has no weights."""
+    for adapter in peft_model.peft_config:
+        put_lora(peft_model, lora_tensors(folder, peft_model, adapter), adapter)
+    if OUTPUT_ADAPTER not in peft_model.peft_config and (folder / OUTPUT_ADAPTER).exists():
+        raise ValueError(f"{folder} holds {OUTPUT_ADAPTER}/, but its {CONFIG_FILE} names no output LoRA")
+
+
+def put_lora(peft_model: PeftModel, tensors: dict[str, Tensor], adapter: str = MAIN_ADAPTER) -> None:
+    """Put tensors, named as in peft's files, into one LoRA of the model."""
+    model = peft_model.base_model.model
+    if model.device.type != "meta":
+        set_peft_model_state_dict(peft_model, tensors, adapter_name=adapter)
+        return
+    # peft would move them back to the device of the weights around them
+    own = {name.removeprefix("base_model.model.").removesuffix("weight"): tensor for name, tensor in tensors.items()}
+    renamed = {f"{name}{adapter}.weight": tensor for name, tensor in own.items()}
+    assert not model.load_state_dict(renamed, strict=False, assign=True).unexpected_keys
+
+
+def load_routers(folder: Path, bank: RouterBank | None) -> None:
+    """Put a folder's routers into the bank; a file that none needs is an error."""
+    routers = _router_tensors(bank)
+    if routers:
+        assert bank is not None
+        bank.load_state_dict(read_exactly(folder / ROUTER_FILE, routers))
+    elif (folder / ROUTER_FILE).exists():
+        raise ValueError(f"{folder} holds {ROUTER_FILE}, but its {CONFIG_FILE} names no router: the files disagree")
 
 
 def lora_tensors(folder: Path, peft_model: PeftModel, adapter: str = MAIN_ADAPTER) -> dict[str, Tensor]:
@@ -142,8 +192,6 @@ def _stage2_config(adapter: str, output_lora: dict[str, Any] | None) -> Stage2Co
     return Stage2Config(adapter, None if output_lora is None else LoraSettings(**output_lora))
 
 
-def _router_tensors(backbone: CompressedBackbone) -> dict[str, Tensor]:
+def _router_tensors(bank: RouterBank | None) -> dict[str, Tensor]:
     """The routers' tensors; empty for token-only arms and router-free selectors."""
-    if backbone.bank is None:
-        return {}
-    return {name: tensor.contiguous() for name, tensor in backbone.bank.state_dict().items()}
+    return {} if bank is None else {name: tensor.contiguous() for name, tensor in bank.state_dict().items()}

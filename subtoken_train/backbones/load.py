@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ FAMILIES: dict[str, type[Family]] = {
     "qwen2": TextFamily,
     "mistral": TextFamily,
 }
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -54,6 +56,11 @@ def resolve(path: str) -> str:
         if candidate.is_dir():
             return str(candidate)
     return path
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a name reads as ``user/name`` and is no folder here."""
+    return _HUB_ID.fullmatch(path) is not None and resolve(path) == path and not Path(path).exists()
 
 
 def load_family(config: BackboneConfig) -> Family:

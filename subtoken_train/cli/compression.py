@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,17 +38,15 @@ def load_model(args: Namespace, adapter: str | None, device: str | None = None) 
         raise ValueError("--eviction-keep, --eviction-option and --scope need --eviction NAME")
     if args.eviction is not None and args.eviction_keep is None:
         raise ValueError(f"--eviction {args.eviction} needs --eviction-keep, for instance 0.1, 256tokens or 20MB")
-    from subtoken_train.artifact.folder import read_config
-    from subtoken_train.backbones.load import resolve
+    from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.inference.model import SubTokenModel
     from subtoken_train.inference.options import parse_keep, parse_settings
     from subtoken_train.reducers import ReducerConfig
 
-    if adapter:
-        read_config(Path(resolve(adapter)))  # a folder that is none would be taken for a backbone
+    folder = adapter_folder(adapter) if adapter else None  # what is none would be taken for a backbone
     keep, unit = parse_keep(args.eviction_keep or "1")
     return SubTokenModel.from_pretrained(
-        adapter or args.backbone,
+        folder or args.backbone,
         backbone=args.backbone if adapter else None,
         reducer=None if args.reducer is None else ReducerConfig(name=args.reducer, keep_ratio=args.keep_ratio),
         eviction=args.eviction,

@@ -29,7 +29,7 @@ ships with the project (512 tokens of context)."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--adapter", required=True, metavar="DIR", help="adapter folder with routing")
+    parser.add_argument("--adapter", required=True, metavar="DIR|ID", help="adapter with routing")
     parser.add_argument("--data", metavar="FILE", help=f"prompts with images (default: {SCENES})")
     parser.add_argument("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
     parser.add_argument("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
@@ -45,10 +45,11 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from subtoken_train.artifact.folder import read_adapter, read_config
+    from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.evaluation.diagnostics import diagnose
     from subtoken_train.evaluation.diagnostics_files import draw_figures, layer_rows, write_tables
 
-    adapter = Path(args.adapter)
+    adapter = adapter_folder(args.adapter)
     name = read_config(adapter).training.get("name", adapter.name)
     folder = Path(args.out or f"runs/diagnostics/{name}")
     if folder.exists():

@@ -22,7 +22,9 @@ described objects for scene descriptions). Several adapters give several rows; -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--adapter", action="append", default=[], metavar="DIR", help="adapter folder; repeatable")
+    parser.add_argument(
+        "--adapter", action="append", default=[], metavar="DIR|ID", help="adapter: folder or Hub id; repeatable"
+    )
     parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
     parser.add_argument("--data", required=True, metavar="FILE", help="questions (JSON list or JSON lines)")
     parser.add_argument("--image-folder", metavar="DIR", help="where image paths start (default: the file's folder)")
@@ -59,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     for adapter, (facts, _) in zip(adapters, arms, strict=True):
         print(f"{facts.name}: {adapter or args.backbone}")
     if args.out:
-        rows = [run_record(facts, answers, Path(args.data).read_bytes(), {}) for facts, answers in arms]
+        named = {"data": Path(args.data).name}
+        rows = [run_record(facts, answers, Path(args.data).read_bytes(), named) for facts, answers in arms]
         write_record({"runs": rows}, Path(args.out))
         print(f"records written to {args.out}")
     return 0
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def _answer(adapter: str | None, records: InstructionRecords, args: argparse.Namespace) -> tuple[ArmFacts, Answers]:
     """The facts and answers of one adapter, or of the backbone."""
     from subtoken_train.artifact.folder import read_config
-    from subtoken_train.backbones.load import resolve
+    from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.cli.compression import load_model
     from subtoken_train.cli.progress import counter
     from subtoken_train.evaluation.answer import answer_all
@@ -76,7 +79,7 @@ def _answer(adapter: str | None, records: InstructionRecords, args: argparse.Nam
 
     name = Path(args.backbone).name if adapter is None else Path(adapter).name
     if adapter is not None:
-        name = str(read_config(Path(resolve(adapter))).training.get("name", name))
+        name = str(read_config(adapter_folder(adapter)).training.get("name", name))
     model = load_model(args, adapter)
     answers = answer_all(
         model.backbone,

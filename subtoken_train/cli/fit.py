@@ -12,6 +12,7 @@ HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--ov
 Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
   --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
 --overwrite replaces an existing run, --resume goes on from its last checkpoint, --print_config prints the result.
+--push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
 'subtoken-train recipes ls' lists the shipped recipes."""
 
 
@@ -23,11 +24,15 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.cli.publish import check_publishing, publish
     from subtoken_train.cli.recipe import RecipeCLI, expand_flags
 
     cli = RecipeCLI(expand_flags(argv))
     resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
+    destination = destination_of(cli)
     if cli.trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
+        if destination is not None:
+            check_publishing(destination, cli.model.backbone_config.path)
         prepare(cli, resume)
     if code := train(cli, resume):
         return code if cli.trainer.is_global_zero else 0  # or Lightning kills process 0 before it has said why
@@ -35,6 +40,10 @@ def run_raw(argv: list[str]) -> int:
         return 0
     adapter = export(cli, cli.output_dir)
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
+    if destination is not None:
+        retry = ["subtoken-train", "export", str(adapter), str(cli.output_dir / "published")]
+        retry += ["--push-to-hub", destination.repo_id, *(["--private"] if destination.private else [])]
+        publish(adapter, destination, retry)
     return 0
 
 
@@ -59,6 +68,16 @@ def train(cli: Any, resume: Path | None) -> int:
         say_where_to_go_on(cli, f"{PROGRAM}: stopped by an error")
         raise
     return 0
+
+
+def destination_of(cli: Any) -> Any:
+    """Where the recipe publishes its adapter; None: nowhere."""
+    from subtoken_train.artifact.hub import Destination
+
+    repo_id, private = cli.config.push_to_hub, cli.config.private
+    if private and repo_id is None:
+        raise ValueError("--private says how to publish; add --push_to_hub user/name, or leave it out")
+    return None if repo_id is None else Destination(repo_id, private)
 
 
 def say_where_to_go_on(cli: Any, reason: str) -> None:
@@ -163,22 +182,14 @@ def holds_first_stage(cli: Any, folder: Path) -> bool:
 
 def export(cli: Any, folder: Path) -> Path:
     """Write the adapter folder of a finished run."""
-    from subtoken_train.artifact.folder import AdapterConfig, write_adapter
-    from subtoken_train.artifact.identity import identify
+    from subtoken_train.artifact.folder import write_adapter
+    from subtoken_train.cli.card import card_sections
+    from subtoken_train.training.export import adapter_config
     from subtoken_train.training.trained_tensors import finished_parts
 
     module = cli.model
     parts, peft_model = finished_parts(module)
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
-    if module.first_stage is not None:
-        training["stage1"] = {**module.first_stage.config.training, "sha256": module.first_stage_digest}
-    config = AdapterConfig(
-        backbone=module.backbone_config,
-        lora=module.lora_settings,
-        reducer=module.reducer_config,
-        routing=module.routing_config,
-        identity=identify(parts.family, module.backbone_config),
-        stage2=module.stage2_config,
-        training=training,
-    )
-    return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True)
+    config = adapter_config(module, parts.family, training)
+    sections = card_sections(cli, parts, folder / "recipe.yaml", folder.name, None)
+    return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)

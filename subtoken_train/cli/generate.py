@@ -26,7 +26,7 @@ follows."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--adapter", metavar="DIR", help="adapter folder")
+    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE", help="image; repeatable, one per <image>"

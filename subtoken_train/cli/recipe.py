@@ -80,6 +80,8 @@ class RecipeCLI(LightningCLI):
         parser.add_argument("--output_dir", type=str, default="runs/unnamed", help="folder of this run")
         parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing run")
         parser.add_argument("--resume", type=bool, default=False, help="go on from the run's last checkpoint")
+        parser.add_argument("--push_to_hub", type=str | None, default=None, help="user/name to publish the adapter as")
+        parser.add_argument("--private", type=bool, default=False, help="publish it in a private repository")
         parser.add_argument("--evaluation", type=EvaluationConfig | None, default=None)
         parser.add_argument("--early_stopping", type=EarlyStoppingConfig | None, default=None)
         parser.add_lightning_class_args(RunCheckpoints, "checkpoint")
@@ -169,7 +171,8 @@ class RecipeCLI(LightningCLI):
     def recipe_text(self) -> str:
         """The resolved recipe as YAML, without what was meant for this call alone."""
         config = self.config.clone()
-        config.overwrite = config.resume = False
+        config.overwrite = config.resume = config.private = False
+        config.push_to_hub = None
         return str(self.parser.dump(config, skip_validation=True))
 
 
@@ -192,7 +195,7 @@ def recipe_paths(argv: list[str]) -> list[str]:
 
 
 def expand_flags(argv: list[str]) -> list[str]:
-    """Bare ``--overwrite`` and ``--resume`` as the booleans that they are in a recipe.
+    """Bare ``--overwrite``, ``--resume`` and ``--private`` as the booleans that they are in a recipe.
 
     Raises:
         ValueError: a flag before ``--config``, which the recipe would silently override.
@@ -201,4 +204,4 @@ def expand_flags(argv: list[str]) -> list[str]:
     early = [word for word in argv[: configs[0]] if word.startswith("--")] if configs else []
     if early:
         raise ValueError(f"{early[0]} stands before --config and would be overridden by it; put --config first")
-    return [f"{word}=true" if word in ("--overwrite", "--resume") else word for word in argv]
+    return [f"{word}=true" if word in ("--overwrite", "--resume", "--private") else word for word in argv]

@@ -31,6 +31,7 @@ COMMANDS = {
     "evaluate": Command("score an adapter, or a backbone, on a data file", "subtoken_train.cli.evaluate"),
     "generate": Command("answer one prompt from a compressed cache", "subtoken_train.cli.generate"),
     "diagnose": Command("what an adapter's routers do with their budget", "subtoken_train.cli.diagnose"),
+    "export": Command("adapter folder or merged weights from a run, and the Hub", "subtoken_train.cli.export"),
     "data": Command("make or describe a data set", "subtoken_train.cli.data"),
     "sweep": Command("train a grid of overrides of a recipe", "subtoken_train.cli.sweep"),
     "recipes": Command("list, show or copy the shipped recipes", "subtoken_train.cli.recipes"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from subtoken_train.artifact.folder import CONFIG_FILE, read_adapter, read_config
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Turn
-from subtoken_train.backbones.load import BackboneConfig, load_family, resolve
+from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import Scope, build_eviction
@@ -24,10 +23,11 @@ from subtoken_train.functional.ledger import KVBudget, nominal_ledger
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generation import check_settings, compressed
+from subtoken_train.inference.loading import load_backbone
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompts import batch_from_inputs
 from subtoken_train.inference.report import CacheReport, report
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.reducers import ReducerConfig
 from subtoken_train.types import Batch, Plan, Region
 
 IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
@@ -67,6 +67,7 @@ class SubTokenModel:
         cls,
         path: str | Path,
         *,
+        revision: str | None = None,
         backbone: BackboneConfig | str | None = None,
         reducer: ReducerConfig | None = None,
         eviction: str | None = None,
@@ -77,10 +78,12 @@ class SubTokenModel:
         kv_dtype: KVDtype = "model",
         device_map: str | None = None,
     ) -> SubTokenModel:
-        """Load an adapter folder with the backbone that it names, or a backbone alone.
+        """Load an adapter with the backbone that it names, or a backbone alone.
 
         Args:
-            path: an adapter folder, or a backbone (folder or Hub id) for published methods without an adapter.
+            path: an adapter (folder or Hub id), or a backbone for published methods without an adapter. What comes from
+                the Hub is cached, and read from the cache where HF_HUB_OFFLINE is set.
+            revision: branch, tag or commit of a Hub id.
             backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
                 checked.
             reducer: for a backbone alone: a token reducer; an adapter has its own.
@@ -93,23 +96,12 @@ class SubTokenModel:
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
         Raises:
-            ValueError: names or settings that do not exist, or that do not fit the backbone.
+            ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
         compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype)
         device = None if device_map is None else _device(device_map)
-        folder = Path(resolve(str(path)))
-        if (folder / CONFIG_FILE).is_file():
-            if reducer is not None:
-                raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
-            source = replace(read_config(folder).backbone, path=backbone) if isinstance(backbone, str) else backbone
-            _, loaded, _ = read_adapter(folder, source)
-        else:
-            if isinstance(backbone, str):
-                raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
-            family = load_family(replace(backbone or BackboneConfig(), path=str(path)))
-            chosen = ReducerConfig(name="none") if reducer is None else reducer
-            loaded = CompressedBackbone(family, build_reducer(chosen, family.shape.num_layers))
+        loaded = load_backbone(path, revision, backbone, reducer)
         if device is not None:
             loaded.to(device)
         return cls(loaded, compression)

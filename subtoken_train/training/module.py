@@ -27,7 +27,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
 from subtoken_train.training.step_record import StepRecord
 from subtoken_train.training.strategies.fsdp2 import shard_layers
-from subtoken_train.training.trained_tensors import adapter_tensors, check_same_tensors, is_sharded
+from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, is_sharded, shapes_of
 from subtoken_train.types import Batch
 
 FIRST_STAGE_KEY = "first_stage_sha256"
@@ -180,8 +180,12 @@ class SubTokenModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another set of trained tensors, or one that stands on another stage 1."""
         self.configure_model()
-        check_same_tensors(self.trained(), checkpoint["state_dict"])
-        if checkpoint.get(FIRST_STAGE_KEY) != self.first_stage_digest:
+        check_same_shapes(shapes_of(self.trained()), shapes_of(checkpoint["state_dict"]))
+        self.check_first_stage(checkpoint.get(FIRST_STAGE_KEY))
+
+    def check_first_stage(self, digest: str | None) -> None:
+        """Raise a worded ``ValueError`` unless a checkpoint stands on the stage 1 whose SHA-256 is ``digest``."""
+        if digest != self.first_stage_digest:
             raise ValueError(
                 "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
                 "anew with --overwrite"

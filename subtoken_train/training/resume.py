@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning as L
 
 from subtoken_train.training.checkpoints import STATE, Marker, newest_complete, read_marker
+from subtoken_train.training.trained_tensors import check_same_shapes
 
 _ONE_FILE = {"SingleDeviceStrategy", "DDPStrategy"}  # they write and read the same file
 
@@ -23,7 +24,7 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
     Args:
         checkpoint: a folder.
         trainer: of the run.
-        here: the run's trained tensors, see ``run_checkpoints.trained_shapes``.
+        here: the run's trained tensors, see ``trained_tensors.shapes_of``.
 
     Raises:
         ValueError: other trained tensors, a strategy that cannot read it, or another number of processes where each
@@ -31,14 +32,7 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
     """
     marker = read_marker(checkpoint)
     _check_strategy(checkpoint, marker, trainer)
-    if here != marker.trained:
-        names = sorted(here.keys() | marker.trained.keys())
-        differing = [name for name in names if here.get(name) != marker.trained.get(name)]
-        raise ValueError(
-            f"{checkpoint} does not fit this recipe: {len(differing)} trained tensors differ, first {differing[0]} "
-            f"(there {marker.trained.get(differing[0])}, here {here.get(differing[0])}); resume with the recipe that "
-            "wrote it"
-        )
+    check_same_shapes(here, marker.trained, checkpoint)
 
 
 def _check_strategy(checkpoint: Path, marker: Marker, trainer: L.Trainer) -> None:

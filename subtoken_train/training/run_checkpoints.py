@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from subtoken_train.training import checkpoints
 from subtoken_train.training.divergence import Health, LossWatch, weights_are_finite
 from subtoken_train.training.interrupt import CheckpointFailed, StopSignals, TrainingDiverged, TrainingInterrupted
+from subtoken_train.training.trained_tensors import shapes_of
 
 
 class RunCheckpoints(Checkpoint):
@@ -207,6 +208,5 @@ def _is_last(trainer: L.Trainer) -> bool:
 
 
 def trained_shapes(module: nn.Module) -> dict[str, list[int]]:
-    """The whole shape of every trained parameter, also where ZeRO-3 left an empty tensor in its place."""
-    trained = ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
-    return {name: list(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in trained}
+    """The whole shape of every trained parameter."""
+    return shapes_of({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,27 +34,41 @@ def trained_tensors(state: Path) -> dict[str, Tensor]:
     if state.is_dir():
         tensors = _of_deepspeed(state)
     elif state.is_file():
-        tensors = torch.load(state, map_location="cpu", weights_only=True)["state_dict"]
+        tensors = _of_file(state)
     else:
         raise ValueError(f"{state} does not exist; a checkpoint is a file, or a folder that DeepSpeed wrote")
     return {name: _checked(name, tensor.float()) for name, tensor in tensors.items()}
 
 
-def check_same_tensors(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Raise a worded ``ValueError`` unless a checkpoint's tensors are, by name and shape, those that a recipe trains.
+def noted(state: Path, key: str) -> Any:
+    """What ``SubTokenModule.on_save_checkpoint`` put under ``key`` into a checkpoint; None where it put nothing."""
+    if state.is_dir():  # any process's part of a DeepSpeed checkpoint holds it
+        state = min((state / DEEPSPEED_TAG).glob("*model_states.pt"))
+        return torch.load(state, map_location="cpu", weights_only=False).get(key)  # DeepSpeed keeps objects of its own
+    return torch.load(state, map_location="cpu", weights_only=True, mmap=True).get(key)
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """The whole shape of every tensor, also where ZeRO-3 left an empty one in its place."""
+    return {name: list(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in tensors.items()}
+
+
+def check_same_shapes(
+    wanted: Mapping[str, list[int]], found: Mapping[str, list[int]], where: object = "the checkpoint"
+) -> None:
+    """Raise a worded ``ValueError`` unless a checkpoint's tensors are those that a recipe trains, see ``shapes_of``.
 
     Args:
-        wanted: of a model in training, sharded or not.
+        wanted: of the model.
         found: of the checkpoint.
+        where: the checkpoint, in words.
     """
-    # a tensor that ZeRO-3 has split is empty and knows its shape
-    ours = {name: getattr(tensor, "ds_shape", tensor.shape) for name, tensor in wanted.items()}
-    theirs = {name: tensor.shape for name, tensor in found.items()}
-    differing = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
     if differing:
+        first = differing[0]
         raise ValueError(
-            f"the checkpoint does not fit this recipe: {len(differing)} trained tensors differ, first {differing[0]}; "
-            "resume with the recipe that wrote it"
+            f"{where} does not fit this recipe: {len(differing)} trained tensors differ, first {first} (there "
+            f"{found.get(first)}, here {wanted.get(first)}); resume with the recipe that wrote it"
         )
 
 
@@ -102,6 +117,14 @@ def _whole(tensor: Tensor) -> Tensor:
         with deepspeed.zero.GatheredParameters([tensor]):
             return tensor.detach().cpu().clone()
     return tensor.detach().cpu().clone()
+
+
+def _of_file(state: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = torch.load(state, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+    except (OSError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{state} cannot be read as a checkpoint: {type(error).__name__} {error}") from error
+    return tensors
 
 
 def _of_deepspeed(folder: Path) -> dict[str, Tensor]:

@@ -131,10 +131,17 @@ def test_a_stray_output_lora(written):
 
 
 def test_the_schema(written):
-    """Version 2 must say whether there was a second stage; version 1 could not."""
+    """Version 2 must say whether there was a second stage, version 3 whether the LoRA is merged."""
     path = written[0] / "subtoken_config.json"
     record = json.loads(path.read_text())
-    assert record["schema_version"] == SCHEMA_VERSION == 2
+    assert record["schema_version"] == SCHEMA_VERSION == 3
+    del record["merged"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="KeyError 'merged'"):
+        read_config(written[0])
+    record["schema_version"] = 2
+    path.write_text(json.dumps(record))
+    assert read_config(written[0]).merged is False
     del record["stage2"]
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="KeyError 'stage2'"):
@@ -145,7 +152,7 @@ def test_the_schema(written):
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: path.name)
 def test_shipped_folders_are_read_whatever_their_schema(folder):
-    assert json.loads((folder / "subtoken_config.json").read_text())["schema_version"] in (1, SCHEMA_VERSION)
+    assert json.loads((folder / "subtoken_config.json").read_text())["schema_version"] <= SCHEMA_VERSION
     config, backbone, _ = read_adapter(folder)
     assert config.stage2 is None
     assert (backbone.bank is None) == (config.routing is None)

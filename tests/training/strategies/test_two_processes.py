@@ -54,7 +54,10 @@ def test_accumulation_windows_equal_those_of_one_process(arena, strategy):
     run = arena.fit(f"windows-{strategy}", f"--trainer.strategy={strategy}", *WINDOWS)
     assert_same(run, reference)
     state = sorted((run.folder / "checkpoints").glob("step-4*"))[-1]
-    saved, ours = trained_tensors(state), trained_tensors(sorted((reference.folder / "checkpoints").glob("step-4*"))[-1])
+    saved, ours = (
+        trained_tensors(state),
+        trained_tensors(sorted((reference.folder / "checkpoints").glob("step-4*"))[-1]),
+    )
     assert saved.keys() == ours.keys()
     assert all(tensor.dtype == torch.float32 and tensor.shape == ours[name].shape for name, tensor in saved.items())
     assert all(torch.allclose(tensor, ours[name], atol=1e-5, rtol=0) for name, tensor in saved.items())

@@ -1,0 +1,55 @@
+"""Where an adapter is: a folder, or a repository of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+from subtoken_train.artifact.hub_errors import hub_errors
+from subtoken_train.artifact.whole_folder import CONFIG_FILE
+from subtoken_train.backbones.load import is_hub_id, resolve
+
+_FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
+"""Data only: no pickle, no code. A merged folder's chat template is a .jinja file."""
+
+
+def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
+    """The folder of an adapter by its path or Hub id; downloaded where need be.
+
+    Raises:
+        ValueError: there is no such adapter, or the Hub cannot be asked.
+    """
+    folder = find_adapter(name, revision)
+    if folder is None:
+        kind = "repository" if is_hub_id(str(name)) else "folder"
+        raise ValueError(f"{name} is not an adapter {kind}: it has no {CONFIG_FILE}")
+    return folder
+
+
+def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
+    """The same, and None for what is no adapter: a backbone's folder or Hub id, or a folder that does not exist.
+
+    With HF_HUB_OFFLINE set, or without a connection, the local cache is read.
+
+    Raises:
+        ValueError: the Hub has no such repository or revision, does not give it to this token, or cannot be reached and
+            the cache does not hold it either; or a revision of a folder.
+    """
+    if not is_hub_id(str(name)):
+        if revision is not None:
+            raise ValueError(f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out")
+        folder = Path(resolve(str(name)))
+        return folder if (folder / CONFIG_FILE).is_file() else None
+    repo_id = str(name)
+    with hub_errors(repo_id, revision):
+        try:
+            hf_hub_download(repo_id, CONFIG_FILE, revision=revision)
+        except LocalEntryNotFoundError:
+            if isinstance(try_to_load_from_cache(repo_id, "config.json", revision=revision), str):
+                return None  # a backbone in the cache
+            raise
+        except EntryNotFoundError:
+            return None
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=_FILES))

@@ -1,0 +1,169 @@
+"""``subtoken-train export``: any checkpoint or adapter as an adapter folder, merged weights, or a Hub repository."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from subtoken_train.cli.export_source import Source, find_source
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+    from subtoken_train.artifact.card import CardSections
+    from subtoken_train.artifact.folder import AdapterConfig
+    from subtoken_train.artifact.hub import Destination
+    from subtoken_train.backbones.attach import CompressedBackbone
+
+HELP = """Write an adapter folder from a run, one of its checkpoints, or an adapter, and publish it on request.
+
+  subtoken-train export runs/mine OUT                                 the run's adapter, else its newest checkpoint
+  subtoken-train export runs/mine/checkpoints/step-500 OUT            any checkpoint, whatever strategy wrote it
+  subtoken-train export runs/mine OUT --push-to-hub user/name --metrics scores.json
+  subtoken-train export runs/mine OUT --merge-lora                    a plain transformers checkpoint, and the routers
+
+The backbone's weights are read for --merge-lora alone. Name, token and permission are checked before anything is
+written, and a push that fails leaves OUT."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("source", metavar="RUN_OR_CKPT", help="run, checkpoint or adapter folder")
+    parser.add_argument("out", metavar="OUT", help="folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace the adapter folder OUT")
+    parser.add_argument(
+        "--backbone", metavar="PATH", help="Hub id or folder to name as the backbone; its shapes must fit"
+    )
+    parser.add_argument("--metrics", metavar="FILE", help="scores for the model card, from evaluate --out")
+    parser.add_argument("--merge-lora", action="store_true", help="merge the LoRA into the backbone's weights")
+    parser.add_argument("--push-to-hub", metavar="USER/NAME", help="publish OUT there")
+    parser.add_argument("--private", action="store_true", help="make the repository private")
+    parser.add_argument("--revision", metavar="BRANCH", help="branch to push to (default: main)")
+    parser.add_argument("--message", metavar="TEXT", help="message of the commit")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, read, write, publish."""
+    from subtoken_train.artifact.whole_folder import check_target
+
+    _check_options(args)
+    out, source = Path(args.out), find_source(Path(args.source))
+    check_target(out, args.overwrite)
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.artifact.folder import write_adapter
+    from subtoken_train.artifact.merged import write_merged
+    from subtoken_train.cli.publish import check_publishing, publish
+
+    cli = None if source.recipe is None else _parse(source.recipe)
+    destination = _destination(args)
+    if destination is not None:
+        backbone = args.backbone or _backbone_of(source, cli)
+        check_publishing(destination, None if args.merge_lora else backbone)
+    config, parts, peft_model = _read(source, cli, args.backbone)
+    sections = _sections(source, cli, parts, config, args.metrics)
+    if args.merge_lora:
+        parts, peft_model = _with_weights(config, parts, peft_model)
+        write_merged(out, config, parts, peft_model, args.overwrite, sections)
+    else:
+        write_adapter(out, config, parts, peft_model, args.overwrite, sections)
+    print(f"{'merged checkpoint' if args.merge_lora else 'adapter folder'}: {out}")
+    if destination is not None:
+        publish(out, destination, _retry(args))
+    return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    for option in ("private", "revision", "message"):
+        if getattr(args, option) and not args.push_to_hub:
+            raise ValueError(f"--{option} says how to publish; add --push-to-hub user/name, or leave it out")
+
+
+def _destination(args: argparse.Namespace) -> Destination | None:
+    from subtoken_train.artifact.hub import Destination
+
+    if args.push_to_hub is None:
+        return None
+    return Destination(args.push_to_hub, args.private, args.revision, args.message)
+
+
+def _parse(recipe: Path) -> Any:
+    """A run's recipe, model and data built but not loaded."""
+    from subtoken_train.cli.recipe import RecipeCLI
+
+    return RecipeCLI(["--config", str(recipe)], with_trainer=False)
+
+
+def _backbone_of(source: Source, cli: Any) -> str:
+    """The name of the backbone that a source was trained on."""
+    from subtoken_train.artifact.folder import read_config
+
+    return read_config(source.folder).backbone.path if source.is_adapter else str(cli.model.backbone_config.path)
+
+
+def _read(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig, CompressedBackbone, PeftModel]:
+    """Configuration, parts and LoRA of a source, its backbone on the meta device and named ``backbone`` if given."""
+    from subtoken_train.artifact.folder import read_adapter, read_config
+    from subtoken_train.training.export import adapter_config, lay_out_checkpoint, steps_of
+
+    if source.is_adapter:
+        named = read_config(source.folder).backbone
+        if backbone is not None:
+            named = replace(named, path=backbone, revision=None)
+        config, parts, peft_model = read_adapter(source.folder, named, layout=True)
+        if peft_model is None:
+            raise ValueError(f"{source.folder} is merged and holds no LoRA; export what it was merged from")
+        identity = replace(config.identity, path=named.path, revision=named.revision)
+        return replace(config, backbone=named, identity=identity), parts, peft_model
+    module = cli.model
+    if backbone is not None:
+        module.backbone_config = replace(module.backbone_config, path=backbone, revision=None)
+    lay_out_checkpoint(module, source.folder)
+    assert source.recipe is not None
+    steps, seed = steps_of(source.folder), cli.config.seed_everything
+    config = adapter_config(module, module.family, {"name": source.recipe.parent.name, "steps": steps, "seed": seed})
+    return config, module.parts, module.peft_model
+
+
+def _sections(
+    source: Source, cli: Any, parts: CompressedBackbone, config: AdapterConfig, metrics: str | None
+) -> CardSections:
+    """What the card says besides the configuration; without a recipe the scores alone."""
+    from subtoken_train.artifact.card import CardSections
+    from subtoken_train.cli.card import card_sections
+    from subtoken_train.evaluation.scores_file import read_scores
+
+    name = str(config.training.get("name", source.folder.name))
+    if source.recipe is not None:
+        return card_sections(cli, parts, source.recipe, name, metrics)
+    return CardSections(evaluation=None if metrics is None else read_scores(Path(metrics), name))
+
+
+def _with_weights(
+    config: AdapterConfig, parts: CompressedBackbone, peft_model: PeftModel
+) -> tuple[CompressedBackbone, PeftModel]:
+    """The same adapter on the loaded backbone."""
+    from peft import get_peft_model_state_dict
+
+    from subtoken_train.artifact.folder import put_lora
+    from subtoken_train.backbones.build import build
+
+    loaded, loaded_peft = build(config.backbone, config.lora, config.reducer, config.routing, config.stage2)
+    for adapter in peft_model.peft_config:
+        tensors = get_peft_model_state_dict(peft_model, adapter_name=adapter, save_embedding_layers=False)
+        put_lora(loaded_peft, tensors, adapter)
+    if loaded.bank is not None and parts.bank is not None:
+        loaded.bank.load_state_dict(parts.bank.state_dict())
+    return loaded, loaded_peft
+
+
+def _retry(args: argparse.Namespace) -> list[str]:
+    """The same command again, over what it wrote."""
+    words = ["subtoken-train", "export", args.source, args.out, "--overwrite", "--push-to-hub", args.push_to_hub]
+    for option in ("backbone", "metrics", "revision", "message"):
+        if value := getattr(args, option):
+            words += [f"--{option}", value]
+    return words + [f"--{flag}" for flag in ("merge-lora", "private") if getattr(args, flag.replace("-", "_"))]

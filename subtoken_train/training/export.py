@@ -1,0 +1,73 @@
+"""From trained tensors to what an adapter folder holds, on one process and without the backbone's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subtoken_train.artifact.folder import AdapterConfig, put_lora
+from subtoken_train.artifact.identity import identify
+from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.build import assemble
+from subtoken_train.backbones.load import layout_family
+from subtoken_train.training.checkpoints import read_marker, state_path
+from subtoken_train.training.module import FIRST_STAGE_KEY, SubTokenModule
+from subtoken_train.training.trained_tensors import check_same_shapes, noted, shapes_of, trained_tensors
+
+
+def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
+    """Build ``module``'s parts around the tensors of a checkpoint folder; its backbone stays on the meta device.
+
+    Stage 1's LoRA, which no checkpoint of stage 2 holds, is read from the folder that the recipe names. Routers below
+    the reducer's cut, which never run and are not in a checkpoint either, are drawn from seed 0.
+
+    Raises:
+        ValueError: the checkpoint is not whole, its tensors are not those that the recipe trains, or one is empty.
+    """
+    state = state_path(checkpoint)
+    tensors, first = trained_tensors(state), module.read_first_stage()
+    family = layout_family(module.backbone_config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        compressed, peft_model = assemble(
+            family, module.lora_settings, module.reducer_config, module.routing_config, module.stage2_config
+        )
+    if first is not None:
+        put_lora(peft_model, first.tensors(family, module.backbone_config, peft_model))
+        module.first_stage_digest = first.digest()
+    module.check_first_stage(noted(state, FIRST_STAGE_KEY))
+    module.compressed = compressed
+    object.__setattr__(module, "peft_model", peft_model)  # as configure_model does
+    check_same_shapes(shapes_of(module.trained()), shapes_of(tensors), checkpoint)
+    own = {name.removeprefix("compressed."): tensor for name, tensor in tensors.items()}
+    assert not compressed.load_state_dict(own, strict=False, assign=True).unexpected_keys
+    compressed.eval()
+
+
+def adapter_config(module: SubTokenModule, family: Family, training: dict[str, Any]) -> AdapterConfig:
+    """What ``subtoken_config.json`` says of a module that is built.
+
+    Args:
+        module: what was trained.
+        family: its backbone, whole or laid out.
+        training: name of the run, optimiser steps, seed; stage 1's are added.
+    """
+    if module.first_stage is not None:
+        stage1 = {**module.first_stage.config.training, "sha256": module.first_stage_digest}
+        training = {**training, "stage1": stage1}
+    return AdapterConfig(
+        backbone=module.backbone_config,
+        lora=module.lora_settings,
+        reducer=module.reducer_config,
+        routing=module.routing_config,
+        identity=identify(family, module.backbone_config),
+        stage2=module.stage2_config,
+        training=training,
+    )
+
+
+def steps_of(checkpoint: Path) -> int:
+    """Optimiser steps of a checkpoint folder."""
+    return read_marker(checkpoint).step

@@ -1,0 +1,273 @@
+"""Publishing and loading through the real Hub client, against a server on this machine."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from subtoken_train.datasets.scene_files import write_scenes
+
+from hub_server import Hub
+from hub_session import Session
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+
+LOADED = """
+import torch
+from subtoken_train import SubTokenModel
+from subtoken_train.backbones.load import BackboneConfig
+ours = SubTokenModel.from_pretrained({adapter!r}).backbone
+model = SubTokenModel.from_pretrained("alice/mine", revision={revision!r}).backbone
+theirs = dict(model.named_parameters())
+assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.named_parameters())
+print(len(theirs))
+"""
+
+PEFT = """
+from huggingface_hub import hf_hub_download
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+base = AutoModelForImageTextToText.from_pretrained("lab/tiny")
+loaded = PeftModel.from_pretrained(base, "alice/mine", revision="v1")
+ours = load_file(hf_hub_download("alice/mine", "adapter_model.safetensors", revision="v1"))
+theirs = {name.replace(".default", ""): tensor for name, tensor in loaded.state_dict().items() if "lora_" in name}
+assert ours.keys() == theirs.keys() and all(theirs[name].equal(tensor) for name, tensor in ours.items())
+print(len(ours))
+"""
+
+
+@pytest.fixture(scope="module")
+def hub(vlm_adapter):
+    """A Hub that holds the adapter's backbone as ``lab/tiny``."""
+    hub = Hub()
+    hub.add("lab/tiny", vlm_adapter.parent / "backbone")
+    yield hub
+    hub.close()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def session(hub, home):
+    session = Session(hub.address, home)
+    yield session
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def pushed(session, vlm_adapter, tmp_path_factory):
+    """``alice/mine``, private: the adapter on branch v1."""
+    folder = tmp_path_factory.mktemp("pushed") / "out"
+    options = ["--private", "--revision", "v1", "--message", "the first one"]
+    return folder, session.run("export", vlm_adapter, folder, *to_hub("alice/mine"), *options)
+
+
+def to_hub(name):
+    return ["--backbone", "lab/tiny", "--push-to-hub", name]
+
+
+def refused(result):
+    """The one line of a command that must fail on its input."""
+    assert result.code == 2, result
+    lines = [line for line in result.err.splitlines() if line.startswith("subtoken-train: error: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in result.err
+    return lines[0]
+
+
+def on_disk(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_private_push_to_a_branch(hub, pushed):
+    folder, result = pushed
+    repo = hub.repos["alice/mine"]
+    assert result.code == 0, result.err
+    assert f"published: {hub.address}/alice/mine/commit/{repo.branches['v1']}" in result.out
+    assert repo.private
+    assert repo.messages == ["initial commit", "the first one"]
+    assert repo.files("v1") == on_disk(folder)
+    assert repo.files("main") == {}
+
+
+def test_loading_by_revision_and_then_offline(hub, session, home, pushed):
+    folder, _ = pushed
+    program = LOADED.format(adapter=str(folder), revision="v1")
+    assert session.run("-c", program).code == 0
+    commit = LOADED.format(adapter=str(folder), revision=hub.repos["alice/mine"].branches["v1"])
+    assert session.run("-c", commit).code == 0
+    hub.requests.clear()
+    offline = Session(hub.address, home, offline=True)
+    try:
+        result = offline.run("-c", program)
+        assert result.code == 0, result.err
+        unknown = refused(offline.run("-c", program.replace("alice/mine", "alice/elsewhere")))
+        assert "alice/elsewhere@v1 is not in the local cache" in unknown
+        assert "HF_HUB_OFFLINE is set" in unknown
+        assert "HF_HUB_OFFLINE is set" in refused(offline.run("export", folder, folder / "x", *to_hub("alice/y")))
+    finally:
+        offline.close()
+    assert hub.requests == []
+
+
+def test_peft_loads_the_lora_of_the_same_repository(session, pushed):
+    result = session.run("-c", PEFT)
+    assert (result.code, result.out) == (0, "12\n"), result.err
+
+
+def test_commands_take_the_name(session, pushed, hub, tmp_path):
+    hub.repos["alice/mine"].branches["main"] = hub.repos["alice/mine"].branches["v1"]
+    result = session.run("generate", "--adapter", "alice/mine", "--prompt", "hi", "--max-new-tokens", 2)
+    assert result.code == 0, result.err
+    assert "2 tokens after" in result.out
+    words = refused(session.run("generate", "--adapter", "lab/tiny", "--prompt", "hi"))
+    assert "lab/tiny is not an adapter repository: it has no subtoken_config.json" in words
+    write_scenes(tmp_path, train=2, dev=2, test=2)
+    result = session.run("evaluate", "--adapter", "alice/mine", "--data", tmp_path / "dev.json", "--max-new-tokens", 2)
+    assert result.code == 0, result.err
+    assert "tiny: alice/mine" in result.out
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (None, "no Hugging Face token was found: run 'hf auth login', or set HF_TOKEN"),
+        ("hf_unknown", "the Hub does not know this token (401)"),
+        ("hf_reader", "the token of 'alice' may only read; take one that may write to alice/new"),
+        ("hf_other", "the token of 'bob' may not write to alice/new; allowed: bob/..., lab/..."),
+    ],
+)
+def test_tokens_that_may_not(hub, session, vlm_adapter, tmp_path, token, words):
+    assert words in refused(session.run("export", vlm_adapter, tmp_path / "out", *to_hub("alice/new"), token=token))
+    assert not (tmp_path / "out").exists()
+    assert "alice/new" not in hub.repos
+
+
+def test_repositories_that_may_not_be_written(hub, session, vlm_adapter, tmp_path):
+    hub.add("lab/locked", vlm_adapter, read_only=True)
+    words = refused(session.run("export", vlm_adapter, tmp_path / "out", *to_hub("lab/locked")))
+    assert "this token may not write to lab/locked (403: You don't have the rights to write here)" in words
+    words = refused(session.run("export", vlm_adapter, tmp_path / "out", *to_hub("lab/tiny"), "--private"))
+    assert "lab/tiny exists and is public; make it private in its settings" in words
+    assert not (tmp_path / "out").exists()
+    assert hub.repos["lab/tiny"].messages == hub.repos["lab/locked"].messages == ["first"]
+
+
+def test_a_connection_cut_once_is_taken_up_again(hub, session, vlm_adapter, tmp_path):
+    hub.objects.clear()
+    hub.faults = ["cut"]
+    result = session.run("export", vlm_adapter, tmp_path / "out", *to_hub("alice/cut"))
+    assert result.code == 0, result.err
+    assert hub.faults == []
+    assert hub.repos["alice/cut"].files() == on_disk(tmp_path / "out")
+
+
+def test_an_upload_that_fails_loses_nothing(hub, session, vlm_adapter, tmp_path):
+    """The folder stays, the repository is as before, and the printed command sends only what had not arrived."""
+    adapter = hub.repos["lab/half"] = hub.add("lab/half", vlm_adapter)
+    before = adapter.files()
+    hub.objects.clear()
+    hub.faults = ["ok", "cut", "refuse"]
+    line = refused(session.run("export", vlm_adapter, tmp_path / "out", *to_hub("lab/half"), "--message", "two words"))
+    assert f"{tmp_path / 'out'} is written, but not published: " in line
+    assert adapter.files() == before
+    assert len(hub.objects) == 1
+    command = shlex.split(line.split("Try again with: ")[1])
+    hub.requests.clear()
+    result = session.run(*command[1:])
+    assert result.code == 0, result.err
+    assert sum(request.startswith("PUT /lfs") for request in hub.requests) == 1
+    assert adapter.files() == on_disk(tmp_path / "out")
+    assert adapter.messages == ["first", "two words"]
+
+
+def test_a_new_push_leaves_nothing_of_the_old_one(hub, session, vlm_adapter, tmp_path):
+    """Routers of an earlier adapter would make the folder disagree with itself; other files are kept."""
+    repo = hub.add("alice/again", vlm_adapter)
+    repo.commit("main", {**repo.files(), "output/adapter_model.safetensors": b"old", "picture.png": b"mine"}, "second")
+    result = session.run("export", vlm_adapter, tmp_path / "out", *to_hub("alice/again"))
+    assert result.code == 0, result.err
+    assert repo.files() == {**on_disk(tmp_path / "out"), "picture.png": b"mine"}
+
+
+def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
+    """A name that is not the user's costs no training; an upload that fails costs no adapter."""
+    write_scenes(tmp_path / "scenes", train=8, dev=2, test=2)
+    start = [
+        "fit",
+        "--config",
+        RECIPE,
+        "--model.backbone.path=lab/tiny",
+        "--trainer.max_steps=1",
+        "--data.batch_size=4",
+    ]
+    quiet = ["--trainer.enable_progress_bar=false", f"--data.train_file={tmp_path / 'scenes' / 'train.json'}"]
+    run = tmp_path / "run"
+    fit = [*start, *quiet, f"--output_dir={run}"]
+    assert "may not write to bob/mine" in refused(session.run(*fit, "--push_to_hub=bob/mine"))
+    local = "--model.backbone.path=checkpoints/tiny-llava"
+    assert "is no Hub id, so nobody else" in refused(session.run(*fit, local, "--push_to_hub=alice/fitted"))
+    assert "--private says how to publish" in refused(session.run(*fit, "--private"))
+    assert not run.exists()
+    hub.faults = ["refuse"] * 2
+    result = session.run(*fit, "--push_to_hub", "alice/fitted", "--private")
+    line = refused(result)
+    assert f"adapter folder: {run / 'adapter'}" in result.out
+    assert f"{run / 'adapter'} is written, but not published: " in line
+    retried = session.run(*shlex.split(line.split("Try again with: ")[1])[1:])
+    assert retried.code == 0, retried.err
+    repo = hub.repos["alice/fitted"]
+    assert repo.private
+    assert repo.files() == on_disk(run / "published")
+    assert b"push_to_hub" not in repo.files()["recipe.yaml"]
+    adapter = on_disk(run / "adapter")
+    assert repo.files()["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
+    assert repo.files()["README.md"] == adapter["README.md"]
+    assert ModelCard(adapter["README.md"].decode()).data.base_model == "lab/tiny"
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "words"),
+    [
+        ("alice/mine", "v9", "alice/mine has no revision 'v9'; name a branch, a tag or a commit of it"),
+        ("alice/none", None, "alice/none is not on the Hub, or this token may not see it (404)"),
+        ("bob/gated", None, "bob/gated is gated: ask for access at"),
+    ],
+)
+def test_what_cannot_be_loaded(hub, session, vlm_adapter, pushed, name, revision, words):
+    hub.add("bob/gated", vlm_adapter, gated=True)
+    load = f"from subtoken_train import SubTokenModel as m; m.from_pretrained({name!r}, revision={revision!r})"
+    assert words in refused(session.run("-c", load))
+
+
+def test_a_folder_has_no_revision(vlm_adapter):
+    from subtoken_train.artifact.source import find_adapter
+
+    with pytest.raises(ValueError, match=r"revision 'v1' is for Hub ids, and .* is a folder"):
+        find_adapter(vlm_adapter, "v1")
+
+
+@pytest.mark.slow
+def test_without_a_network(home, pushed, tmp_path):
+    """What is cached still loads; nothing else does, and nothing is written."""
+    folder, _ = pushed
+    find = "from subtoken_train.artifact.source import adapter_folder; print(adapter_folder({!r}, {!r}))"
+    session = Session("http://127.0.0.1:9", home)
+    try:
+        result = session.run("-c", find.format("alice/mine", "v1"))
+        assert result.code == 0, result.err
+        assert on_disk(Path(result.out.strip())) == on_disk(folder)
+        words = refused(session.run("-c", find.format("alice/mine", "v2")))
+        assert "alice/mine@v2 is not in the local cache" in words
+        words = refused(session.run("export", folder, tmp_path / "out", *to_hub("alice/y")))
+        assert "no answer from http://127.0.0.1:9 (ConnectError: " in words
+    finally:
+        session.close()
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,280 @@
+"""``subtoken-train export``: what a run, a checkpoint or an adapter becomes, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from subtoken_train import SubTokenModel
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.fit import export
+from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.training.checkpoints import Marker, begin, finish
+
+from helpers import make_batch, save_backbone
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+STEPS = 2
+
+
+def train(root, name, *extra):
+    """A finished run in ``root/name`` with one checkpoint folder."""
+    run = root / name
+    short = ["--data.batch_size=4", f"--trainer.max_steps={STEPS}", "--trainer.enable_progress_bar=false"]
+    places = [f"--model.backbone.path={root / 'backbone'}", f"--data.train_file={root / 'scenes' / 'train.json'}"]
+    quiet = ["--trainer.enable_model_summary=false", "--model.optimizer.warmup_steps=0"]
+    cli = RecipeCLI(["--config", str(RECIPE), *places, *short, *quiet, f"--output_dir={run}", *extra])
+    run.mkdir()
+    cli.save_recipe(run / "recipe.yaml")
+    cli.trainer.fit(cli.model, cli.datamodule)
+    partial = begin(run / "checkpoints", STEPS)
+    cli.trainer.save_checkpoint(partial / "state.ckpt")
+    finish(partial, Marker(STEPS, 1, "SingleDeviceStrategy", {}))
+    export(cli, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    from subtoken_train.backbones.llava import LlavaFamily
+
+    from tiny_llava import build_model, build_processor
+
+    folder = tmp_path_factory.mktemp("export")
+    torch.manual_seed(0)
+    save_backbone(LlavaFamily(build_model(text_layers=4).eval(), build_processor()), folder / "backbone")
+    write_scenes(folder / "scenes", train=12, dev=6, test=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(root):
+    """A jointly trained run whose reducer cuts at layer 2: the routers below never train."""
+    return train(root, "joint", "--model.reducer.stage=decoder")
+
+
+@pytest.fixture(scope="module")
+def second(root):
+    """Stage 2 with a LoRA on ``o_proj``, on a token-only run."""
+    first = train(root, "first", "--model.routing=null")
+    output = '--model.stage2.output_lora={"rank": 2, "alpha": 4, "dropout": 0.0}'
+    return train(root, "second", "--model.lora=null", f"--model.stage2.adapter={first / 'adapter'}", output)
+
+
+def tensors(folder):
+    return {
+        f"{path.relative_to(folder)}:{name}": tensor
+        for path in folder.rglob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+
+
+def record(folder):
+    return json.loads((folder / "subtoken_config.json").read_text())
+
+
+def logits(folder, **source):
+    with torch.no_grad():
+        model = SubTokenModel.from_pretrained(folder, **source).backbone
+        return model.logits(model.run(make_batch([(1, 8), (0, 5)])))
+
+
+def refused(capsys, *argv):
+    """The one line of an export that must fail on its input."""
+    assert main(["export", *map(str, argv)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    message = captured.err.strip().splitlines()[-1]
+    assert message.startswith("subtoken-train: error: ")
+    return message
+
+
+def test_a_checkpoint_becomes_the_adapter_that_fit_wrote(run, tmp_path, capsys):
+    assert main(["export", str(run / "checkpoints" / f"step-{STEPS}"), str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"adapter folder: {tmp_path / 'out'}\n"
+    ours, theirs = tensors(tmp_path / "out"), tensors(run / "adapter")
+    assert ours.keys() == theirs.keys()
+    below = re.compile(r"router.*selectors\.[01]\.")  # of the layers below the cut, which never run
+    different = {name for name in ours if not torch.equal(ours[name], theirs[name])}
+    assert all(below.match(name) for name in different)
+    assert torch.equal(logits(tmp_path / "out"), logits(run / "adapter"))
+    records = [
+        json.loads((folder / "subtoken_config.json").read_text()) for folder in (tmp_path / "out", run / "adapter")
+    ]
+    assert records[0] == records[1]
+    assert (tmp_path / "out" / "README.md").read_text() == (run / "adapter" / "README.md").read_text()
+
+
+def test_a_run_gives_its_adapter_else_its_newest_checkpoint(run, tmp_path, capsys):
+    assert main(["export", str(run), str(tmp_path / "from_adapter")]) == 0
+    moved = tmp_path / "joint"
+    shutil.copytree(run, moved)
+    shutil.rmtree(moved / "adapter")
+    broken = begin(moved / "checkpoints", 99)
+    (broken / "state.ckpt").write_bytes(b"half")
+    assert main(["export", str(moved), str(tmp_path / "from_checkpoint")]) == 0
+    ours, theirs = logits(tmp_path / "from_adapter"), logits(tmp_path / "from_checkpoint")
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours, logits(run / "adapter"))
+    assert (tmp_path / "from_adapter" / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
+
+
+def test_stage_2_from_its_checkpoint(second, tmp_path, capsys):
+    assert main(["export", str(second / "checkpoints"), str(tmp_path / "out")]) == 0
+    ours, theirs = tensors(tmp_path / "out"), tensors(second / "adapter")
+    assert ours.keys() == theirs.keys()
+    assert any(name.startswith("output/") for name in ours)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    records = [
+        json.loads((folder / "subtoken_config.json").read_text()) for folder in (tmp_path / "out", second / "adapter")
+    ]
+    assert records[0] == records[1]
+    assert len(record(tmp_path / "out")["training"]["stage1"]["sha256"]) == 64
+
+
+def test_stage_2_on_another_stage_1(second, root, tmp_path, capsys):
+    path = root / "first" / "adapter" / "adapter_model.safetensors"
+    before = path.read_bytes()
+    path.write_bytes(before[:-1] + b"\1")
+    try:
+        words = refused(capsys, second / "checkpoints", tmp_path / "out")
+    finally:
+        path.write_bytes(before)
+    assert "model.stage2.adapter is not the one that the checkpoint was trained on" in words
+
+
+@pytest.mark.parametrize("kind", ["run", "second"])
+def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
+    run, out = request.getfixturevalue(kind), tmp_path / "merged"
+    assert main(["export", str(run), str(out), "--merge-lora"]) == 0
+    assert f"merged checkpoint: {out}" in capsys.readouterr().out
+    assert not (out / "adapter_config.json").exists()
+    moved = tmp_path / "elsewhere"
+    out.rename(moved)
+    assert torch.allclose(logits(moved), logits(run / "adapter"), atol=1e-5)
+    plain = AutoModelForImageTextToText.from_pretrained(moved)
+    base = AutoModelForImageTextToText.from_pretrained(run.parent / "backbone")
+    lora = PeftModel.from_pretrained(base, run / "adapter")
+    if kind == "second":
+        lora.load_adapter(run / "adapter" / "output", "output")
+        lora.base_model.set_adapter(["default", "output"])
+    ids = make_batch([(0, 5)]).input_ids_BN
+    with torch.no_grad():
+        assert torch.allclose(plain(input_ids=ids).logits, lora(input_ids=ids).logits, atol=1e-5)
+    assert "is merged and holds no LoRA" in refused(capsys, moved, tmp_path / "again")
+    with pytest.raises(ValueError, match="is merged and holds its own backbone; leave backbone out"):
+        SubTokenModel.from_pretrained(moved, backbone=str(run.parent / "backbone"))
+
+
+def test_the_card(run, root, tmp_path, capsys):
+    """Recipe, ledger, scores with intervals, and metadata that the Hub's own reader understands."""
+    data = str(root / "scenes" / "dev.json")
+    assert main(["evaluate", "--adapter", str(run / "adapter"), "--data", data, "--out", str(tmp_path / "m.json")]) == 0
+    assert main(["export", str(run), str(tmp_path / "out"), "--metrics", str(tmp_path / "m.json")]) == 0
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    scored = json.loads((tmp_path / "m.json").read_text())["runs"][0]
+    results = {result.metric_name.split(" [")[0]: result for result in card.data.eval_results}
+    assert results["all"].metric_value == pytest.approx(100 * sum(scored["scores"]) / len(scored["scores"]), abs=0.01)
+    assert set(results) == {"all", *scored["kinds"]}
+    assert results["all"].dataset_name == "dev.json"
+    assert results["all"].dataset_revision == scored["data_sha256"]
+    assert card.data.library_name == "peft"
+    assert card.data.base_model is None  # a folder is no Hub id
+    assert (run / "recipe.yaml").read_text().strip() in card.text
+    assert "| 0-1 | visual | 64 | 64 |" in card.text
+    assert "| 2-3 | visual | 64 | 16 | 8,192 | 2,048 | 32 | 15.6250% |" in card.text
+    assert re.search(r"\| all \(6, \w+\) \| [\d.]+ \[[\d.]+, [\d.]+\] \|", card.text)
+    assert "licence of its backbone: see the backbone." in card.text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[1", "is not a record of 'subtoken-train evaluate --out'"),
+        ('{"runs": [{"arm": "x"}]}', "is not a record of 'subtoken-train evaluate --out'"),
+        (None, "is not a file; 'subtoken-train evaluate --out FILE' writes one"),
+    ],
+)
+def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
+    path = tmp_path / "m.json"
+    if content is not None:
+        path.write_text(content)
+    assert words in refused(capsys, run, tmp_path / "out", "--metrics", path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        ("nowhere", [], "nowhere is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter"),
+        ("backbone", [], "backbone is neither a run, a checkpoint of one, nor an adapter folder (no subtoken_config"),
+        ("joint", ["--private"], "--private says how to publish; add --push-to-hub user/name, or leave it out"),
+        ("joint", ["--push-to-hub", "a/b"], "is no Hub id, so nobody else could load the adapter; train with its Hub"),
+        ("joint", ["--push-to-hub", "a b", "--backbone", "x/y"], "'a b' is no Hub name; write user/name"),
+        ("joint", ["--backbone", "first"], "backbone 'first' is neither a folder with a config.json nor a model"),
+    ],
+)
+def test_mistakes(run, second, root, tmp_path, capsys, source, options, words):
+    assert words in refused(capsys, root / source, tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
+    copy = tmp_path / "joint"
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "adapter")
+    checkpoint, out = copy / "checkpoints" / f"step-{STEPS}", tmp_path / "out"
+    recipe = (copy / "recipe.yaml").read_text()
+    (copy / "recipe.yaml").write_text(recipe.replace("rank: 8", "rank: 6"))
+    words = refused(capsys, checkpoint, out)
+    assert "does not fit its recipe" in words
+    assert "(found [8, 128], expected [6, 128])" in words
+    (copy / "recipe.yaml").rename(copy / "recipe.txt")
+    assert "has no recipe.yaml in" in refused(capsys, checkpoint, out)
+    (copy / "recipe.txt").rename(copy / "recipe.yaml")
+    (checkpoint / "state.ckpt").write_bytes(b"no checkpoint")
+    assert "cannot be read as a checkpoint" in refused(capsys, checkpoint, out)
+    marker = json.loads((checkpoint / "COMPLETE").read_text())
+    (checkpoint / "COMPLETE").write_text(json.dumps({**marker, "schema_version": 99}))
+    assert "99" in refused(capsys, checkpoint, out)
+    (checkpoint / "COMPLETE").unlink()
+    assert "no complete checkpoint" in refused(capsys, copy, out)
+    assert "is no complete checkpoint" in refused(capsys, checkpoint, out)
+    assert not out.exists()
+
+
+def test_what_is_there_stays(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["export", str(run), str(out)]) == 0
+    before = tensors(out)
+    assert "exists; choose another folder or pass --overwrite" in refused(capsys.readouterr() and capsys, run, out)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    assert "mine is not an adapter folder" in refused(capsys, run, mine, "--overwrite")
+    assert (mine / "notes.txt").read_text() == "mine"
+    assert main(["export", str(out), str(out), "--overwrite"]) == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(out).items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
+
+
+def test_a_quantised_backbone_is_not_merged_into(run, tmp_path):
+    from subtoken_train.artifact.merged import write_merged
+
+    config, parts, peft_model = read_adapter(run / "adapter")
+    layer = parts.family.decoder.layers[1].self_attn.v_proj.base_layer
+    layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(ValueError, match=r"cannot merge into a quantised backbone \(.*layers.1.*v_proj holds int8\)"):
+        write_merged(tmp_path / "out", config, parts, peft_model)
+    assert not (tmp_path / "out").exists()
