@@ -1,4 +1,4 @@
-"""The embedded language model is what its README says: size, recall with full KV, neutral settings, what Quest costs."""
+"""The embedded language model is what its README says: size, recall with full KV, neutral settings, Quest's cost."""
 
 from __future__ import annotations
 

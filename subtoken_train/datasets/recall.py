@@ -4,7 +4,7 @@ The context states facts among English sentences ("Code baran amber falcon."); t
 ("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. Names are different within
 a sample, and so are adjectives: a code is an adjective and a noun, drawn anew for each sample, so that nothing but the
 context tells it. A code follows its name at once: with words between the two, a small model learns to read facts back
-several times more slowly; and it finds the noun by the adjective, so that two codes of one adjective would be guessed at
+several times more slowly; it finds the noun by the adjective, so that two codes of one adjective would be guessed at
 (measured: 80 % of 24 facts, where different adjectives give 100 %). Everything is a pure function of the random
 generator that is passed in.
 
