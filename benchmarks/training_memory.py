@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/training_memory.py --only nf4   # cases whose name holds a word; writes nothing
 
 Measured are live tensors (``live_tensors.py``) over two optimiser steps of ``SubTokenModule`` under Lightning's trainer
-on a CPU. Predicted by ``training/memory.py``, which ``subtoken-train check`` prints. Models: the embedded VLM, and random
-ones of the real classes (D = 256, F = 704, 4 layers, 8 heads, V = 2,048; Qwen shapes: 2 key-value heads).
+on a CPU. Predicted by ``training/memory.py``, which ``subtoken-train check`` prints. Models: the embedded VLM, and
+random ones of the real classes (D = 256, F = 704, 4 layers, 8 heads, V = 2,048; Qwen shapes: 2 key-value heads).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.cli.quiet import quiet_libraries
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.memory import Step, estimate_memory
+from subtoken_train.training.activation_memory import Step
+from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
 from subtoken_train.types import Batch, Region
@@ -76,7 +77,7 @@ def cases() -> list[Case]:
     """Every model: plain, reduced and routed, checkpointed, in 16, 8 and 4 bits."""
     chosen = []
     for model in (EMBEDDED, *SIZES):
-        reducer = "fastv" if "lla" in model and "llama" not in model or "vl" in model else "quest"
+        reducer = "fastv" if ("lla" in model and "llama" not in model) or "vl" in model else "quest"
         base = Case(model, reducer=reducer)
         chosen += [
             replace(base, dtype="float32", reducer="none", routed=False, dropout=0.0),
@@ -152,6 +153,7 @@ def as_step(case: Case, batch: Batch) -> Step:
         checkpointing=case.checkpointing,
         autocast=case.precision != "32-true",
         dropout=case.dropout > 0,
+        on_cpu=True,
         quantization=case.quantization,
         optimizer=case.optimizer,
     )

@@ -69,7 +69,7 @@ def prepare_quantised(model: nn.Module, decoder: nn.Module) -> None:
             assert is_quantised(module.weight) == (module in inside)
     for module in inside:
         if module.weight.dtype == torch.int8:
-            module.forward = _Int8Forward(module, module.forward)
+            setattr(module, "forward", _Int8Forward(module, module.forward))  # noqa: B010
         else:
             # On some CPUs bitsandbytes repacks a 4-bit weight at its first pass without gradient (our scout's); the
             # repacked product is not differentiable, and the layers below would silently get no gradient.
@@ -102,5 +102,5 @@ class _FrozenProduct(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient_BNO: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient_BNO: Tensor) -> tuple[Tensor, None, None]:
         return gradient_BNO.to(ctx.dtype) @ dense_weight(ctx.layer, ctx.dtype), None, None

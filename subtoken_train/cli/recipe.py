@@ -23,6 +23,7 @@ from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.interrupt import SaveOnInterrupt
+from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.monitor import RunMonitor
 from subtoken_train.training.rng import RandomState
@@ -91,6 +92,7 @@ class RecipeCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Settings that follow from others."""
+        check_strategy(self.config.model.backbone.quantization, self.config.trainer.strategy)
         self.config.checkpoint.dirpath = str(self.output_dir / "checkpoints")
         self.config.trainer.default_root_dir = str(self.output_dir)
         self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself

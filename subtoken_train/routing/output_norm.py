@@ -76,7 +76,7 @@ def _base_layer(projection: nn.Module) -> nn.Module:
         weight = getattr(layer, "weight", None)
         found = "no weight tensor" if weight is None else f"a weight of {str(weight.dtype).removeprefix('torch.')}"
         raise ValueError(
-            f"output_norm needs output projections that it can read (floating point, nf4, int8), but o_proj has {found}: "
-            "leave o_proj unquantised, or use value_norm"
+            f"output_norm needs output projections in floating point, nf4 or int8, but o_proj has {found}: leave it "
+            "unquantised, or use value_norm"
         )
     return layer

@@ -1,81 +1,40 @@
 """Peak memory of a training step on one device, predicted from a recipe before anything is loaded.
 
 Counted are live tensors: what benchmarks/training_memory.py measures and docs/memory.md compares. The formulas follow
-what autograd keeps, op by op; no factor is fitted. B records of N positions, M left after the reducer, n of them with a
-label; e bytes per element of the backbone's dtype; D hidden, F MLP, V vocabulary, q/k/v the projections' widths.
+what autograd keeps, op by op; no factor is fitted.
 
 *Held all the time*: frozen weights (``functional/quantized.py`` for 4 and 8 bits), trained tensors and their gradients
 in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale per 256 in 8 bits), the batch.
 
-*Kept from the forward pass for the backward pass*, per layer and row, all linear weights being frozen (the product of
-two activations keeps both, a frozen linear layer keeps no input):
+*Kept from the forward pass for the backward pass*, and *on top of that*, the loss or a backward product, whichever is
+larger: ``activation_memory.py``.
 
-* two norms: 4 D each (their input in fp32);
-* LoRA's and the router's input: see ``_adapter_bytes``;
-* attention: rotated query, key, value and output, e each, a log-sum per head, and a layer's own e-byte copy of the
-  [M, M] mask where records are padded (batch > 1) or the context is split; keys and values are repeated to the query's
-  width where a mask meets grouped queries;
-* routing: the value before the mask and the mask, e v each; scores in fp32;
-* MLP: gate, its SiLU, up: 3 e F.
+*Before all of that*, without gradient: the vision tower (``tower_memory.py``). It counts where it needs more than
+everything that follows.
 
-With checkpointing: e D per layer and row, and one layer in full, being recomputed.
-
-*On top of that, whichever is larger*: the loss (logits, then log-probabilities and their gradients in fp32 for labelled
-rows), or the backward pass of one MLP (three gradients of e F, or one and a dequantised weight).
-
-Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), the vision tower and the scout,
-which run before anything is kept. Stage 2 of two-stage training keeps less (no q/v LoRA trains) and is counted alike.
+Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), DDP's copy of the gradients, and
+the scout, which holds less than a layer in full. Stage 2 of two-stage training keeps less (no q/v LoRA trains) and is
+counted alike. What ZeRO-3 and FSDP2 share out is divided evenly, with one decoder layer gathered; not measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Any
 
 from torch import nn
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
+from subtoken_train.training.activation_memory import FP32_BYTES, ActivationBytes, Step
 from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
+from subtoken_train.training.tower_memory import tower_bytes
 
-FP32_BYTES = 4
 _STATE_BLOCK = 256
-Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp2"]
-"""What a strategy divides over its processes: nothing (one device, DDP); the optimiser's state; gradients too; all."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step as far as its memory depends on it.
-
-    Attributes:
-        batch_size: records of one forward pass on one device.
-        length: positions of a record before the reducer.
-        compressed: of them, tokens of the image or the context.
-        labelled: positions of a record with a loss.
-        pixel_bytes: of a record's image.
-        checkpointing: decoder layers are recomputed in the backward pass.
-        autocast: the trainer's precision is ``bf16-mixed`` or ``16-mixed``.
-        dropout: LoRA has dropout.
-        quantization: of the decoder's linear layers.
-        optimizer: its name.
-        sharding: what the strategy divides, over ``processes``.
-        processes: of the run.
-    """
-
-    batch_size: int
-    length: int
-    compressed: int
-    labelled: int
-    pixel_bytes: int = 0
-    checkpointing: bool = False
-    autocast: bool = False
-    dropout: bool = True
-    quantization: Quantization = "none"
-    optimizer: OptimizerName = "adamw"
-    sharding: Sharding = "none"
-    processes: int = 1
+_DIVIDED = {"zero1": 1, "zero2": 2, "zero3": 3, "zero3_offload": 3, "fsdp2": 3}
+"""What strategies divide over processes: 1 the optimiser's state, 2 gradients too, 3 weights too; others nothing."""
 
 
 @dataclass(frozen=True)
@@ -111,109 +70,66 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
     left = step.length - dropped
     layers = parts.family.shape.num_layers
     rows = [step.length if layer < parts.reducer.cut_layer else left for layer in range(layers)]
-    sizes = _Sizes(parts, step)
-    kept = sum(sizes.layer(count) for count in rows)
+    sizes = ActivationBytes(parts, step)
+    kept = sum(sizes.layer(count) for count in rows) - sizes.first(rows[0])
     backward = sizes.backward(max(rows))
     if step.checkpointing:
-        kept, backward = sum(sizes.input(count) for count in rows), sizes.layer(max(rows)) + backward
-    trained = [parameter.numel() for parameter in parts.parameters() if parameter.requires_grad]
-    divided = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}[step.sharding]
-    share = [step.processes if level < divided else 1 for level in range(3)]
-    weights = _frozen_bytes(parts, step.quantization)
-    state = sum(_state_bytes(count, step.optimizer) for count in trained)
-    batch = step.batch_size * (step.pixel_bytes + 3 * 8 * step.length)
+        kept = sum(sizes.input(count) for count in rows)
+        backward += step.batch_size * sizes.layer(max(rows))
+    kept = step.batch_size * (kept + sizes.head(left))
+    working = max(step.batch_size * sizes.loss(left), backward)
+    tower = step.batch_size * tower_bytes(parts.family, step.pixel_bytes)
+    phases = (("kept for backward", kept), ("loss or backward", working))
     return MemoryEstimate(
         (step.length, left),
         (
-            ("frozen weights", ceil(weights / share[2])),
-            ("LoRA + routers", ceil(sum(trained) * FP32_BYTES / share[2])),
-            ("gradients", ceil(sum(trained) * FP32_BYTES / share[1])),
-            ("optimiser state", ceil(state / share[0])),
-            ("batch", batch),
-            ("kept for backward", step.batch_size * (kept + sizes.head(left))),
-            ("loss or backward", max(step.batch_size * sizes.loss(left), step.batch_size * backward + sizes.weight())),
+            *_held(parts, step),
+            ("batch", step.batch_size * (step.pixel_bytes + 3 * 8 * step.length)),
+            *(phases if kept + working >= tower else (("vision tower", tower),)),
         ),
     )
 
 
-class _Sizes:
-    """Bytes of one record's activations, by row count."""
-
-    def __init__(self, parts: CompressedBackbone, step: Step) -> None:
-        shape, config = parts.family.shape, parts.family.decoder.config
-        self.step, self.bank, self.splits = step, parts.bank if parts.routes else None, parts.splits
-        self.element, self.hidden, self.mlp = shape.element_bytes, config.hidden_size, config.intermediate_size
-        self.heads, self.vocabulary = config.num_attention_heads, config.vocab_size
-        self.query, self.value = self.heads * shape.head_dim, shape.value_dim
-        self.rank = next(iter(parts.family.decoder.layers[0].self_attn.q_proj.r.values()))
-
-    def input(self, rows: int) -> int:
-        """What checkpointing keeps of a layer: its input, and the masks of its values."""
-        return rows * (self.element * self.hidden + (0 if self.bank is None else self.bank.config.num_groups))
-
-    def layer(self, rows: int) -> int:
-        """What the backward pass of a layer needs."""
-        e, padded = self.element, self.splits or self.step.batch_size > 1
-        repeated = padded and not self.splits
-        key_value = 2 * (self.query if repeated else self.value)
-        attention = e * (2 * self.query + key_value) + FP32_BYTES * self.heads
-        mask = e * rows * rows if padded else 0
-        norms = 2 * FP32_BYTES * self.hidden
-        return rows * (norms + self._adapters() + attention + self._routing() + 3 * e * self.mlp) + mask
-
-    def _adapters(self) -> int:
-        """Inputs of LoRA on q and v and of the router, per row.
-
-        Each LoRA keeps its own copy, in bf16 under autocast and in fp32 without; dropout keeps a byte more per element.
-        Only without dropout and with an fp32 backbone is it the norm's output itself, kept once for all. The router
-        reads fp32.
-        """
-        own = self.element if self.step.autocast else FP32_BYTES
-        learned = self.bank is not None and self.bank.learned
-        inner = 2 * self.rank * own
-        if self.element == FP32_BYTES and not self.step.dropout:
-            return FP32_BYTES * self.hidden + inner
-        lora = 2 * self.hidden * (own + (1 if self.step.dropout else 0))
-        return lora + inner + (FP32_BYTES * self.hidden if learned else 0)
-
-    def _routing(self) -> int:
-        """Values, mask and scores of a routed layer, per row."""
-        if self.bank is None:
-            return 0
-        kept = 2 if self.bank.learned else 1
-        return kept * self.element * self.value + 5 * FP32_BYTES * self.bank.config.num_groups
-
-    def head(self, rows: int) -> int:
-        """The final norm's input."""
-        return rows * FP32_BYTES * self.hidden
-
-    def loss(self, rows: int) -> int:
-        """The largest moment of logits, cross-entropy and their gradients."""
-        labelled, e = self.step.labelled, self.element
-        forward = rows * e + labelled * 2 * FP32_BYTES
-        return self.vocabulary * max(forward, labelled * 3 * FP32_BYTES, 2 * rows * e)
-
-    def backward(self, rows: int) -> int:
-        """Gradients inside the MLP of the layer that is at work."""
-        return rows * self.element * (3 * self.mlp + 2 * self.hidden)
-
-    def weight(self) -> int:
-        """The largest weight, dequantised for its backward product."""
-        return 0 if self.step.quantization == "none" else self.element * self.mlp * self.hidden
+def check_strategy(quantization: str, strategy: Any) -> None:
+    """Raise a worded ``ValueError`` where a strategy would share out weights that are held in 4 or 8 bits."""
+    if quantization != "none" and isinstance(strategy, str) and _DIVIDED.get(strategy, 0) == 3:
+        raise ValueError(
+            f"trainer.strategy {strategy} divides the weights over processes, which weights of quantization "
+            f"{quantization!r} do not survive; take ddp or zero2, or model.backbone.quantization: none"
+        )
 
 
-def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> int:
-    """Weights that do not train, as they are held on the device."""
-    inside = {id(module.weight) for module in parts.family.decoder.layers.modules() if isinstance(module, nn.Linear)}
-    total = 0
-    for parameter in parts.parameters():
-        if parameter.requires_grad:
-            continue
-        if quantization != "none" and id(parameter) in inside:
-            total += quantised_bytes(*dense_shape(parameter), quantization)
-        else:
-            total += parameter.numel() * parameter.element_size()
-    return total
+def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
+    """Weights, gradients and the optimiser's state on one of the processes."""
+    divided = _DIVIDED.get(step.strategy, 0)
+    share = [step.processes if level < divided else 1 for level in range(3)]
+    host = step.strategy == "zero3_offload"
+    trained = [parameter.numel() for parameter in parts.parameters() if parameter.requires_grad]
+    weights, layer = _frozen_bytes(parts, step.quantization)
+    state = sum(_state_bytes(count, step.optimizer) for count in trained)
+    yield "frozen weights", 0 if host else ceil(weights / share[2])
+    if divided == 3:
+        yield "a gathered layer", layer
+    yield "LoRA + routers", 0 if host else ceil(sum(trained) * FP32_BYTES / share[2])
+    yield "gradients", ceil(sum(trained) * FP32_BYTES / share[1])
+    yield "optimiser state", 0 if host else ceil(state / share[0])
+
+
+def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tuple[int, int]:
+    """Weights that do not train, as they are held: all of them, and those of one decoder layer."""
+    layers = parts.family.decoder.layers
+    linear = {id(module.weight) for module in layers.modules() if isinstance(module, nn.Linear)}
+
+    def held(module: nn.Module) -> int:
+        total = 0
+        for parameter in module.parameters():
+            if quantization != "none" and id(parameter) in linear and not parameter.requires_grad:
+                total += quantised_bytes(dense_shape(parameter), quantization)
+            elif not parameter.requires_grad:
+                total += parameter.numel() * parameter.element_size()
+        return total
+
+    return held(parts), held(layers[0])
 
 
 def _state_bytes(elements: int, optimizer: OptimizerName) -> int:

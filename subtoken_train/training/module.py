@@ -23,7 +23,7 @@ from subtoken_train.functional.objective import answer_loss
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
-from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
+from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
 from subtoken_train.types import Batch, Region
 
 FIRST_STAGE_KEY = "first_stage_sha256"
@@ -88,6 +88,7 @@ class SubTokenModule(L.LightningModule):
         """Load and attach everything, once."""
         if self.compressed is not None:
             return
+        check_optimizer(self.optimizer_config)
         source, first = self.backbone_config, self.read_first_stage()
         compressed, peft_model = build(
             source, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config

@@ -92,11 +92,10 @@ def check_optimizer(config: OptimizerConfig) -> None:
         )
 
 
-def _optimizer_class(name: OptimizerName) -> type[Optimizer]:
+def _optimizer_class(name: OptimizerName) -> Callable[..., Optimizer]:
     """A class of torch's AdamW settings (learning rate, betas, eps and decay have the same meaning in both)."""
     if name == "adamw":
         return AdamW
-    from bitsandbytes.optim import PagedAdamW8bit
+    from bitsandbytes.optim.adamw import PagedAdamW8bit
 
-    made: type[Optimizer] = PagedAdamW8bit
-    return made
+    return PagedAdamW8bit
