@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.functional.quantized import dense_shape
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Identity:
 
 
 def identify(family: Family, config: BackboneConfig) -> Identity:
-    """The identity of a loaded (or laid-out) backbone; the same before and after LoRA is put in."""
+    """The identity of a loaded (or laid-out) backbone; the same with and without LoRA, and however it is quantised."""
     shapes = {
-        name.replace(".base_layer.", "."): list(parameter.shape)
+        name.replace(".base_layer.", "."): list(dense_shape(parameter))
         for name, parameter in family.model.named_parameters()
         if ".lora_" not in name
     }

@@ -15,10 +15,10 @@ from transformers import Cache
 
 from subtoken_train.backbones.attention import use_packed_attention
 from subtoken_train.backbones.attention_row import attention_row
-from subtoken_train.backbones.base import Family, check_feature_count
+from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.context import ContextSplit, check_sdpa
 from subtoken_train.backbones.evaluation_mode import evaluation_mode
-from subtoken_train.backbones.rows import PromptPass, Rows, count_positions
+from subtoken_train.backbones.rows import PromptPass, Rows, check_feature_count, count_positions
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.objective import IGNORE_INDEX

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from transformers.masking_utils import create_causal_mask
 
-from subtoken_train.backbones.rows import count_positions
+from subtoken_train.backbones.rows import check_feature_count, count_positions
 from subtoken_train.functional.ledger import KVShape
 from subtoken_train.reducers import PositionPolicy
 from subtoken_train.routing.bank import RouterBank
@@ -48,13 +48,14 @@ class RenderedPrompt:
 class Family(ABC):
     """A loaded Hugging Face model behind the interface that reducers, routers and training use.
 
-    Subclasses hold the model in ``model`` and say where its parts are. The loop over decoder layers lives here, so that
-    training, scouting and inference run the same code.
+    Subclasses say where its parts are. The loop over decoder layers lives here: one code for training and inference.
     """
 
     name: str
     lora_pattern: str
     """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
+    """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
     auto_processor: Any = AutoProcessor
     tower_positions: PositionPolicy = "renumber"
@@ -180,8 +181,8 @@ class Family(ABC):
     ) -> Tensor:
         """Decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
 
-        The padding mask is always passed: without one, transformers reads jumps in the position ids (shortened inputs
-        keep their original positions) as packed sequences and silently cuts the attention between the pieces.
+        The padding mask is always passed: without one, transformers takes jumps in the position ids (of shortened
+        inputs) for packed sequences and silently cuts the attention between the pieces.
         ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
         """
         decoder = self.decoder
@@ -227,23 +228,20 @@ class Family(ABC):
         return hidden_BqD
 
     def enable_checkpointing(self, bank: RouterBank | None) -> None:
-        """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with."""
+        """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with.
+
+        transformers only checkpoints layers in training mode, and the frozen backbone is not: the layers' own flags are
+        set here (not those of what is in them), which nothing else reads.
+        """
         options: dict[str, Any] = {"use_reentrant": False}
         if bank is not None:
             options["context_fn"] = bank.checkpoint_contexts
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        for layer in self.decoder.layers:
+            layer.training = True
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
         """Final norm and language-model head, [B, N, V]."""
         head = self.model.get_output_embeddings()
         logits: Tensor = head(self.decoder.norm(hidden_BND))
         return logits
-
-
-def check_feature_count(image_tokens: int, features: int, batch: Batch) -> None:
-    """Raise a ``ValueError`` unless the tower made one feature per image token."""
-    if image_tokens != features:
-        raise ValueError(
-            f"{image_tokens} image tokens but {features} visual features in the batch of records "
-            f"{', '.join(batch.record_ids)}"
-        )

@@ -24,6 +24,7 @@ class LlavaFamily(Family):
     name = "llava"
     # Anchored: the CLIP tower has q_proj and v_proj too.
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
     # 595 = 576 + 19; how the 19 split is our reading
     paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 14}
 

@@ -13,9 +13,11 @@ from transformers import AutoConfig
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.llava import LlavaFamily
 from subtoken_train.backbones.offline import offline_config
+from subtoken_train.backbones.quantize import check_quantization, prepare_quantised, quantization_config
 from subtoken_train.backbones.qwen2_5_vl import Qwen25VLFamily
 from subtoken_train.backbones.text import TextFamily
 from subtoken_train.errors import unknown_name
+from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
 
 FAMILIES: dict[str, type[Family]] = {
@@ -41,6 +43,8 @@ class BackboneConfig:
         attention: transformers' attention implementation (``sdpa``, ``eager``, ``flash_attention_2``).
         max_pixels: cap of an image, where images keep their own size (Qwen2.5-VL); 784 pixels are one visual token.
             None: the processor's own cap, and at most 1,003,520 (1,280 visual tokens).
+        quantization: of the decoder's linear layers: ``none``, ``nf4`` (4 bits, double quantisation) or ``int8``; by
+            bitsandbytes, with products in ``dtype``. Adapters fit a backbone however it is quantised.
     """
 
     path: str = "checkpoints/tiny-llava"
@@ -48,6 +52,7 @@ class BackboneConfig:
     dtype: str = "float32"
     attention: str = "sdpa"
     max_pixels: int | None = None
+    quantization: Quantization = "none"
 
 
 def resolve(path: str) -> str:
@@ -67,22 +72,41 @@ def load_family(config: BackboneConfig) -> Family:
     """Load weights and processor.
 
     Raises:
-        ValueError: unknown path, model type or dtype.
+        ValueError: unknown path, model type, dtype or quantization, or bitsandbytes is asked for and missing.
     """
-    model_config = _read_config(config)
-    family = _family_of(model_config)
-    source = resolve(config.path)
+    family = _family_of(_read_config(config))
+    model = load_weights(family, config)
+    return _put_together(family, model, _read_processor(family, config), config)
+
+
+def load_weights(family: type[Family], config: BackboneConfig) -> Any:
+    """The model alone, frozen as it is used: in evaluation mode, quantised where that is asked for.
+
+    Raises:
+        ValueError: as ``load_family``.
+    """
+    quantised = quantization_config(config.quantization, _dtype(config), family.unquantised)
     try:
         model = family.auto_model.from_pretrained(
-            source, revision=config.revision, dtype=_dtype(config), attn_implementation=config.attention
+            resolve(config.path),
+            revision=config.revision,
+            dtype=_dtype(config),
+            attn_implementation=config.attention,
+            quantization_config=quantised,
         )
     except OSError as error:
         raise ValueError(f"the weights of backbone {config.path!r} cannot be read: {error}") from error
-    return _put_together(family, model.eval(), _read_processor(family, config), config)
+    if quantised is not None:
+        prepare_quantised(model, family(model, None).decoder)
+    return model.eval()
 
 
 def layout_family(config: BackboneConfig) -> Family:
-    """The architecture on the meta device: names, shapes and counts, no weights, no network for known Hub ids."""
+    """The architecture on the meta device: names, shapes and counts, no weights, no network for known Hub ids.
+
+    Its weights have the shapes of the unquantised ones.
+    """
+    check_quantization(config.quantization)
     model_config = offline_config(config.path) or _read_config(config)
     family = _family_of(model_config)
     with torch.device("meta"):

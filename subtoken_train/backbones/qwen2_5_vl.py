@@ -37,6 +37,7 @@ class Qwen25VLFamily(Family):
     name = "qwen2_5_vl"
     auto_processor = QwenProcessor
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.visual")
     tower_positions = "mrope"
     # 171 = 27 + 144: a 336 x 336 image; this chat format makes 27 of a six-token question, 15 of them before the image
     nominal_image = (336, 336)

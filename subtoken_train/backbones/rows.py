@@ -12,7 +12,7 @@ from torch import Tensor
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.reducers import PositionPolicy
 from subtoken_train.routing.bank import RoutingState
-from subtoken_train.types import LayerPlan, Plan, Region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 
 def count_positions(visible_BN: Tensor) -> Tensor:
@@ -107,3 +107,12 @@ class PromptPass:
     def labels(self, labels_BN: Tensor) -> Tensor:
         """Labels of the surviving rows, [B, M]; padding gets -100."""
         return take_rows(labels_BN, self.rows.index_BM).masked_fill(~self.rows.visible_BM, -100)
+
+
+def check_feature_count(image_tokens: int, features: int, batch: Batch) -> None:
+    """Raise a ``ValueError`` unless the tower made one feature per image token."""
+    if image_tokens != features:
+        raise ValueError(
+            f"{image_tokens} image tokens but {features} visual features in the batch of records "
+            f"{', '.join(batch.record_ids)}"
+        )

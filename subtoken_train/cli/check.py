@@ -40,7 +40,7 @@ def run_raw(argv: list[str]) -> int:
         ("recipe", check_lines.settings_lines(cli, parts, prompt, offline)),
         ("what trains", check_lines.training_lines(parts)),
         (prompt.title, check_lines.budget_lines(parts, prompt)),
-        ("memory of one device (an estimate)", check_lines.memory_lines(cli, parts, prompt)),
+        ("peak memory of one device (a prediction)", check_lines.memory_lines(cli, parts, prompt)),
         ("data and steps", data_lines(cli, parts, offline)),
     )
     for number, (title, lines) in enumerate(steps, start=1):

@@ -10,15 +10,16 @@ from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.functional.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.preflight import (
     LayerBand,
     NominalPrompt,
     ParameterGroup,
     budget_of,
+    count_devices,
     equal_bytes_anchor,
     frozen_group,
     layer_bands,
@@ -27,7 +28,9 @@ from subtoken_train.training.preflight import (
     prompt_ledger,
     trained_groups,
 )
+from subtoken_train.training.tower_memory import image_bytes
 
+_OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -36,9 +39,10 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     module = cli.model
     backbone, optimizer = module.backbone_config, module.optimizer_config
     seen = f"{prompt.tokens:,} visual tokens per {_image_words(parts)}" if prompt.region == "visual" else "text only"
+    quantised = "" if backbone.quantization == "none" else f" ({backbone.quantization} decoder)"
     yield (
-        f"backbone   {backbone.path}, {backbone.dtype}, {backbone.attention}, {parts.family.shape.num_layers} layers, "
-        f"{seen}"
+        f"backbone   {backbone.path}, {backbone.dtype}{quantised}, {backbone.attention}, "
+        f"{parts.family.shape.num_layers} layers, {seen}"
     )
     yield f"reducer    {_reducer_words(parts, prompt)}"
     yield f"routing    {_routing_words(module.routing_config)}"
@@ -47,8 +51,9 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
         yield from _stage2_lines(module.stage2_config, offline)
     own_rate = optimizer.router_learning_rate
     routers = "" if own_rate is None else f" (routers {own_rate:g})"
+    rate = f"{optimizer.learning_rate:g}{routers}"
     yield (
-        f"optimiser  AdamW at {optimizer.learning_rate:g}{routers}, weight decay {optimizer.weight_decay:g}, "
+        f"optimiser  {_OPTIMIZERS[optimizer.name]} at {rate}, weight decay {optimizer.weight_decay:g}, "
         f"{optimizer.warmup_steps:,} warm-up steps, then {optimizer.schedule}"
     )
     checkpointing = "with" if module.gradient_checkpointing else "without"
@@ -178,16 +183,36 @@ def _size(num_bytes: int) -> str:
 
 
 def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
-    """The estimate by purpose; training/memory.py has the formula."""
-    data, checkpointing = cli.datamodule, cli.model.gradient_checkpointing
+    """The prediction by purpose; training/memory.py has the formulas."""
+    data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
+    unlabelled, pixels = prompt.tokens, 0
     if isinstance(data, InstructionDataModule):
-        length = data.max_length
+        length, pixels = data.max_length, image_bytes(parts.family)
+    elif isinstance(data, CorpusDataModule):
+        length, unlabelled = data.block_length, data.context_length + data.prefix_tokens
     else:
-        length = data.block_length if isinstance(data, CorpusDataModule) else 2 * prompt.tokens
-        if isinstance(data, RecallDataModule):
-            yield "a sample is taken to be twice as long as its context"
-    estimate = estimate_memory(parts, data.batch_size, length, checkpointing, prompt.tokens)
+        length = 2 * prompt.tokens
+        yield "a sample is taken to be twice as long as its context"
+    processes = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+    step = Step(
+        batch_size=data.batch_size,
+        length=length,
+        compressed=prompt.tokens,
+        labelled=length - unlabelled,
+        pixel_bytes=pixels,
+        checkpointing=module.gradient_checkpointing,
+        autocast=str(trainer.precision).endswith("-mixed"),
+        dropout=module.lora_settings.dropout > 0,
+        on_cpu=trainer.accelerator == "cpu",
+        quantization=module.backbone_config.quantization,
+        optimizer=module.optimizer_config.name,
+        strategy=str(trainer.strategy),
+        processes=processes,
+    )
+    estimate = estimate_memory(parts, step)
     before, after = estimate.rows
-    yield f"{data.batch_size} records of {before:,} tokens ({after:,} after the reducer); every device holds all of it"
-    for name, size in (*estimate.parts, ("sum", estimate.total)):
-        yield f"{name:<16}{_size(size):>12}"
+    held = "this device" if processes == 1 else f"each of {processes} devices"
+    yield f"{data.batch_size} records of {before:,} tokens ({after:,} after the reducer), on {held}"
+    for name, size in (*estimate.parts, ("peak", estimate.total)):
+        yield f"{name:<18}{_size(size):>12}"
+    yield "live tensors; a GPU's context, libraries and allocator take about 1 GB more"

@@ -6,13 +6,21 @@ import logging
 import os
 import warnings
 
-_LIGHTNING_NOISE = (
+_NOISE = (
     "Tip: For seamless",
     "Restoring states",
     "Restored all states",
     "TPU available",
     "HPU available",
     "Seed set to",
+    "Failed to load CPU gemm_4bit_forward",  # an optional package for CPUs; said at import, wanted or not
+    "MatMul8bitLt: inputs will be cast",  # at every product of an 8-bit layer
+)
+_LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.seed",
+    "bitsandbytes.backends.cpu.ops",
+    "bitsandbytes.autograd._functions",
 )
 
 
@@ -31,9 +39,10 @@ def quiet_libraries() -> None:
         "The 'train_dataloader' does not have many workers",
         "The 'val_dataloader' does not have many workers",
         "Total length of .* across ranks is zero",  # no validation file was given
+        "Paged optimizers are not supported on CPU",  # bitsandbytes: plain ones are used, which is what a CPU has
     ):
         warnings.filterwarnings("ignore", message=message)
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+    for name in _LOGGERS:
         logging.getLogger(name).addFilter(_is_useful)
     from transformers.utils.logging import disable_progress_bar
 
@@ -41,4 +50,4 @@ def quiet_libraries() -> None:
 
 
 def _is_useful(record: logging.LogRecord) -> bool:
-    return not any(noise in record.getMessage() for noise in _LIGHTNING_NOISE)
+    return not any(noise in record.getMessage() for noise in _NOISE)

@@ -27,6 +27,7 @@ from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.line_progress import LineProgress
 from subtoken_train.training.log_recipe import LogRecipe
+from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.midway import EvaluationConfig, MidwayEvaluation
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.monitor import panels
@@ -95,6 +96,7 @@ class RecipeCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Settings that follow from others."""
+        check_strategy(self.config.model.backbone.quantization, self.config.trainer.strategy)
         self.config.checkpoint.folder = str(self.checkpoints)
         if requeued_with_work(self.checkpoints):
             self.config.resume, self.config.overwrite = True, False

@@ -148,7 +148,8 @@ class RouterBank(nn.Module):
         state.masks[layer] = hard_BNS | ~routed_BN1
         factor_BNS = state.masks[layer]
         if self.selectors[layer].learned:
-            state.balance[layer] = balance_loss(scores_BNS, hard_BNS, state.routed_BN)
+            # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
+            state.balance.setdefault(layer, balance_loss(scores_BNS, hard_BNS, state.routed_BN))
             factor_BNS = torch.where(routed_BN1, self._factors(layer, hard_BNS, scores_BNS), 1.0)
         return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout)
 

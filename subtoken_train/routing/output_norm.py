@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from subtoken_train.functional.contribution import contribution_norms, head_grams
 from subtoken_train.functional.ledger import KVShape
+from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
-
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class OutputNormSelector(Selector):
@@ -37,7 +36,8 @@ class OutputNorms:
     """Contribution norms of every layer, from the Gram matrices of its output projection.
 
     A layer's matrices (fp32, d_v * d numbers) are made when they are first needed, so that a model can be laid out
-    without weights, and kept: the projection is read once, as the frozen base weight. LoRA on it is not followed.
+    without weights, and kept: the projection is read once, as the frozen base weight, dequantised where it is
+    quantised. LoRA on it is not followed.
 
     Args:
         projections: every layer's output projection, with or without LoRA around it.
@@ -45,13 +45,11 @@ class OutputNorms:
         shape: cache geometry.
 
     Raises:
-        ValueError: a projection's weight is quantised.
+        ValueError: a projection's weight is quantised by other means than ``nf4`` and ``int8``.
     """
 
     def __init__(self, projections: Sequence[nn.Module], config: RoutingConfig, shape: KVShape) -> None:
-        for projection in projections:
-            _base_weight(projection)  # a wrong one is found here, not in the first pass
-        self._projections = list(projections)
+        self._projections = [_base_layer(projection) for projection in projections]
         self._config, self._shape = config, shape
         self._grams: dict[int, Tensor] = {}
 
@@ -61,19 +59,24 @@ class OutputNorms:
         config, shape = self._config, self._shape
         gram = self._grams.get(layer)
         if gram is None or gram.device != value_BND.device:
-            weight = _base_weight(self._projections[layer]).to(value_BND.device)
+            weight = dense_weight(self._projections[layer], torch.float32).to(value_BND.device)
             gram = head_grams(weight, shape.num_kv_heads, shape.head_dim, config.num_groups, config.layout)
             self._grams[layer] = gram
         return contribution_norms(value_BND, gram, config.num_groups, config.layout)
 
 
-def _base_weight(projection: nn.Module) -> Tensor:
-    """The frozen weight under any LoRA."""
-    weight = getattr(getattr(projection, "base_layer", projection), "weight", None)
-    if not isinstance(weight, Tensor) or weight.dtype not in _FLOATS:
+def _base_layer(projection: nn.Module) -> nn.Module:
+    """The frozen layer under any LoRA.
+
+    Raises:
+        ValueError: its weight is of no kind that can be read as numbers.
+    """
+    layer: nn.Module = getattr(projection, "base_layer", projection)
+    if not is_readable(layer):
+        weight = getattr(layer, "weight", None)
         found = "no weight tensor" if weight is None else f"a weight of {str(weight.dtype).removeprefix('torch.')}"
         raise ValueError(
-            f"output_norm needs the output projections as floating-point weights, but o_proj has {found}: leave o_proj "
+            f"output_norm needs output projections in floating point, nf4 or int8, but o_proj has {found}: leave it "
             "unquantised, or use value_norm"
         )
-    return weight
+    return layer

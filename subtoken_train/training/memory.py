@@ -1,29 +1,40 @@
-"""A first estimate of training memory on one device. Simple on purpose; it says what it counts and what it leaves out.
+"""Peak memory of a training step on one device, predicted from a recipe before anything is loaded.
 
-Counted, for a batch of B records of ``max_length`` tokens, one image each, M rows left after the reducer:
+Counted are live tensors: what benchmarks/training_memory.py measures and docs/memory.md compares. The formulas follow
+what autograd keeps, op by op; no factor is fitted.
 
-* weights: frozen tensors in the backbone's dtype (e bytes);
-* adapters: trained tensors in fp32, 4 bytes; as much for their gradients; twice as much for AdamW's two moments;
-* activations of one layer and row: e * (10 D + 3 d_v + 4 F) + 12 D, with D hidden, d_v value and F MLP width. 10 D: two
-  norms at 4 D each (input, output, and an fp32 copy of the input, which counts twice), query, attention output. 3 d_v:
-  key, value, routed value. 4 F: gate, its SiLU, up, their product. 12 D: the inputs of q's LoRA, v's LoRA and the
-  router in fp32. With gradient checkpointing: e * D for every layer, and one layer in full, the one being recomputed;
-* logits of V entries: e bytes each and e for their gradient, and an fp32 copy with its log-softmax (every row counts as
-  labelled).
+*Held all the time*: frozen weights (``functional/quantized.py`` for 4 and 8 bits), trained tensors and their gradients
+in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale per 256 in 8 bits), the batch.
 
-Stage 2 of two-stage training saves less of this (no q/v LoRA trains); it is counted alike, a little too high.
+*Kept from the forward pass for the backward pass*, and *on top of that*, the loss or a backward product, whichever is
+larger: ``activation_memory.py``.
 
-Left out: attention matrices (``sdpa`` makes none), the vision tower and the scout, which run without gradient, the
-allocator's slack and the framework's own memory.
+*Before all of that*, without gradient: the vision tower (``tower_memory.py``). It counts where it needs more than
+everything that follows.
+
+Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), DDP's copy of the gradients, and
+the scout, which holds less than a layer in full. Stage 2 of two-stage training keeps less (no q/v LoRA trains) and is
+counted alike. What ZeRO-3 and FSDP2 share out is divided evenly, with one decoder layer gathered; not measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from torch import nn
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
+from subtoken_train.training.activation_memory import FP32_BYTES, ActivationBytes, Step
+from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
+from subtoken_train.training.tower_memory import tower_bytes
 
-FP32_BYTES = 4
+_STATE_BLOCK = 256
+_DIVIDED = {"zero1": 1, "zero2": 2, "zero3": 3, "zero3_offload": 3, "fsdp2": 3}
+"""What strategies divide over processes: 1 the optimiser's state, 2 gradients too, 3 weights too; others nothing."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +55,85 @@ class MemoryEstimate:
         return sum(size for _, size in self.parts)
 
 
-def estimate_memory(
-    parts: CompressedBackbone, batch_size: int, max_length: int, checkpointing: bool, compressed: int
-) -> MemoryEstimate:
-    """The estimate of the module's text; ``compressed`` tokens of a record are the image's (or the context's).
+def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
+    """The prediction of the module's text, for a model that is loaded or laid out.
 
     Raises:
-        ValueError: ``max_length`` holds no more than the image.
+        ValueError: a record holds no more than the image.
     """
-    if max_length <= compressed:
-        raise ValueError(f"max_length={max_length} leaves no room for text beside the {compressed} tokens of an image")
+    if step.length <= step.compressed:
+        raise ValueError(
+            f"max_length={step.length} leaves no room for text beside the {step.compressed} tokens of an image"
+        )
     # context is evicted from caches; its rows still run
-    dropped = 0 if parts.reducer.stage == "context" else compressed - parts.reducer.kept_tokens(compressed)
-    left = max_length - dropped
-    shape, config = parts.family.shape, parts.family.decoder.config
-    element = shape.element_bytes
-    trained = sum(parameter.numel() for parameter in parts.parameters() if parameter.requires_grad)
-    frozen = sum(p.numel() * p.element_size() for p in parts.parameters() if not p.requires_grad)
-    hidden = config.hidden_size
-    layer_row = element * (10 * hidden + 3 * shape.value_dim + 4 * config.intermediate_size) + 3 * FP32_BYTES * hidden
-    input_row = element * hidden
-    rows = [max_length if layer < parts.reducer.cut_layer else left for layer in range(shape.num_layers)]
-    held = sum(rows) * input_row + max(rows) * layer_row if checkpointing else sum(rows) * layer_row
-    logits = left * config.vocab_size * (2 * element + 2 * FP32_BYTES)
+    dropped = 0 if parts.reducer.stage == "context" else step.compressed - parts.reducer.kept_tokens(step.compressed)
+    left = step.length - dropped
+    layers = parts.family.shape.num_layers
+    rows = [step.length if layer < parts.reducer.cut_layer else left for layer in range(layers)]
+    sizes = ActivationBytes(parts, step)
+    kept = sum(sizes.layer(count) for count in rows) - sizes.first(rows[0])
+    backward = sizes.backward(max(rows))
+    if step.checkpointing:
+        kept = sum(sizes.input(count) for count in rows)
+        backward += step.batch_size * sizes.layer(max(rows))
+    kept = step.batch_size * (kept + sizes.head(left))
+    working = max(step.batch_size * sizes.loss(left), backward)
+    tower = step.batch_size * tower_bytes(parts.family, step.pixel_bytes)
+    phases = (("kept for backward", kept), ("loss or backward", working))
     return MemoryEstimate(
-        (max_length, left),
+        (step.length, left),
         (
-            ("frozen weights", frozen),
-            ("LoRA + routers", trained * FP32_BYTES),
-            ("gradients", trained * FP32_BYTES),
-            ("AdamW state", 2 * trained * FP32_BYTES),
-            ("activations", batch_size * held),
-            ("logits", batch_size * logits),
+            *_held(parts, step),
+            ("batch", step.batch_size * (step.pixel_bytes + 3 * 8 * step.length)),
+            *(phases if kept + working >= tower else (("vision tower", tower),)),
         ),
     )
+
+
+def check_strategy(quantization: str, strategy: Any) -> None:
+    """Raise a worded ``ValueError`` where a strategy would share out weights that are held in 4 or 8 bits."""
+    if quantization != "none" and isinstance(strategy, str) and _DIVIDED.get(strategy, 0) == 3:
+        raise ValueError(
+            f"trainer.strategy {strategy} divides the weights over processes, which weights of quantization "
+            f"{quantization!r} do not survive; take ddp or zero2, or model.backbone.quantization: none"
+        )
+
+
+def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
+    """Weights, gradients and the optimiser's state on one of the processes."""
+    divided = _DIVIDED.get(step.strategy, 0)
+    share = [step.processes if level < divided else 1 for level in range(3)]
+    host = step.strategy == "zero3_offload"
+    trained = [parameter.numel() for parameter in parts.parameters() if parameter.requires_grad]
+    weights, layer = _frozen_bytes(parts, step.quantization)
+    state = sum(_state_bytes(count, step.optimizer) for count in trained)
+    yield "frozen weights", 0 if host else ceil(weights / share[2])
+    if divided == 3:
+        yield "a gathered layer", layer
+    yield "LoRA + routers", 0 if host else ceil(sum(trained) * FP32_BYTES / share[2])
+    yield "gradients", ceil(sum(trained) * FP32_BYTES / share[1])
+    yield "optimiser state", 0 if host else ceil(state / share[0])
+
+
+def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tuple[int, int]:
+    """Weights that do not train, as they are held: all of them, and those of one decoder layer."""
+    layers = parts.family.decoder.layers
+    linear = {id(module.weight) for module in layers.modules() if isinstance(module, nn.Linear)}
+
+    def held(module: nn.Module) -> int:
+        total = 0
+        for parameter in module.parameters():
+            if quantization != "none" and id(parameter) in linear and not parameter.requires_grad:
+                total += quantised_bytes(dense_shape(parameter), quantization)
+            elif not parameter.requires_grad:
+                total += parameter.numel() * parameter.element_size()
+        return total
+
+    return held(parts), held(layers[0])
+
+
+def _state_bytes(elements: int, optimizer: OptimizerName) -> int:
+    """AdamW's two moments of a tensor."""
+    if optimizer == "adamw" or elements < MIN_8BIT_ELEMENTS:
+        return 2 * FP32_BYTES * elements
+    return 2 * (elements + FP32_BYTES * ceil(elements / _STATE_BLOCK))

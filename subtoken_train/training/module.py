@@ -24,7 +24,7 @@ from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.functional.objective import answer_loss
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
+from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
 from subtoken_train.training.step_record import StepRecord
 from subtoken_train.training.strategies.fsdp2 import shard_layers
 from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, is_sharded, shapes_of
@@ -97,6 +97,7 @@ class SubTokenModule(L.LightningModule):
             shard_layers(self.parts, self._device_mesh["data_parallel"])
 
     def _build(self) -> None:
+        check_optimizer(self.optimizer_config)
         source, first = self.backbone_config, self.read_first_stage()
         compressed, peft_model = build(
             source, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config

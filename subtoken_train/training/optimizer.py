@@ -1,20 +1,23 @@
-"""AdamW with warm-up."""
+"""AdamW with warm-up, its state in fp32 or in 8 bits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, get_args
 
-import torch
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from subtoken_train.errors import unknown_name
 
 Schedule = Literal["cosine", "constant"]
+OptimizerName = Literal["adamw", "paged_adamw_8bit"]
+MIN_8BIT_ELEMENTS = 4096
+"""Tensors with fewer elements keep an fp32 state in 8-bit AdamW (bitsandbytes' own limit)."""
 
 
 @dataclass
@@ -22,6 +25,8 @@ class OptimizerConfig:
     """Optimiser settings.
 
     Attributes:
+        name: ``adamw``, or ``paged_adamw_8bit``: bitsandbytes' AdamW whose two moments are held in 8 bits (in blocks
+            of 256) and may move to the host's memory where the device's runs out. Its results differ slightly.
         learning_rate: peak rate of LoRA, and of the routers unless they have their own.
         router_learning_rate: peak rate of the routers; None: the same.
         weight_decay: AdamW's decay.
@@ -30,6 +35,7 @@ class OptimizerConfig:
         final_fraction: share of the peak rate left at the end of ``cosine``.
     """
 
+    name: OptimizerName = "adamw"
     learning_rate: float = 2e-4
     router_learning_rate: float | None = None
     weight_decay: float = 0.0
@@ -57,8 +63,13 @@ def rate_scale(config: OptimizerConfig, total_steps: int) -> Callable[[int], flo
 
 def build_optimizer(
     lora: list[nn.Parameter], routers: list[nn.Parameter], config: OptimizerConfig, total_steps: int
-) -> tuple[AdamW, LambdaLR]:
-    """AdamW over LoRA and routers (two groups, named), and its schedule per optimiser step."""
+) -> tuple[Optimizer, LambdaLR]:
+    """AdamW over LoRA and routers (two groups, named), and its schedule per optimiser step.
+
+    Raises:
+        ValueError: unknown name or schedule, or bitsandbytes is asked for and not installed.
+    """
+    check_optimizer(config)
     router_rate = config.learning_rate if config.router_learning_rate is None else config.router_learning_rate
     rates = {"lora": config.learning_rate, "router": router_rate}
     groups = [
@@ -66,5 +77,25 @@ def build_optimizer(
         for name, parameters in (("lora", lora), ("router", routers))
         if parameters
     ]
-    optimizer = AdamW(groups, weight_decay=config.weight_decay)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rate_scale(config, total_steps))
+    optimizer = _optimizer_class(config.name)(groups, weight_decay=config.weight_decay)
+    return optimizer, LambdaLR(optimizer, rate_scale(config, total_steps))
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    """Raise a worded ``ValueError`` where the optimiser's name is unknown or its package is not installed."""
+    if config.name not in get_args(OptimizerName):
+        raise unknown_name("optimizer", config.name, get_args(OptimizerName))
+    if config.name == "paged_adamw_8bit" and find_spec("bitsandbytes") is None:
+        raise ValueError(
+            "optimizer.name 'paged_adamw_8bit' needs bitsandbytes, which is not installed: pip install "
+            "'subtoken_train[gpu]', or set model.optimizer.name: adamw"
+        )
+
+
+def _optimizer_class(name: OptimizerName) -> Callable[..., Optimizer]:
+    """A class of torch's AdamW settings (learning rate, betas, eps and decay have the same meaning in both)."""
+    if name == "adamw":
+        return AdamW
+    from bitsandbytes.optim.adamw import PagedAdamW8bit
+
+    return PagedAdamW8bit

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, rate_scale
+from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer, rate_scale
 
 
 def weight() -> list[nn.Parameter]:
@@ -38,3 +38,64 @@ def test_constant_and_unknown_schedules():
     assert [scale(step) for step in (0, 1, 9)] == [0.5, 1.0, 1.0]
     with pytest.raises(ValueError, match="Did you mean 'cosine'"):
         rate_scale(OptimizerConfig(schedule="cosin"), total_steps=10)
+
+
+def paged(parameters):
+    config = OptimizerConfig(name="paged_adamw_8bit", learning_rate=0.01, schedule="constant")
+    return build_optimizer(parameters[:1], parameters[1:], config, total_steps=10)[0]
+
+
+def two_weights():
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((64, 128), (16,))]
+
+
+def steps(parameters, optimizer, count, first=0):
+    for step in range(first, first + count):
+        for i, parameter in enumerate(parameters):
+            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * step + i))
+        optimizer.step()
+
+
+def test_paged_8_bit_adamw_holds_large_moments_in_a_byte():
+    pytest.importorskip("bitsandbytes")
+    parameters = two_weights()
+    optimizer = paged(parameters)
+    steps(parameters, optimizer, 1)
+    dtypes = [optimizer.state[parameter]["state1"].dtype for parameter in parameters]
+    assert dtypes == [torch.uint8, torch.float32]  # 8,192 and 16 elements
+    assert [group["name"] for group in optimizer.param_groups] == ["lora", "router"]
+
+
+def test_paged_8_bit_adamw_goes_near_adamw():
+    pytest.importorskip("bitsandbytes")
+    ours, plain = two_weights(), two_weights()
+    steps(ours, paged(ours), 10)
+    reference = build_optimizer(plain[:1], plain[1:], OptimizerConfig(learning_rate=0.01, schedule="constant"), 10)[0]
+    steps(plain, reference, 10)
+    moved = (plain[0] - two_weights()[0]).norm()
+    assert (ours[0] - plain[0]).norm() < 0.05 * moved
+    assert torch.allclose(ours[1], plain[1], atol=1e-6)
+
+
+def test_paged_8_bit_adamw_goes_on_from_its_state_exactly(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    whole = two_weights()
+    optimizer = paged(whole)
+    steps(whole, optimizer, 3)
+    torch.save((optimizer.state_dict(), [p.detach() for p in whole]), tmp_path / "state")
+    steps(whole, optimizer, 3, first=3)
+    state, values = torch.load(tmp_path / "state")
+    resumed = [nn.Parameter(value) for value in values]
+    again = paged(resumed)
+    again.load_state_dict(state)
+    steps(resumed, again, 3, first=3)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(whole, resumed, strict=True))
+
+
+def test_an_optimizer_that_is_not_there(monkeypatch):
+    with pytest.raises(ValueError, match=r"unknown optimizer 'adam'\. Did you mean 'adamw'"):
+        check_optimizer(OptimizerConfig(name="adam"))
+    monkeypatch.setattr("subtoken_train.training.optimizer.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="'paged_adamw_8bit' needs bitsandbytes, which is not installed: pip install"):
+        build_optimizer(weight(), [], OptimizerConfig(name="paged_adamw_8bit"), total_steps=10)

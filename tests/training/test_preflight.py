@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
-from subtoken_train.reducers import ReducerConfig
-from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.preflight import StepPlan, count_devices, layer_bands, plan_steps
 
 
@@ -54,43 +49,3 @@ def test_automatic_devices_are_those_of_this_machine(monkeypatch):
 )
 def test_plan_steps(max_steps, max_epochs, batches, plan):
     assert plan_steps(8, max_steps, max_epochs, batches, accumulate=4) == plan
-
-
-@pytest.fixture
-def parts(tiny_family):
-    return assemble(tiny_family, LoraSettings(8, 16, 0.0), ReducerConfig(keep_ratio=0.25), RoutingConfig())[0]
-
-
-def test_memory_counts_what_trains_four_times(parts):
-    sizes = dict(estimate_memory(parts, batch_size=2, max_length=160, checkpointing=False, compressed=64).parts)
-    trained = sum(parameter.numel() for parameter in parts.parameters() if parameter.requires_grad)
-    assert sizes["LoRA + routers"] + sizes["gradients"] + sizes["AdamW state"] == 16 * trained
-    assert sizes["frozen weights"] == 4 * sum(p.numel() for p in parts.parameters() if not p.requires_grad)
-
-
-def test_memory_grows_with_the_batch_and_shrinks_with_checkpointing(parts):
-    def activations(batch_size, checkpointing):
-        return dict(estimate_memory(parts, batch_size, 160, checkpointing, 64).parts)["activations"]
-
-    assert activations(4, False) == 2 * activations(2, False)
-    assert activations(2, True) < activations(2, False) / 2
-
-
-def test_activations_are_what_autograd_saves_give_or_take_half(parts):
-    from helpers import make_batch
-
-    parts.train()
-    batch = make_batch([(1, 94)] * 4)  # 2 + 64 + 94 = 160 tokens
-    own = {parameter.untyped_storage().data_ptr() for parameter in parts.parameters()}
-    saved: dict[int, torch.Tensor] = {}
-
-    def pack(tensor):
-        if tensor.untyped_storage().data_ptr() not in own:
-            saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        _result = parts.run(batch)
-    measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-    estimated = dict(estimate_memory(parts, 4, 160, checkpointing=False, compressed=64).parts)["activations"]
-    assert 0.5 < measured / estimated < 1.5

@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch import Trainer
 
 from subtoken_train.training.preflight import count_devices
-from subtoken_train.training.strategies import shares_weights
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 
@@ -36,13 +35,7 @@ def check_fit(trainer: Trainer, module: Any) -> None:
     if isinstance(strategy, ZeroStrategy):
         strategy.check_accelerator()
         strategy.check_precision()
-    quantization = getattr(module.backbone_config, "quantization", "none")
-    if quantization != "none" and shares_weights(strategy):
-        raise ValueError(
-            f"model.backbone.quantization {quantization} cannot be shared out: a quantised weight has no slices; take "
-            "trainer.strategy ddp or zero2 (every device holds the quantised backbone), or quantization none"
-        )
-    optimizer = getattr(module.optimizer_config, "name", "adamw")
+    optimizer = module.optimizer_config.name
     if optimizer != "adamw" and isinstance(strategy, ZeroStrategy | Fsdp2Strategy):
         raise ValueError(
             f"model.optimizer.name {optimizer} keeps its own states, which {type(strategy).__name__} would share out; "

@@ -1,0 +1,76 @@
+"""The models of the memory program: random, of the real classes, large enough that no part is negligible."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+EMBEDDED = "tiny-llava"
+_TEXT: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}
+_GROUPED = {**_TEXT, "num_key_value_heads": 2}
+
+
+def _llava() -> Any:
+    vision = CLIPVisionConfig(
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=168,
+        patch_size=14,
+        projection_dim=64,
+    )
+    return LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=vision, text_config=LlamaConfig(**_TEXT), image_token_index=4)
+    )
+
+
+def _qwen25vl() -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+    vision = {"depth": 2, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 256}
+    ids = {"image_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6, "video_token_id": 7}
+    text = {**_GROUPED, "rope_parameters": rope}
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "fullatt_block_indexes": [1]}, **ids)
+    )
+
+
+SIZES: dict[str, Callable[[], Any]] = {
+    "llava": _llava,
+    "qwen2_5_vl": _qwen25vl,
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_TEXT)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_GROUPED)),
+}
+
+
+def save_model(name: str, folder: Path) -> None:
+    """Write a model's folder: the embedded VLM's own, or a random model's."""
+    if name == EMBEDDED:
+        shutil.copytree(ROOT / "checkpoints" / EMBEDDED, folder)
+        return
+    torch.manual_seed(0)
+    SIZES[name]().save_pretrained(folder)

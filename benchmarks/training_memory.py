@@ -1,0 +1,227 @@
+"""Predicted and measured peak memory of real training steps: the table of docs/memory.md.
+
+    OMP_NUM_THREADS=1 python benchmarks/training_memory.py              # measure, write the records, print the table
+    OMP_NUM_THREADS=1 python benchmarks/training_memory.py --only nf4   # cases whose name holds a word; writes nothing
+
+Measured are live tensors (``live_tensors.py``) over two optimiser steps of ``SubTokenModule`` under Lightning's trainer
+on a CPU. Predicted by ``training/memory.py``, which ``subtoken-train check`` prints. Models: the embedded VLM, and
+random ones of the real classes (D = 256, F = 704, 4 layers, 8 heads, V = 2,048; Qwen shapes: 2 key-value heads).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.build import assemble
+from subtoken_train.backbones.load import FAMILIES, BackboneConfig, load_weights
+from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.cli.quiet import quiet_libraries
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.activation_memory import Step
+from subtoken_train.training.memory import estimate_memory
+from subtoken_train.training.module import SubTokenModule
+from subtoken_train.training.optimizer import OptimizerConfig
+from subtoken_train.types import Batch, Region
+
+from live_tensors import LiveTensors, tensors_of
+from memory_models import EMBEDDED, SIZES, save_model
+from pairs import hardware, write
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "benchmarks/results/memory/training-cpu.json"
+TEXT, ANSWER = 24, 40
+"""Text tokens of a record before and after the question's end; a language model's query is as long as its context."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table."""
+
+    model: str
+    dtype: str = "bfloat16"
+    quantization: str = "none"
+    checkpointing: bool = False
+    reducer: str = "none"
+    routed: bool = True
+    batch: int = 2
+    dropout: float = 0.05
+    optimizer: str = "adamw"
+
+    @property
+    def precision(self) -> str:
+        """The trainer's: the recipes' for a 16-bit backbone."""
+        return "32-true" if self.dtype == "float32" else "bf16-mixed"
+
+    @property
+    def name(self) -> str:
+        """Words that tell it apart."""
+        weights = self.dtype if self.quantization == "none" else f"{self.dtype}-{self.quantization}"
+        marks = [self.model, weights, self.reducer, "routed" if self.routed else "unrouted", f"b{self.batch}"]
+        return "-".join(marks + ["ckpt"] * self.checkpointing + ["8bit-adamw"] * (self.optimizer != "adamw"))
+
+
+def cases() -> list[Case]:
+    """Every model: plain, reduced and routed, checkpointed, in 16, 8 and 4 bits."""
+    chosen = []
+    for model in (EMBEDDED, *SIZES):
+        reducer = "fastv" if ("lla" in model and "llama" not in model) or "vl" in model else "quest"
+        base = Case(model, reducer=reducer)
+        chosen += [
+            replace(base, dtype="float32", reducer="none", routed=False, dropout=0.0),
+            replace(base, dtype="float32"),
+            replace(base, routed=False),
+            base,
+            replace(base, reducer="none", batch=1),
+            replace(base, checkpointing=True, batch=4),
+            replace(base, dtype="float32", checkpointing=True, routed=False),
+            replace(base, quantization="nf4"),
+            replace(base, quantization="nf4", checkpointing=True, batch=1, optimizer="paged_adamw_8bit"),
+            replace(base, quantization="int8"),
+            replace(base, quantization="int8", checkpointing=True, batch=4),
+            replace(base, dtype="float32", quantization="nf4", checkpointing=True),
+        ]
+    return chosen
+
+
+def make_parts(case: Case, folder: Path) -> CompressedBackbone:
+    """The loaded model with LoRA, reducer and routers."""
+    path = folder / case.model
+    if not path.exists():
+        save_model(case.model, path)
+    kind = json.loads((path / "config.json").read_text())["model_type"]
+    config = BackboneConfig(path=str(path), dtype=case.dtype, quantization=case.quantization)
+    family = FAMILIES[kind](load_weights(FAMILIES[kind], config), None)
+    reducer = ReducerConfig(name="none")
+    if case.reducer != "none":
+        reducer = ReducerConfig(name=case.reducer, keep_ratio=0.25 if case.reducer == "fastv" else 0.5, window=32)
+    routing = RoutingConfig(num_groups=16, kept_groups=4) if case.routed else None
+    parts, _ = assemble(family, LoraSettings(rank=16, dropout=case.dropout), reducer, routing)
+    if case.checkpointing:
+        family.enable_checkpointing(parts.bank)
+    return parts
+
+
+def make_batch(case: Case, parts: CompressedBackbone) -> Batch:
+    """Records of one image (or context) and text; of several, the last is a token shorter."""
+    torch.manual_seed(0)
+    family, image = parts.family, parts.family.image_token_id
+    pixels = grid = None
+    if image is None:
+        compressed, middle = 128, [Region.CONTEXT] * 128
+    elif family.name == "llava":
+        vision, compressed = family.model.config.vision_config, family.visual_tokens()
+        pixels, middle = torch.randn(case.batch, 3, vision.image_size, vision.image_size), [Region.VISUAL] * compressed
+    else:
+        compressed, grid = 144, torch.tensor([[1, 24, 24]] * case.batch)
+        pixels, middle = torch.randn(case.batch * 576, 1176), [Region.VISUAL] * 144
+    codes = torch.tensor([Region.SYSTEM] + middle + [Region.QUERY] * TEXT + [Region.ANSWER] * ANSWER)
+    regions = codes.repeat(case.batch, 1)
+    if case.batch > 1:
+        regions[-1, -1] = Region.PADDING
+    ids = torch.randint(10, 60, regions.shape)
+    if image is not None:
+        ids[regions == Region.VISUAL] = image
+    labels = torch.where(regions == Region.ANSWER, ids, -100)
+    rank = torch.full((case.batch,), len(codes) - ANSWER - 1)
+    counts = torch.full((case.batch,), int(image is not None))
+    return Batch(ids, labels, regions, rank, pixels, counts, [f"r{i}" for i in range(case.batch)], grid)
+
+
+def as_step(case: Case, batch: Batch) -> Step:
+    """What the prediction is told."""
+    regions = batch.regions_BN[0]
+    pixels = batch.pixel_values
+    return Step(
+        batch_size=case.batch,
+        length=len(regions),
+        compressed=int(((regions == Region.VISUAL) | (regions == Region.CONTEXT)).sum()),
+        labelled=ANSWER,
+        pixel_bytes=0 if pixels is None else pixels.numel() * 4 // case.batch,
+        checkpointing=case.checkpointing,
+        autocast=case.precision != "32-true",
+        dropout=case.dropout > 0,
+        on_cpu=True,
+        quantization=case.quantization,
+        optimizer=case.optimizer,
+    )
+
+
+def measure(case: Case, folder: Path) -> dict[str, Any]:
+    """Predicted and measured bytes of one case."""
+    parts = make_parts(case, folder)
+    batch = make_batch(case, parts)
+    estimate = estimate_memory(parts, as_step(case, batch))
+    module = SubTokenModule(
+        backbone=BackboneConfig(),
+        reducer=parts.reducer.config,
+        routing=None if parts.bank is None else parts.bank.config,
+        optimizer=OptimizerConfig(name=case.optimizer),
+        gradient_checkpointing=case.checkpointing,
+    )
+    module.compressed = parts
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=2,
+        precision=case.precision,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = DataLoader([(batch, int((batch.labels_BN >= 0).sum()), 1)] * 2, batch_size=None)
+    pixels = [] if batch.pixel_values is None else [batch.pixel_values]
+    with LiveTensors([*tensors_of(parts), *pixels]) as live:
+        trainer.fit(module, data)
+    moved = all(bool(p.any()) for name, p in parts.named_parameters() if "lora_B" in name)
+    assert moved, f"{case.name}: a LoRA got no gradient"
+    return {
+        "case": case.name,
+        "predicted": estimate.total,
+        "measured": live.peak,
+        "error": round(estimate.total / live.peak - 1, 4),
+        "parts": dict(estimate.parts),
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """The markdown table of docs/memory.md."""
+    lines = ["| case | predicted MiB | measured MiB | error |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        predicted, measured = (f"{row[key] / 2**20:.2f}" for key in ("predicted", "measured"))
+        lines.append(f"| {row['case']} | {predicted} | {measured} | {100 * row['error']:+.1f} % |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="a part of the cases' names; nothing is written then")
+    args = parser.parse_args()
+    quiet_libraries()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    chosen, rows = [case for case in cases() if args.only in case.name], []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in chosen:
+            rows.append(measure(case, Path(folder)))
+            print(table({"rows": rows[-1:]}).splitlines()[-1], flush=True)
+    if not args.only:
+        write({"hardware": hardware(), "rows": rows}, RECORDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Weights that bitsandbytes holds in 4 or 8 bits, seen as the matrices that they stand for.
+
+Read by their attributes (``quant_state``, ``SCB``): nothing here needs bitsandbytes before such a weight is met.
+
+Legend: O output width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Quantization = Literal["none", "nf4", "int8"]
+_NF4_BLOCK, _NESTED_BLOCK = 64, 256
+_NF4_TABLES = 4 * (16 + 256 + 1)
+"""Bytes of a weight's two code books and of its offset, fp32."""
+
+
+def dense_shape(weight: Tensor) -> tuple[int, ...]:
+    """The shape of the matrix that a weight holds; a 4-bit weight's own is that of its packed bytes."""
+    state = getattr(weight, "quant_state", None)
+    return tuple(weight.shape if state is None else state.shape)
+
+
+def is_readable(linear: nn.Module) -> bool:
+    """Whether ``dense_weight`` can read a linear layer: floating point, or quantised by bitsandbytes."""
+    weight: Any = getattr(linear, "weight", None)
+    if not isinstance(weight, Tensor):
+        return False
+    quantised = getattr(weight, "quant_state", None) is not None or _row_scales(linear) is not None
+    return quantised or weight.dtype.is_floating_point
+
+
+def dense_weight(linear: nn.Module, dtype: torch.dtype) -> Tensor:
+    """A readable linear layer's weight in ``dtype``; dequantised (a new tensor) where it is quantised."""
+    weight: Any = linear.weight
+    if getattr(weight, "quant_state", None) is not None:
+        from bitsandbytes.functional import dequantize_4bit
+
+        dense: Tensor = dequantize_4bit(weight.data, weight.quant_state)
+        return dense.to(dtype)
+    scales_O = _row_scales(linear)
+    held: Tensor = weight.data.to(dtype)
+    return held if scales_O is None else held.mul_(scales_O[:, None] / 127)
+
+
+def _row_scales(linear: nn.Module) -> Tensor | None:
+    """The scales of an 8-bit weight's rows, [O] in fp32; the first pass moves them from the weight into the layer."""
+    for holder in (getattr(linear, "weight", None), getattr(linear, "state", None)):
+        scales: Tensor | None = getattr(holder, "SCB", None)
+        if scales is not None:
+            return scales
+    return None
+
+
+def quantised_bytes(shape: tuple[int, ...], kind: Quantization) -> int:
+    """Bytes of a weight of (rows, columns) in 4 or 8 bits, its scales included.
+
+    NF4 with double quantisation: half a byte an element; a byte per 64 elements for their scale; an fp32 number per 256
+    of those; two code books. int8: a byte an element and an fp32 scale per row.
+    """
+    rows, columns = shape
+    if kind == "int8":
+        return rows * columns + 4 * rows
+    assert kind == "nf4"
+    blocks = math.ceil(rows * columns / _NF4_BLOCK)
+    return math.ceil(rows * columns / 2) + blocks + 4 * math.ceil(blocks / _NESTED_BLOCK) + _NF4_TABLES
+
+
+def is_quantised(weight: Tensor) -> bool:
+    """Whether a weight is held in 4 or 8 bits."""
+    return weight.dtype in (torch.uint8, torch.int8)

@@ -1,0 +1,139 @@
+"""What a training step holds of its activations: what autograd keeps per layer, and the largest moment on top of it.
+
+e bytes per element of the backbone's dtype; D hidden, F MLP, v the value projection's width; M rows of a layer.
+
+*Kept from the forward pass for the backward pass*, per layer and row, all linear weights being frozen (the product of
+two activations keeps both, a frozen linear layer keeps no input):
+
+* two norms: 4 D each (their input in fp32);
+* LoRA's and the router's input: see ``ActivationBytes._adapters``;
+* attention: rotated query, key, value and output, e each, a log-sum per head, and a layer's own e-byte copy of the
+  [M, M] mask where records are padded (batch > 1) or the context is split; keys and values are repeated to the query's
+  width where a mask meets grouped queries;
+* routing: the value before the mask and the mask, e v each; scores in fp32;
+* MLP: gate, its SiLU, up: 3 e F.
+
+With checkpointing: e D per layer and row, and one layer in full, being recomputed.
+
+*On top of that, whichever is larger*: the loss (logits, then log-probabilities and their gradients in fp32 for labelled
+rows), or the backward pass of one MLP (three gradients of e F, or one and a dequantised weight).
+
+The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.functional.quantized import Quantization
+from subtoken_train.training.optimizer import OptimizerName
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as far as its memory depends on it.
+
+    Attributes:
+        batch_size: records of one forward pass on one device.
+        length: positions of a record before the reducer.
+        compressed: of them, tokens of the image or the context.
+        labelled: positions of a record with a loss.
+        pixel_bytes: of a record's image.
+        checkpointing: decoder layers are recomputed in the backward pass.
+        autocast: the trainer's precision is ``bf16-mixed`` or ``16-mixed``.
+        dropout: LoRA has dropout.
+        on_cpu: on a CPU a dropout mask is fp32; on a GPU a byte per element.
+        quantization: of the decoder's linear layers.
+        optimizer: its name.
+        strategy: its name in the recipe.
+        processes: of the run.
+    """
+
+    batch_size: int
+    length: int
+    compressed: int
+    labelled: int
+    pixel_bytes: int = 0
+    checkpointing: bool = False
+    autocast: bool = False
+    dropout: bool = True
+    on_cpu: bool = False
+    quantization: Quantization = "none"
+    optimizer: OptimizerName = "adamw"
+    strategy: str = "auto"
+    processes: int = 1
+
+
+class ActivationBytes:
+    """Bytes of one record's activations, by its rows in a layer."""
+
+    def __init__(self, parts: CompressedBackbone, step: Step) -> None:
+        shape, config = parts.family.shape, parts.family.decoder.config
+        self.step, self.bank, self.splits = step, parts.bank if parts.routes else None, parts.splits
+        self.element, self.hidden = shape.element_bytes, int(config.hidden_size)
+        self.mlp = int(config.intermediate_size)
+        self.heads, self.vocabulary = int(config.num_attention_heads), int(config.vocab_size)
+        self.query, self.value = self.heads * shape.head_dim, shape.value_dim
+        self.mask_bytes = FP32_BYTES if step.on_cpu else 1
+        self.rank = int(next(iter(parts.family.decoder.layers[0].self_attn.q_proj.r.values())))
+
+    def input(self, rows: int) -> int:
+        """What checkpointing keeps of a layer: its input, and the masks of its values."""
+        return rows * (self.element * self.hidden + (0 if self.bank is None else self.bank.config.num_groups))
+
+    def layer(self, rows: int) -> int:
+        """What the backward pass of a layer needs."""
+        e, padded = self.element, self.splits or self.step.batch_size > 1
+        repeated = padded and not self.splits
+        key_value = 2 * (self.query if repeated else self.value)
+        attention = e * (2 * self.query + key_value) + FP32_BYTES * self.heads
+        mask = e * rows * rows if padded else 0
+        norms = 2 * FP32_BYTES * self.hidden
+        return rows * (norms + self._adapters() + attention + self._routing() + 3 * e * self.mlp) + mask
+
+    def first(self, rows: int) -> int:
+        """What the first layer does not keep: its norm's input and the dropout masks."""
+        masks = 2 * self.mask_bytes if self.step.dropout else 0
+        shared = self.element == FP32_BYTES  # the residual stream itself, which the next norm's input is made of
+        return rows * self.hidden * (masks + (0 if shared else FP32_BYTES))
+
+    def _adapters(self) -> int:
+        """Inputs of LoRA on q and v and of the router, per row.
+
+        Each LoRA keeps its own copy, in bf16 under autocast and in fp32 without, and its dropout a mask.
+        Only without dropout and with an fp32 backbone is it the norm's output itself, kept once for all. The router
+        reads fp32.
+        """
+        own = self.element if self.step.autocast else FP32_BYTES
+        learned = self.bank is not None and self.bank.learned
+        inner = 2 * self.rank * own
+        if self.element == FP32_BYTES and not self.step.dropout:
+            return FP32_BYTES * self.hidden + inner
+        lora = 2 * self.hidden * (own + (self.mask_bytes if self.step.dropout else 0))
+        return lora + inner + (FP32_BYTES * self.hidden if learned else 0)
+
+    def _routing(self) -> int:
+        """Values, mask and scores of a routed layer, per row."""
+        if self.bank is None:
+            return 0
+        kept = 2 if self.bank.learned else 1
+        return kept * self.element * self.value + 5 * FP32_BYTES * self.bank.config.num_groups
+
+    def head(self, rows: int) -> int:
+        """The final norm's input."""
+        return rows * FP32_BYTES * self.hidden
+
+    def loss(self, rows: int) -> int:
+        """The largest moment of logits, cross-entropy and their gradients."""
+        labelled, e = self.step.labelled, self.element
+        forward = rows * e + labelled * 2 * FP32_BYTES
+        return self.vocabulary * max(forward, labelled * 3 * FP32_BYTES, 2 * rows * e)
+
+    def backward(self, rows: int) -> int:
+        """Gradients inside the MLP at work, of all records: three at the product, or one and a dequantised weight."""
+        e, rows = self.element, self.step.batch_size * rows
+        quantised = 0 if self.step.quantization == "none" else self.hidden
+        return e * (self.mlp * max(3 * rows, rows + quantised) + 2 * rows * self.hidden)

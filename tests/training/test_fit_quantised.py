@@ -1,0 +1,139 @@
+"""Fits on 4- and 8-bit backbones with paged 8-bit AdamW: the loss falls, and a resumed run ends as an unbroken one.
+
+Every family, from the command line, on random tiny models.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from subtoken_train.cli.main import main
+
+from helpers import interrupted_fit, save_backbone
+from qwen_tiny import qwen_family
+from tiny_llama import build_tokenizer
+
+STEPS = 12
+TEXT = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.2,
+}
+
+
+def text_recipe(kind: str, folder: Path) -> list[str]:
+    """Recall on a random language model with Quest and query-conditioned routers: ``--config`` and its file."""
+    torch.manual_seed(0)
+    tokenizer, (config_class, model_class) = build_tokenizer(), TEXT[kind]
+    model_class(config_class(vocab_size=len(tokenizer), num_key_value_heads=2, **SIZES)).save_pretrained(folder / kind)
+    tokenizer.save_pretrained(folder / kind)
+    recipe = {
+        "model": {
+            "backbone": {"path": str(folder / kind)},
+            "lora": {"rank": 8, "alpha": 16, "dropout": 0.1},
+            "reducer": {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8},
+            "routing": {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"},
+        },
+        "data": {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4},
+        "trainer": {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
+    }
+    path = folder / f"{kind}.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return ["fit", "--config", str(path)]
+
+
+@pytest.fixture
+def run(tiny_run, tmp_path):
+    """A function from (family, kind, folder, more arguments) to the argv of a fit."""
+
+    def argv(family: str, kind: str, output: str, *extra: str) -> list[str]:
+        if family in TEXT:
+            base = text_recipe(family, tmp_path)
+        else:
+            base = tiny_run("--data.batch_size=4", "--data.max_length=512")
+        if family == "qwen2_5_vl":
+            folder = save_backbone(qwen_family(), tmp_path / "qwen")
+            base += [f"--model.backbone.path={folder}", "--model.reducer.keep_ratio=0.5"]
+        return [
+            *base,
+            f"--model.backbone.quantization={kind}",
+            "--model.backbone.dtype=bfloat16",
+            "--trainer.precision=bf16-mixed",
+            "--model.gradient_checkpointing=true",
+            "--model.optimizer.name=paged_adamw_8bit",
+            "--model.optimizer.learning_rate=0.01",
+            "--model.optimizer.warmup_steps=0",
+            f"--trainer.max_steps={STEPS}",
+            "--trainer.log_every_n_steps=1",
+            f"--output_dir={tmp_path / output}",
+            *extra,
+        ]
+
+    return argv
+
+
+def losses(folder: Path) -> list[float]:
+    """The logged training loss of every step."""
+    with (folder / "logs" / "csv" / "metrics.csv").open() as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
+
+
+def tensors(folder: Path) -> dict:
+    """All trained tensors of a finished run."""
+    return {
+        (path.name, name): tensor
+        for path in (folder / "adapter").glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llava", "nf4"),
+        ("qwen2", "int8"),
+        pytest.param("llava", "int8", marks=pytest.mark.slow),
+        pytest.param("qwen2_5_vl", "nf4", marks=pytest.mark.slow),
+        pytest.param("qwen2_5_vl", "int8", marks=pytest.mark.slow),
+        pytest.param("llama", "nf4", marks=pytest.mark.slow),
+        pytest.param("llama", "int8", marks=pytest.mark.slow),
+        pytest.param("qwen2", "nf4", marks=pytest.mark.slow),
+    ],
+)
+def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family, kind):
+    pytest.importorskip("bitsandbytes")
+    assert main(run(family, kind, "whole")) == 0
+    curve = losses(tmp_path / "whole")
+    assert len(curve) == STEPS
+    assert sum(curve[-4:]) < 0.95 * sum(curve[:4])
+    assert interrupted_fit(run(family, kind, "parts"), after_step=5) == 130
+    assert main(run(family, kind, "parts", "--resume")) == 0
+    whole, parts = tensors(tmp_path / "whole"), tensors(tmp_path / "parts")
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+    assert all(tensor.any() for (_, name), tensor in whole.items() if "lora_B" in name)
+    said = capfd.readouterr().err
+    assert not any(noise in said for noise in ("kernels", "MatMul8bitLt", "Paged optimizers"))
+
+
+def test_without_bitsandbytes_nothing_is_touched(run, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    (folder / "adapter").mkdir(parents=True)
+    monkeypatch.setattr("subtoken_train.backbones.quantize.find_spec", lambda name: None)
+    assert main(run("llava", "int8", "run", "--model.optimizer.name=adamw", "--overwrite")) == 2
+    assert "quantization 'int8' needs bitsandbytes" in capsys.readouterr().err
+    monkeypatch.setattr("subtoken_train.training.optimizer.find_spec", lambda name: None)
+    assert main(run("llava", "none", "run", "--overwrite")) == 2
+    assert "optimizer.name 'paged_adamw_8bit' needs bitsandbytes" in capsys.readouterr().err
+    assert (folder / "adapter").is_dir()
+    assert not (folder / "recipe.yaml").exists()
