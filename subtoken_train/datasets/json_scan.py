@@ -113,7 +113,10 @@ class _ListScanner:
         self.place = place
 
     def _read_more(self) -> bool:
-        """Append a block (of twice what is left, so that a long record costs linear time); False at the end."""
+        """Append a block, of twice what is left, so that a long record costs linear time.
+
+        False at the end of the file, where nothing is changed.
+        """
         left = self.text[self.place :]
         block = self._file.read(max(_BLOCK, 2 * len(left)))
         try:
@@ -121,10 +124,12 @@ class _ListScanner:
         except UnicodeDecodeError as error:
             held = len(error.object) - len(block)  # bytes of a character that the last block began
             raise _not_utf8(self.path, self._bytes_read - held + error.start) from None
+        if not block:
+            return False
         self._bytes_read += len(block)
         self.line += self.text.count("\n", 0, self.place)
         self.text, self.place = left + more, 0
-        return bool(block)
+        return True
 
     def _invalid(self, problem: str, place: int) -> ValueError:
         line = self.line + self.text.count("\n", 0, place)
