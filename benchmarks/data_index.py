@@ -5,7 +5,8 @@
 The records are made up: one JSON list on one line, with the parts of LLaVA-v1.5's mix665k in their numbers, turns and
 lengths about theirs, and no images (none is opened). Every figure comes from a process of its own. Memory is what
 /proc/self/smaps_rollup says: *private* pages are this process's alone, *shared* ones are counted in every process that
-maps them.
+maps them. A forked worker shares its parent's pages until one of them writes there (Python counts references in them),
+so that shared turns into private while nothing is added; what a worker holds is the sum.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ MIX = {  # records, exchanges, words of an answer; what the public file counts b
     "": (40_688, (2, 6), 130),
 }
 _WORDS = 'a the of red small bus street man holding sign with écran 東京 white under left right two 7 book "quoted"'
+_IMAGES = 120_000  # of a folder; the largest, COCO's train2017, has 118,287
 WORKERS = 2
 
 
@@ -61,8 +64,17 @@ def _record(place: int, folder: str, answers: list[str], questions: list[str], r
         question = rng.choice(questions)
         turns.append({"from": "human", "value": f"<image>\n{question}" if folder and not exchange else question})
         turns.append({"from": "gpt", "value": rng.choice(answers)})
-    name = {"image": f"{folder}/{rng.randrange(300_000):012d}.jpg"} if folder else {"model": ""}
+    name = {"image": f"{folder}/{rng.randrange(_IMAGES):012d}.jpg"} if folder else {"model": ""}
     return {"id": place if place % 3 else f"{place:09d}", **name, "conversations": turns}
+
+
+def make_images(path: Path, folder: Path) -> Path:
+    """An empty file for every image that the records name."""
+    for part in InstructionRecords(path, folder).compare_images():
+        (folder / part.folder).mkdir(parents=True)
+        for name in part.missing:
+            (folder / name).touch()
+    return folder
 
 
 def memory() -> dict[str, float]:
@@ -104,6 +116,13 @@ def index(path: Path) -> dict[str, Any]:
     return {"records": len(open_index(path))}
 
 
+def compare(path: Path, image_folder: Path) -> dict[str, Any]:
+    """Look for all images in the listings of their folders."""
+    folders = InstructionRecords(path, image_folder).compare_images()
+    missing = sum(len(folder.missing) for folder in folders)
+    return {"images": sum(folder.named for folder in folders), "missing": missing}
+
+
 def parse_whole(path: Path) -> dict[str, Any]:
     """What holding the parsed file would take; the rows live until memory is read."""
     global _ROWS  # noqa: PLW0603
@@ -138,19 +157,50 @@ def _worker_memory(records: list[Any]) -> tuple[int, int, dict[str, float]]:
 
 def record_of(folder: Path, count: int) -> dict[str, Any]:
     """Everything that is measured, on ``count`` records below ``folder``; the cache lies there, too."""
-    path = folder / "records.json"
+    path, load = folder / "records.json", round(os.getloadavg()[0], 1)
     make_records(path, count)
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
-    few = folder / "few.json"
+    first, few = measured(index, path), folder / "few.json"
     make_records(few, min(count, 2000))
     rows = {
-        "index": measured(index, path),
+        "index": first,
         "open": measured(index, path),
+        "compare": measured(compare, path, make_images(path, folder / "images")),
         "iterate": measured(iterate, path),
         "iterate few": measured(iterate, few),
         "parse whole": measured(parse_whole, path),
     }
-    return {"records": count, "file_mib": round(path.stat().st_size / 2**20, 1), "hardware": hardware(), "rows": rows}
+    size = round(path.stat().st_size / 2**20, 1)
+    return {"records": count, "file_mib": size, "hardware": {**hardware(), "load": load}, "rows": rows}
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The record as a Markdown table."""
+    rows = record["rows"]
+    made = [rows[name]["workers_mib"] for name in ("iterate", "iterate few")]
+    workers = [" and ".join(f"{sum(state.values()):,.0f}" for state in states) for states in made]
+    main = [sum(rows[name]["after_mib"].values()) for name in ("iterate", "iterate few")]
+    whole = sum(rows["parse whole"]["after_mib"].values())
+    steps = {
+        "make the index, once": "index",
+        "open it": "open",
+        f"look for {rows['compare']['images']:,} images": "compare",
+    }
+    lines = [
+        f"| {record['records']:,} records, {record['file_mib']:,.0f} MiB | seconds | of them computing |",
+        "|---|---|---|",
+        *(
+            f"| {words} | {rows[name]['seconds']:.2f} | {rows[name]['cpu_seconds']:.2f} |"
+            for words, name in steps.items()
+        ),
+        "",
+        f"| resident memory, MiB | all records | {rows['iterate few']['records']:,} records |",
+        "|---|---|---|",
+        f"| main process, after two workers read all in random order | {main[0]:,.0f} | {main[1]:,.0f} |",
+        f"| each of the two workers | {workers[0]} | {workers[1]} |",
+        f"| a process that parsed the whole file | {whole:,.0f} | |",
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -64,6 +64,7 @@ def prepare(cli: Any, folder: Path, resume: Path | None) -> None:
     if resume is None and holds_run(folder) and not cli.config.overwrite:
         raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
     cli.datamodule.read()
+    cli.datamodule.check_images()
     cli.model.configure_model()
     prompt = nominal_prompt(cli.model.family, cli.datamodule)
     cli.model.parts.reducer.kept_tokens(prompt.tokens)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 from numpy.typing import NDArray
 
-from subtoken_train.backbones.base import Family
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.images import FolderImages, missing_images
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
@@ -64,23 +62,14 @@ class InstructionDataModule(OrderedDataModule[Record]):
         if self.val_file is not None and self._val is None:
             self._val = InstructionRecords(self.val_file, self.image_folder)
 
-    def rehearse(self, family: Family, trainer: L.Trainer) -> None:
-        """As everywhere; the images are compared with the listings of their folders.
-
-        Raises:
-            ValueError: see ``OrderedDataModule``, or images are missing.
-        """
-        super().rehearse(family, trainer)
-        self.check_images()
-
     def check_images(self) -> list[FolderImages]:
-        """Look for every image that the files name; no image is opened.
+        """Compare the images that the files name with the listings of their folders; no image is opened.
 
         Returns:
-            The folders and what they hold of the training file's images.
+            The folders of the training file's images.
 
         Raises:
-            ValueError: images are missing; how many, and what lists them.
+            ValueError: images are missing: how many, and what lists them.
         """
         found: list[FolderImages] = []
         for records in (self._val, self._train):

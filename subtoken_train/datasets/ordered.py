@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from subtoken_train.backbones.base import Family
+from subtoken_train.datasets.images import FolderImages
 from subtoken_train.datasets.sampler import ResumableSampler, validation_order
 from subtoken_train.datasets.window import AccumulationWindows
 from subtoken_train.types import Batch
@@ -74,6 +75,14 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         Raises:
             ValueError: the data are missing or wrong.
         """
+
+    def check_images(self) -> list[FolderImages]:
+        """Look for the images that the records of ``read`` name; a command calls it before it builds the model.
+
+        Raises:
+            ValueError: images are missing.
+        """
+        return []
 
     @abstractmethod
     def collator(self) -> Callable[[list[T]], Batch]:

@@ -28,7 +28,7 @@ _LAYOUT = "1"  # raise it when the columns, or the checks of a record, change
 
 
 class RecordIndex:
-    """The columns of one index, as arrays that are views of it.
+    """The columns of one index, as arrays; all but ``images_R`` are views of it.
 
     Args:
         table: one Arrow record batch, see ``build_table``.
