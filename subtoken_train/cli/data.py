@@ -20,12 +20,16 @@ checked below --root (nothing is downloaded; exit code 2 where something is miss
 
 data/README.md is the page for all of it."""
 
-_CHECKED = ("llava665k", "images", "wikitext103")
+_OPTIONS = {
+    "llava665k": ("root", "missing_list"),
+    "images": ("root", "file", "missing_list"),
+    "wikitext103": ("root",),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("name", choices=["scenes", "english", *_CHECKED], help="which data set")
+    parser.add_argument("name", choices=["scenes", "english", *_OPTIONS], help="which data set")
     parser.add_argument("--out", default=None, help="folder to write (default: data/scenes, data/english_text)")
     parser.add_argument("--train", type=int, default=12800, help="training records (default: 12800)")
     parser.add_argument("--dev", type=int, default=800, help="records for choices (default: 800)")
@@ -39,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the files, or check them."""
-    if args.name in _CHECKED:
+    _check_options(args)
+    if args.name in _OPTIONS:
         print(_check(args))
         return 0
     if args.name == "english":
@@ -57,10 +62,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> str:
-    if args.root is None:
-        raise ValueError(f"data {args.name} checks a folder; name it with --root")
-    if (args.name == "images") != (args.file is not None):
-        raise ValueError("data images needs the data file with --file" if args.file is None else "--file is for images")
     from subtoken_train.cli import data_checks
 
     if args.name == "llava665k":
@@ -68,3 +69,14 @@ def _check(args: argparse.Namespace) -> str:
     if args.name == "images":
         return data_checks.check_images(args.file, args.root, args.missing_list)
     return data_checks.check_wikitext103(args.root)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise a ``ValueError`` for an option that the data set has no use for, or needs and lacks."""
+    used = _OPTIONS.get(args.name, ())
+    for option in ("root", "file", "missing_list"):
+        if option not in used and getattr(args, option) is not None:
+            raise ValueError(f"--{option.replace('_', '-')} means nothing to data {args.name}; leave it out")
+    for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):
+        if option in used and getattr(args, option) is None:
+            raise ValueError(f"data {args.name} needs {words}: --{option} PATH")

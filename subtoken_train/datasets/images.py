@@ -58,8 +58,9 @@ def _compare_folder(folder: str, names: list[str], image_folder: Path) -> Folder
     except (FileNotFoundError, NotADirectoryError):
         present = set()
     absent = [name for name in names if name not in present]
-    stems = {Path(name).stem for name in present if Path(name).suffix in SUFFIXES} if absent else set()
-    missing = [name for name in absent if Path(name).stem not in stems]
+    parts = map(os.path.splitext, present) if absent else ()
+    stems = {stem for stem, suffix in parts if suffix in SUFFIXES}
+    missing = [name for name in absent if os.path.splitext(name)[0] not in stems]
     paths = [f"{folder}/{name}" if folder else name for name in missing]
     return FolderImages(folder, len(names), paths, len(absent) - len(missing))
 

@@ -26,12 +26,12 @@ class ResumableSampler(DistributedSampler[int]):
     ``limit_train_batches`` cuts epochs short (the next epoch then goes on with the pass). It is a
     ``DistributedSampler`` so that Lightning never wraps it in one of its own; ``set_epoch`` changes nothing.
 
-    With ``sizes`` all records of a global batch have images, or none has: a step of a sharded model, whose processes
-    must run the same parts of it, and a step without a vision tower cost no process more than another. What is left of
-    both kinds at the end of a pass makes one mixed batch, where every process's part of it can have an image; else it
-    is left out. With ``by_length``, too, a batch holds records of like size: 50 batches at a time are filled in the
-    order (images, text length to within a factor of two). Short answers are then neither padded to the longest
-    description of their batch nor drowned by its tokens in the loss. Grouped batches are shuffled.
+    With ``sizes`` all records of a global batch have images, or none has: the processes of a sharded model must run the
+    same parts of it, and in a text-only step none runs the vision tower. What is left of both kinds at the end of a
+    pass makes one mixed batch if every process's part of it can have an image; else it is left out. With
+    ``by_length``, too, a batch holds records of like size: 50 batches at a time are filled in the order (images, text
+    length to within a factor of two). Short answers are then neither padded to the longest description of their batch
+    nor drowned by its tokens in the loss. Grouped batches are shuffled.
 
     Args:
         num_records: records to shuffle.
