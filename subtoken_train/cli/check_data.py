@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from subtoken_train.backbones.attach import CompressedBackbone
@@ -11,7 +11,6 @@ from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.training.preflight import count_devices, first_sample, plan_steps
 from subtoken_train.types import Region
 
@@ -29,10 +28,9 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
     elif offline:
         yield f"{data.train_file} (not read: --offline)"
     else:
-        records = yield from _record_lines(cli, parts)
+        yield from _record_lines(cli, parts)
         limit = 1.0 if trainer.limit_train_batches is None else trainer.limit_train_batches
-        sampler = ResumableSampler(records, data.batch_size, data.seed, world_size=devices, limit=limit)
-        batches = sampler.batches_per_epoch
+        batches = data.training_order(world_size=devices, limit=limit).batches_per_epoch
     plan = plan_steps(
         data.batch_size * accumulate * devices, trainer.max_steps, trainer.max_epochs, batches, accumulate
     )
@@ -62,17 +60,27 @@ def _number_of(rows: Any) -> str:
     return f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
 
 
-def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Generator[str, None, int]:
-    """Parse the files and encode the first record; returns the number of training records."""
+def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
+    """Index the files, look for their images, and encode the first record."""
     data = cli.datamodule
-    records = InstructionRecords(data.train_file, data.image_folder)
-    yield f"{data.train_file}: {len(records):,} records"
+    data.read()
+    records = data.training_records
+    yield f"{data.train_file}: {_modalities(records)}"
     if data.val_file is not None:
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
+    if folders := data.check_images():
+        yield f"images below {data.image_folder}: all {sum(folder.named for folder in folders):,} are there"
     sample = first_sample(parts.family, cli.model.backbone_config, records, data.max_length)
     if sample is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"
     else:
         counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
         yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
-    return len(records)
+
+
+def _modalities(records: InstructionRecords) -> str:
+    texts = int((records.sizes()[:, 0] == 0).sum())
+    mixed = 0 < texts < len(records)
+    return f"{len(records):,} records" + (
+        f", {texts:,} of them without an image (in batches of their own)" if mixed else ""
+    )

@@ -1,32 +1,52 @@
-"""``subtoken-train data``: make the embedded data sets."""
+"""``subtoken-train data``: make the embedded data sets, check the public ones."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-HELP = """Make a data set that recipes name.
+HELP = """Make a data set that recipes name, or check what of a public one is there.
 
-  scenes   digit scenes with questions in LLaVA's instruction format (the tiny VLM recipes' data); made here, from 1,797
-           embedded handwritten digits, the same files for the same seed
-  english  the embedded English (prose of Python's reference manual) as train, dev and test.jsonl, one document a line,
-           for the perplexity of the tiny language model; --train, --dev, --test and --seed mean nothing here
+made here:
+  scenes       digit scenes with questions in LLaVA's instruction format (the tiny VLM recipes' data); made from 1,797
+               embedded handwritten digits, the same files for the same seed
+  english      the embedded English (prose of Python's reference manual) as train, dev and test.jsonl, one document a
+               line, for the perplexity of the tiny language model; --train, --dev, --test and --seed mean nothing here
 
-data/README.md says where to get what cannot be made."""
+checked below --root (nothing is downloaded; exit code 2 where something is missing):
+  llava665k    LLaVA-v1.5's mix665k: where its parts come from, the number of records, every image that they name
+  images       the images of any data file (--file) in the same format, below --root
+  wikitext103  WikiText-103 (raw) as Parquet files: splits and their rows
+
+data/README.md is the page for all of it."""
+
+_OPTIONS = {
+    "llava665k": ("root", "missing_list"),
+    "images": ("root", "file", "missing_list"),
+    "wikitext103": ("root",),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("name", choices=["scenes", "english"], help="which data set")
+    parser.add_argument("name", choices=["scenes", "english", *_OPTIONS], help="which data set")
     parser.add_argument("--out", default=None, help="folder to write (default: data/scenes, data/english_text)")
     parser.add_argument("--train", type=int, default=12800, help="training records (default: 12800)")
     parser.add_argument("--dev", type=int, default=800, help="records for choices (default: 800)")
     parser.add_argument("--test", type=int, default=4800, help="records looked at once (default: 4800)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    parser.add_argument("--root", type=Path, default=None, help="folder to check")
+    parser.add_argument("--file", type=Path, default=None, help="images: the data file that names them")
+    parser.add_argument("--missing-list", type=Path, default=None, help="file for the names of all missing images")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files."""
+    """Write the files, or check them."""
+    _check_options(args)
+    if args.name in _OPTIONS:
+        print(_check(args))
+        return 0
     if args.name == "english":
         from subtoken_train.datasets.english import write_english
 
@@ -39,3 +59,24 @@ def run(args: argparse.Namespace) -> int:
         write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
     print(f"written to {out}")
     return 0
+
+
+def _check(args: argparse.Namespace) -> str:
+    from subtoken_train.cli import data_checks
+
+    if args.name == "llava665k":
+        return data_checks.check_llava665k(args.root, args.missing_list)
+    if args.name == "images":
+        return data_checks.check_images(args.file, args.root, args.missing_list)
+    return data_checks.check_wikitext103(args.root)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise a ``ValueError`` for an option that the data set has no use for, or needs and lacks."""
+    used = _OPTIONS.get(args.name, ())
+    for option in ("root", "file", "missing_list"):
+        if option not in used and getattr(args, option) is not None:
+            raise ValueError(f"--{option.replace('_', '-')} means nothing to data {args.name}; leave it out")
+    for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):
+        if option in used and getattr(args, option) is None:
+            raise ValueError(f"data {args.name} needs {words}: --{option} PATH")

@@ -111,6 +111,7 @@ def prepare(cli: Any, resume: Path | None) -> None:
     note = check_recipe(cli, folder / "recipe.yaml") if resume else ""
     check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
+    cli.datamodule.check_images()
     module = cli.model
     if shares_weights(cli.trainer.strategy):  # no process loads weights before the others are there to share them
         parts = lay_out(module)

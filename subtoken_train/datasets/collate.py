@@ -63,8 +63,8 @@ def encode(
         generation: leave the last answer out and label nothing that must be there.
 
     Raises:
-        ValueError: images and image tokens disagree, the cut would reach a prompt that must stay whole, or no token
-            is left to learn from.
+        ValueError: images and image tokens disagree, an answer holds image tokens, the cut would reach a prompt that
+            must stay whole, or no token is left to learn from.
     """
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
     rendered = _expand_images(family.render(turns), [_visual_tokens(family, image, record) for image in images], record)
@@ -73,6 +73,8 @@ def encode(
     visual = [token == family.image_token_id for token in tokens.ids] if images else [False] * len(tokens.ids)
     _check_image_tokens(sum(visual), rendered, record)
     answer = _inside(tokens.starts, rendered.answer_spans)
+    if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
+        raise ValueError(f"record {record.id!r}: an answer holds {rendered.image_marker!r}; images belong in prompts")
     rank_position = _rank_position(answer, visual)
     _check_length(len(tokens.ids), max_length, rank_position, generation, record)
 

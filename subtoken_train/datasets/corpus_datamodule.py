@@ -97,6 +97,11 @@ class CorpusDataModule(OrderedDataModule[Row]):
                 f"(it is {trainer.limit_train_batches}): its passes have no length that an epoch could be a part of"
             )
 
+    def records_to_show(self) -> Iterator[Row]:
+        """The first blocks of the corpus in its own order, so that nothing else has to be tokenised."""
+        self.read()
+        return ({"input_ids": ids, "place": place} for place, ids in enumerate(self._pass()))
+
     def prepare_data(self) -> None:
         """Tokenise into the cache, in one process per machine while the others wait."""
         assert self.trainer is not None
@@ -149,7 +154,7 @@ class CorpusDataModule(OrderedDataModule[Row]):
         return PackedBlocks(packed_blocks(rows, source, self.family.tokenizer, self.block_length))
 
     def _pass(self) -> Iterator[list[int]]:
-        """One pass over the streamed training corpus."""
+        """One pass over the training corpus."""
         return read_blocks(self._raw_train, self.train_source, self.family.tokenizer, self.block_length)
 
 

@@ -1,11 +1,18 @@
-"""Lightning's side of the instruction data."""
+"""Lightning's side of the instruction data.
+
+Legend: R records.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
+from subtoken_train.datasets.images import FolderImages, missing_images
+from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
 from subtoken_train.datasets.records import InstructionRecords, Record
 
 
@@ -21,7 +28,8 @@ class InstructionDataModule(OrderedDataModule[Record]):
         val_batch_size: validation records per process and step; default: ``batch_size``.
         num_workers: processes that decode images and tokenise beside training; 0: in the training process.
         seed: of the shuffling.
-        group_by_length: fill each training batch with records of like size (images, then text length).
+        group_by_length: fill each training batch with records of like size (images, then text length). With or without
+            it, a batch holds records with images only, or without (see ``ResumableSampler``).
     """
 
     def __init__(
@@ -54,10 +62,33 @@ class InstructionDataModule(OrderedDataModule[Record]):
         if self.val_file is not None and self._val is None:
             self._val = InstructionRecords(self.val_file, self.image_folder)
 
-    def training_sizes(self) -> list[tuple[int, int]] | None:
-        """(images, characters of text) of every training record with ``group_by_length``; None without."""
+    def check_images(self) -> list[FolderImages]:
+        """Compare the images that the files name with the listings of their folders; no image is opened.
+
+        Returns:
+            The folders of the training file's images.
+
+        Raises:
+            ValueError: images are missing: how many, and what lists them.
+        """
+        found: list[FolderImages] = []
+        for records in (self._val, self._train):
+            if isinstance(records, InstructionRecords):
+                found = records.compare_images()
+                if missing := missing_images(found, records.path, records.image_folder):
+                    raise missing
+        return found
+
+    @property
+    def training_records(self) -> InstructionRecords:
+        """What ``read`` found."""
         assert isinstance(self._train, InstructionRecords)
-        return self._train.sizes() if self.group_by_length else None
+        return self._train
+
+    def sizes(self, records: SizedRecords[Record]) -> NDArray[np.int64]:
+        """(images, characters of text) of every record, [R, 2], from its file's index."""
+        assert isinstance(records, InstructionRecords)
+        return records.sizes()
 
     def collator(self) -> Collator:
         """The family's chat format and image processing, cut at ``max_length``."""

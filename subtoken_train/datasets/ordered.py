@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import lightning as L
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
 
 from subtoken_train.backbones.base import Family
-from subtoken_train.datasets.sampler import ResumableSampler
+from subtoken_train.datasets.images import FolderImages
+from subtoken_train.datasets.sampler import ResumableSampler, validation_order
 from subtoken_train.datasets.window import AccumulationWindows
 from subtoken_train.datasets.workers import outlive_stop_signals
 from subtoken_train.types import Batch
@@ -38,7 +42,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
 
     Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The place
     in the order is Lightning's own count of batches, which is in every checkpoint and is read whenever a loader starts.
-    A subclass reads the records in ``read`` (and ``setup``) and turns them into batches in ``collator``.
+    A subclass reads the records in ``read`` (and ``setup``) and turns them into batches in ``collator``. Where some
+    records have images and some have none, ``sizes`` says so, and no step mixes them (see ``ResumableSampler``).
 
     Args:
         batch_size: training records per process and step of the data loader.
@@ -62,6 +67,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self._order: dict[str, int] = {}
         self._resumed_order: dict[str, int] = {}
         self._rehearsed_family: Family | None = None
+        self.group_by_length = False
 
     @abstractmethod
     def read(self, training: bool = True) -> None:
@@ -71,13 +77,60 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             ValueError: the data are missing or wrong.
         """
 
+    def check_images(self) -> list[FolderImages]:
+        """Look for the images that the records of ``read`` name; a command calls it before it builds the model.
+
+        Raises:
+            ValueError: images are missing.
+        """
+        return []
+
     @abstractmethod
     def collator(self) -> Callable[[list[T]], Batch]:
         """What makes a batch of records."""
 
-    def training_sizes(self) -> Sequence[tuple[int, int]] | None:
-        """(images, characters) of every training record where batches are grouped by them; None: they are not."""
+    def sizes(self, records: SizedRecords[T]) -> NDArray[np.int64] | None:
+        """(images, characters) of every record, [R, 2]; None where all records are of one kind."""
         return None
+
+    def training_order(
+        self, rank: int = 0, world_size: int = 1, limit: int | float = 1.0, consumed: Callable[[], int] = lambda: 0
+    ) -> ResumableSampler:
+        """The order of the training records that ``read`` (and ``setup``) found; arguments as ``ResumableSampler``'s.
+
+        Raises:
+            ValueError: the records do not fill one batch.
+        """
+        assert self._train is not None
+        return ResumableSampler(
+            len(self._train),
+            self.batch_size,
+            self.seed,
+            rank=rank,
+            world_size=world_size,
+            limit=limit,
+            consumed=consumed,
+            sizes=self.sizes(self._train),
+            by_length=self.group_by_length,
+        )
+
+    def samples(self, family: Family, count: int) -> Iterator[Batch]:
+        """The first ``count`` training samples of a run on one device, as the loss sees them, each a batch of its own.
+
+        Raises:
+            ValueError: see ``setup`` and the collator.
+        """
+        self._rehearsed_family = family
+        collate = self.collator()
+        for record in islice(self.records_to_show(), count):
+            yield collate([record])
+
+    def records_to_show(self) -> Iterator[T]:
+        """The training records as a run on one device takes them."""
+        self.setup("fit")
+        assert self._train is not None
+        records = self._train
+        return (records[index] for index in self.training_order())
 
     @property
     def family(self) -> Family:
@@ -96,7 +149,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self._rehearsed_family = family
         self.setup("fit")
         if self._train is not None:
-            ResumableSampler(len(self._train), self.batch_size, self.seed, world_size=trainer.world_size)
+            self.training_order(world_size=trainer.world_size)
 
     def setup(self, stage: str) -> None:
         """Read and check the records that ``stage`` (``fit`` | ``validate``) needs.
@@ -115,15 +168,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         """
         assert self.trainer is not None
         assert self._train is not None
-        sampler = ResumableSampler(
-            len(self._train),
-            self.batch_size,
-            self.seed,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
-            limit=self.trainer.limit_train_batches,
-            consumed=self.batches_consumed,
-            sizes=self.training_sizes(),
+        sampler = self.training_order(
+            self.trainer.global_rank, self.trainer.world_size, self.trainer.limit_train_batches, self.batches_consumed
         )
         self.keep_order(sampler.identity)
         loader = self._loader(self._train, self.batch_size, sampler, drop_last=True)
@@ -131,17 +177,13 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches, place)
 
     def val_dataloader(self) -> DataLoader[T] | list[Any]:
-        """In file order; no loader without validation records.
-
-        Several processes take equal steps: up to one record per process is repeated, as in torch's own sampler.
-        """
+        """In file order; no loader without validation records. Several processes: see ``validation_order``."""
         assert self.trainer is not None
         if self._val is None:
             return []
-        sampler: DistributedSampler[T] | None = None
-        if self.trainer.world_size > 1:
-            records = cast("Dataset[T]", self._val)
-            sampler = DistributedSampler(records, self.trainer.world_size, self.trainer.global_rank, shuffle=False)
+        sampler: list[int] | None = None
+        if (world_size := self.trainer.world_size) > 1:
+            sampler = validation_order(self.sizes(self._val), len(self._val), self.trainer.global_rank, world_size)
         return self._loader(self._val, self.val_batch_size, sampler, drop_last=False)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,24 +1,29 @@
-r"""Instruction data in LLaVA's format: a JSON list (or JSON lines) of conversations beside a folder of images.
+"""Instruction data in LLaVA's format: a JSON list (or JSON lines) of conversations beside a folder of images.
 
-A record is ``{"id": ..., "image": "a.jpg" | ["a.jpg", ...], "kind": ..., "conversations": [{"from": "human", "value":
-"<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent. The structure of every
-record is checked when the file is read; images are opened one by one, when a batch needs them.
+The structure of every record (``record_format``) is checked once, when the file is indexed; a record is read from its
+place in the file when it is asked for, and images are opened one by one, when a batch needs them. So neither the
+training process nor a worker holds the data set.
+
+Legend: R records.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 
 from subtoken_train.backbones.base import Turn
-
-IMAGE_PLACEHOLDER = "<image>"
+from subtoken_train.datasets.images import FolderImages, compare_images, find_image
+from subtoken_train.datasets.record_format import image_names, record_id
+from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,9 @@ class Record:
 
 
 class InstructionRecords(Dataset[Record]):
-    """The records of one file. Only the parsed JSON is held in memory.
+    """The records of one file. Only places are held, in pages that processes share (``RecordIndex``).
+
+    It may be sent to workers that are forked or spawned; the data file must stay as it is while it is in use.
 
     Args:
         path: ``.jsonl`` (one record a line) or any other name (one JSON list).
@@ -52,37 +59,60 @@ class InstructionRecords(Dataset[Record]):
     def __init__(self, path: str | Path, image_folder: str | Path | None = None) -> None:
         self.path = Path(path)
         self.image_folder = self.path.parent if image_folder is None else Path(image_folder)
-        self._rows = _read_rows(self.path)
-        for index, row in enumerate(self._rows):
-            if problem := _problem(row):
-                raise ValueError(f"{self.path}, record {_record_id(row, index)!r}: {problem}")
+        self._open()
+
+    def _open(self) -> None:
+        self._state = file_state(self.path) if self.path.is_file() else b""
+        self._index: RecordIndex = open_index(self.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path.absolute(), "image_folder": self.image_folder.absolute()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._index)
 
     def __getitem__(self, index: int) -> Record:
-        row = self._rows[index]
+        """Read one record.
+
+        Raises:
+            ValueError: the file was changed since it was indexed.
+        """
+        row = self._row(index)
         values = [message["value"] for message in row["conversations"]]
         turns = [Turn(prompt, answer) for prompt, answer in zip(values[::2], values[1::2], strict=True)]
-        paths = [self.image_folder / name for name in _image_names(row)]
-        return Record(_record_id(row, index), paths, turns, row.get("kind"))
+        paths = [self.image_folder / name for name in image_names(row)]
+        return Record(record_id(row, index), paths, turns, row.get("kind"))
 
-    def sizes(self) -> list[tuple[int, int]]:
-        """(images, characters of text without placeholders) of every record; no image is opened."""
-        texts = [[message["value"] for message in row["conversations"]] for row in self._rows]
-        characters = [sum(len(text.replace(IMAGE_PLACEHOLDER, "").strip()) for text in turns) for turns in texts]
-        return [(len(_image_names(row)), size) for row, size in zip(self._rows, characters, strict=True)]
+    def _row(self, index: int) -> dict[str, Any]:
+        start, stop = int(self._index.start_R[index]), int(self._index.stop_R[index])
+        with self.path.open("rb", buffering=0) as file:  # opened anew: nothing that a fork would share, or a spawn lose
+            if file_state(file.fileno()) != self._state:
+                raise ValueError(f"{self.path} was changed while it was in use; start again")
+            row: dict[str, Any] = json.loads(os.pread(file.fileno(), stop - start, start))
+        return row
+
+    def sizes(self) -> NDArray[np.int64]:
+        """(images, characters of text without placeholders) of every record, [R, 2]; no image is opened."""
+        return np.stack([self._index.images_R, self._index.characters_R], axis=1)
+
+    def compare_images(self) -> list[FolderImages]:
+        """Which of the images that the records name are in ``image_folder``, by the listings of its folders."""
+        return compare_images(self._index.image_names().to_pylist(), self.image_folder)
 
 
 def open_image(path: Path, record_id: str | None = None) -> Image.Image:
-    """Read one image, of a record or alone, as RGB.
+    """Read one image, of a record or alone, as RGB; where it is missing, one that ``find_image`` takes for it.
 
     Raises:
         ValueError: the file is missing or is not a readable image.
     """
     of_record = "" if record_id is None else f"record {record_id!r}: "
     try:
-        with Image.open(path) as image:
+        with Image.open(find_image(path)) as image:
             return image.convert("RGB")
     except FileNotFoundError:
         hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
@@ -90,77 +120,3 @@ def open_image(path: Path, record_id: str | None = None) -> Image.Image:
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         hint = "replace the file or drop the record" if of_record else "replace the file"
         raise ValueError(f"{of_record}image {path} cannot be read ({error}); {hint}") from None
-
-
-def _read_rows(path: Path) -> list[Any]:
-    """Parse the file; one worded error per way it can be wrong."""
-    if not path.is_file():
-        makes = "; `subtoken-train data scenes` makes it" if "data/scenes" in path.as_posix() else ""
-        raise ValueError(f"data file {path} does not exist{makes or '; check the path'}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8 JSON") from None
-    rows = list(_parse_lines(text.split("\n"), path)) if path.suffix == ".jsonl" else _parse_list(text, path)
-    if not rows:
-        raise ValueError(f"{path} holds no record; at least one is needed")
-    return rows
-
-
-def _parse_list(text: str, path: Path) -> list[Any]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        hint = "use the suffix .jsonl for one record a line"
-        raise ValueError(f"{path}, line {error.lineno}: invalid JSON ({error.msg}); {hint}") from None
-    if not isinstance(rows, list):
-        raise ValueError(f"{path} holds a JSON {type(rows).__name__}; a list of records is needed")
-    return rows
-
-
-def _parse_lines(lines: Iterable[str], path: Path) -> Iterator[Any]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
-            hint = "each line of a .jsonl file is one whole record"
-            raise ValueError(f"{path}, line {number}: invalid JSON ({error.msg}); {hint}") from None
-
-
-def _record_id(row: Any, index: int) -> str:
-    return str(row.get("id", index) if isinstance(row, dict) else index)
-
-
-def _image_names(row: dict[str, Any]) -> list[str]:
-    images = row.get("image") or []
-    return [images] if isinstance(images, str) else images
-
-
-def _problem(row: Any) -> str | None:
-    """What is wrong with a record and what to do about it; None when nothing is."""
-    if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
-        return 'it has no turns; a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
-    if not all(isinstance(name, str) for name in _image_names(row)):
-        return f"image is {row['image']!r}; a path or a list of paths is needed"
-    messages = row["conversations"]
-    if not all(isinstance(m, dict) and isinstance(m.get("value"), str) for m in messages):
-        return 'a turn is not {"from": ..., "value": text}'
-    roles = [message.get("from") for message in messages]
-    if roles != ["human", "gpt"] * (len(roles) // 2):
-        return f"turns come from {', '.join(map(str, roles))}; they must alternate human, gpt and end with gpt"
-    return _placeholder_problem(messages, len(_image_names(row)))
-
-
-def _placeholder_problem(messages: list[dict[str, str]], num_images: int) -> str | None:
-    counts = [message["value"].count(IMAGE_PLACEHOLDER) for message in messages]
-    if any(counts[1::2]):
-        return f"a gpt turn holds {IMAGE_PLACEHOLDER}; images belong in human turns"
-    if sum(counts) == num_images:
-        return None
-    if num_images == 0:
-        return f"{sum(counts)} {IMAGE_PLACEHOLDER} but no image; add the image's path or remove the placeholder"
-    return (
-        f"{sum(counts)} {IMAGE_PLACEHOLDER} for {num_images} image(s); write exactly one per image in the human turns"
-    )

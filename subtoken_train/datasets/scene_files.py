@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from subtoken_train.datasets.records import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, ask, draw_scene
 
 _DESCRIPTION_SHARE = 0.3  # of training questions: 15 % describe, 15 % list

@@ -187,10 +187,11 @@ def test_decoder_stage_on_a_deep_model_has_a_nominal_anchor(capsys):
 
 @pytest.fixture
 def data_file(tmp_path):
-    """Five records; only the first has its image."""
+    """Five records with one image; only the first can be opened."""
     Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
+    (tmp_path / "unread.png").touch()
     turns = [{"from": "human", "value": "<image>\nhow many 3 ?"}, {"from": "gpt", "value": "2"}]
-    records = [{"id": f"r{i}", "image": "a.png" if i == 0 else "absent.png", "conversations": turns} for i in range(5)]
+    records = [{"id": f"r{i}", "image": "a.png" if i == 0 else "unread.png", "conversations": turns} for i in range(5)]
     path = tmp_path / "train.json"
     path.write_text(json.dumps(records))
     return path
@@ -201,6 +202,7 @@ def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
     lines = checked(capsys, [*argv, "--trainer.accumulate_grad_batches", "2", "--trainer.max_steps", "6"])
     assert f"{data_file}: 5 records" in lines
     assert f"{data_file}: 5 records for validation" in lines
+    assert f"images below {data_file.parent}: all 2 are there" in lines
     assert any(line.startswith("first record 'r0': ") and "64 visual" in line for line in lines)
     assert "2 records per optimiser step: batch 1 x accumulation 2 x 1 device" in lines
     assert "6 optimiser steps, 12 records, 2.00 epochs" in lines  # 5 batches are 3 windows, the last one shorter
@@ -272,6 +274,16 @@ def test_wrong_data(capsys, tiny, tmp_path, content, words):
     if content is not None:
         path.write_text(content)
     assert words in refused(capsys, [*tiny, "--data.train_file", str(path)])
+
+
+def test_missing_images_are_counted_and_the_command_lists_them(capsys, tiny, data_file):
+    (data_file.parent / "unread.png").unlink()
+    files = ["--data.train_file", str(data_file), "--data.batch_size", "1"]
+    line = refused(capsys, [*tiny, *files])
+    assert f"1 of 2 images that {data_file} names are missing below {data_file.parent} (first: unread.png)" in line
+    command = line.strip().partition("list them: subtoken-train ")[2]
+    assert main(command.split()) == 2
+    assert "unread.png" in capsys.readouterr().out
 
 
 def test_a_decoder_cut_counts_the_routers_that_run(capsys):

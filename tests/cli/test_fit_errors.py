@@ -1,5 +1,6 @@
 """What ``fit`` says to a wrong recipe or option: one short line, the whole key, the nearest name; nothing written."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,19 @@ def test_an_existing_run_is_kept(capsys, tmp_path):
     line = refused(capsys, ["--config", str(RECIPE), "--output_dir", str(kept.parent)], tmp_path)
     assert "holds a run; pass --overwrite, --resume, or another --output_dir" in line
     assert kept.read_text() == "mine"
+
+
+def test_missing_images_are_counted_before_anything_is_loaded(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("subtoken_train.training.module.SubTokenModule.configure_model", None)
+    turns = [{"from": "human", "value": "<image> hi"}, {"from": "gpt", "value": "7"}]
+    rows = [{"image": f"gone/{i}.jpg", "conversations": turns} for i in range(40)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    data = ["--data.train_file", str(tmp_path / "train.json"), "--data.val_file", "null"]
+    line = refused(capsys, ["--config", str(RECIPE), "--output_dir", str(tmp_path / "run"), *data], tmp_path)
+    assert line.startswith(
+        f"40 of 40 images that {tmp_path / 'train.json'} names are missing below {tmp_path} (first: "
+    )
+    assert line.endswith(f"subtoken-train data images --file {tmp_path / 'train.json'} --root {tmp_path}")
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,15 @@ def test_a_sample_without_labels_is_refused(tiny_family, monkeypatch):
         encode(TEXT_ONLY, tiny_family, 512, [])
 
 
+def test_an_answer_that_writes_an_image_placeholder_is_refused(tiny_family):
+    spoken = record(Turn("what ?", "<image>"), name="spoken")
+    with pytest.raises(ValueError, match="record 'spoken': 1 '<image>' in its prompt but 0 image"):
+        encode(spoken, tiny_family, 512, [])
+    moved = record(Turn("what ?", "<image>"), images=1, name="moved")  # as many as images, but in the answer
+    with pytest.raises(ValueError, match="record 'moved': an answer holds '<image>'"):
+        encode(moved, tiny_family, 512, [IMAGE])
+
+
 def test_a_generation_prompt_is_never_cut(tiny_family):
     with pytest.raises(ValueError, match="record 'text': 7 tokens, and its prompt end at token 7, past max_length 6"):
         encode(TEXT_ONLY, tiny_family, 6, [], generation=True)

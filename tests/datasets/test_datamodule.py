@@ -219,6 +219,31 @@ def test_two_processes_share_the_records(tiny_family, text_file):
     assert set(validated[0]) | set(validated[1]) == {str(i) for i in range(RECORDS)}
 
 
+def test_no_step_of_two_processes_mixes_records_with_and_without_images(tiny_family, tmp_path):
+    write_scene_split(tmp_path, "train", 7, seed=0)
+    rows = json.loads((tmp_path / "train.json").read_text())
+    texts = [{"conversations": [{"from": "human", "value": "what ?"}, {"from": "gpt", "value": "7"}]}] * 12
+    (tmp_path / "train.json").write_text(json.dumps(texts[:6] + rows + texts[6:]))
+    loaders = []
+    for rank in (0, 1):
+        data = InstructionDataModule(str(tmp_path / "train.json"), val_file=str(tmp_path / "train.json"), batch_size=2)
+        data.trainer = SimpleNamespace(
+            world_size=2,
+            global_rank=rank,
+            limit_train_batches=1.0,
+            accumulate_grad_batches=1,
+            lightning_module=SimpleNamespace(family=tiny_family),
+            fit_loop=fit_loop_at(0),
+        )
+        data.setup("fit")
+        loaders.append((data.train_dataloader(), data.val_dataloader()))
+    training = [[batch.pixel_values is not None for batch, *_ in train] for train, _ in loaders]
+    assert training[0] == training[1]
+    assert sorted(training[0]) == [False] * 3 + [True]  # 3 + 0 images and texts are left, too few for a batch
+    validation = [[batch.pixel_values is not None for batch in val] for _, val in loaders]
+    assert validation[0] == validation[1] == [True, True, False, False, False]
+
+
 def fit_loop_at(batches):
     """The part of a fit loop that counts batches."""
     total = SimpleNamespace(processed=batches)

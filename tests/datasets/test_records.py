@@ -1,12 +1,16 @@
 """Reading LLaVA's instruction format, and the message of every way it can be wrong."""
 
 import json
+import pickle
 import re
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from subtoken_train.backbones.base import Turn
+from subtoken_train.datasets import record_index
 from subtoken_train.datasets.records import InstructionRecords, open_image
 
 
@@ -80,7 +84,12 @@ def test_a_broken_record_is_named_with_its_file(tmp_path, message):
         ("a.json", "[]", "holds no record"),
         ("a.jsonl", "\n", "holds no record"),
         ("a.json", '[\n{"id": }]', "a.json, line 2: invalid JSON"),
-        ("a.jsonl", '{}\n{"id": }', "a.jsonl, line 2: invalid JSON"),
+        ("a.jsonl", json.dumps(ROWS[0]) + '\n{"id": }', "a.jsonl, line 2: invalid JSON"),
+        (
+            "a.json",
+            json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1]),
+            r"line 2: invalid JSON \(Extra data\); use .*jsonl",
+        ),
         ("a.json", "{}", "holds a JSON dict; a list"),
         ("a.json", b"\xff\xfe", "not UTF-8"),
     ],
@@ -121,4 +130,65 @@ def test_sizes_count_images_and_text_without_opening_anything(tmp_path):
         {"image": "gone.jpg", "conversations": talk("<image>\nwhat ?", "red")},
         {"conversations": talk("a", "bb", "ccc", "dddd")},
     ]
-    assert InstructionRecords(write(tmp_path, rows)).sizes() == [(1, 9), (0, 10)]
+    assert InstructionRecords(write(tmp_path, rows)).sizes().tolist() == [[1, 9], [0, 10]]
+
+
+def test_another_suffix_stands_in_for_a_missing_image(tmp_path):
+    Image.new("P", (3, 2)).save(tmp_path / "cover.gif")
+    assert open_image(tmp_path / "cover.jpg", "x").size == (3, 2)
+
+
+@pytest.fixture
+def large(tmp_path, cache, monkeypatch):
+    """A data file that counts as large, so that its index is kept."""
+    monkeypatch.setattr(record_index, "SMALL_FILE", 0)
+    return write(tmp_path, ROWS)
+
+
+def test_the_index_of_a_large_file_is_made_once(large, monkeypatch):
+    first = InstructionRecords(large)
+    monkeypatch.setattr(record_index, "build_table", lambda path: pytest.fail("made again"))
+    again = InstructionRecords(large)
+    assert [again[i] for i in range(3)] == [first[i] for i in range(3)]
+    assert again.sizes().tolist() == first.sizes().tolist()
+    assert not list(record_index.index_path(large).parent.glob("*.partial"))
+
+
+def test_a_changed_file_is_indexed_anew_and_refused_while_in_use(large):
+    old = InstructionRecords(large)
+    write(large.parent, ROWS[:2])
+    assert len(InstructionRecords(large)) == 2
+    with pytest.raises(ValueError, match="was changed while it was in use; start again"):
+        old[0]
+
+
+def test_a_cut_index_is_named(large):
+    InstructionRecords(large)
+    path = record_index.index_path(large)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match=f"the index {path} cannot be read .*; delete it"):
+        InstructionRecords(large)
+
+
+def test_a_record_set_that_is_sent_to_a_process_carries_no_record(large):
+    records = InstructionRecords(large)
+    sent = pickle.dumps(records)
+    assert len(sent) < 600
+    assert pickle.loads(sent)[1].turns == records[1].turns
+
+
+def test_records_hold_only_views_of_the_index(large):
+    records = InstructionRecords(large)
+    held = vars(records._index)
+    assert all(isinstance(value, np.ndarray | pa.Array) for value in held.values())
+    assert not any(held[name].flags.owndata for name in ("start_R", "stop_R", "characters_R"))
+    assert {type(value) for value in vars(records).values()} <= {type(large), bytes, type(records._index)}
+
+
+def test_images_are_compared_with_the_listings(tmp_path):
+    (tmp_path / "b").mkdir()
+    for name in ("a.jpg", "b/c.png"):
+        (tmp_path / name).touch()
+    top, below = InstructionRecords(write(tmp_path, ROWS)).compare_images()
+    assert (top.folder, top.named, top.missing, top.renamed) == ("", 2, ["d.jpg"], 0)
+    assert (below.folder, below.named, below.missing, below.renamed) == ("b", 1, [], 1)

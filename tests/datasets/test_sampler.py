@@ -1,8 +1,11 @@
 """The resumable order: a function of the seed, the place and the process."""
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from subtoken_train.datasets.sampler import ResumableSampler
+from subtoken_train.datasets.sampler import ResumableSampler, validation_order
 
 
 def test_a_pass_holds_every_record_of_its_full_batches_once():
@@ -63,7 +66,7 @@ def test_too_few_records_and_bad_seeds_are_refused():
 
 
 def grouped(sizes, batch_size, **options):
-    return ResumableSampler(len(sizes), batch_size, 0, sizes=sizes, **options)
+    return ResumableSampler(len(sizes), batch_size, 0, sizes=np.array(sizes), **{"by_length": True, **options})
 
 
 def test_grouped_batches_hold_records_of_like_size():
@@ -91,3 +94,58 @@ def test_grouped_processes_and_places_agree():
     assert [i for b in range(4) for rank in ranks for i in rank[3 * b : 3 * b + 3]] == alone
     assert list(grouped(sizes, 6, consumed=lambda: 2)) == alone[12:]
     assert grouped(sizes, 6).identity != ResumableSampler(24, 6, 0).identity
+
+
+KINDS = st.lists(st.sampled_from([(0, 9), (0, 500), (1, 9), (1, 500), (3, 9)]), min_size=12, max_size=120)
+
+
+@settings(max_examples=60, deadline=None)
+@given(KINDS, st.integers(1, 4), st.sampled_from([1, 2, 3]), st.booleans())
+def test_every_process_has_images_or_none_has(sizes, batch_size, world_size, by_length):
+    ranks = [
+        list(grouped(sizes, batch_size, rank=rank, world_size=world_size, by_length=by_length))
+        for rank in range(world_size)
+    ]
+    together = [index for order in ranks for index in order]
+    assert len(together) == len(set(together))
+    steps = len(ranks[0]) // batch_size
+    assert len(sizes) // (batch_size * world_size) - steps <= (1 if world_size > 1 else 0)
+    mixed = 0
+    for step in range(steps):
+        parts = [[sizes[i][0] > 0 for i in order[step * batch_size :][:batch_size]] for order in ranks]
+        assert len({any(part) for part in parts}) == 1
+        mixed += len({flag for part in parts for flag in part}) > 1
+    assert mixed <= 1
+
+
+@pytest.mark.parametrize("by_length", [False, True])
+def test_a_mixed_pass_is_a_function_of_seed_and_place(by_length):
+    sizes = [(int(i % 7 > 0), 10 + i) for i in range(61)]
+    alone = list(grouped(sizes, 6, by_length=by_length))
+    ranks = [list(grouped(sizes, 2, rank=rank, world_size=3, by_length=by_length)) for rank in range(3)]
+    assert [i for b in range(len(alone) // 6) for order in ranks for i in order[2 * b : 2 * b + 2]] == alone
+    for start in range(1, 10):
+        assert list(grouped(sizes, 6, by_length=by_length, consumed=lambda start=start: start)) == alone[6 * start :]
+    other = ResumableSampler(61, 6, 1, sizes=np.array(sizes), by_length=by_length)
+    assert list(other) != alone
+
+
+def test_records_of_one_kind_keep_the_order_of_the_seed():
+    plain = list(ResumableSampler(23, 5, 0))
+    for images in (0, 1):
+        assert list(ResumableSampler(23, 5, 0, sizes=np.array([(images, 9)] * 23))) == plain
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 4))
+def test_validation_is_shared_out_whole_and_by_kind(images, world_size):
+    sizes = np.array([(int(flag), 5) for flag in images])
+    shares = [validation_order(sizes, len(images), rank, world_size) for rank in range(world_size)]
+    assert {index for share in shares for index in share} == set(range(len(images)))
+    for step in zip(*shares, strict=True):
+        assert len({images[index] for index in step}) == 1
+    assert sum(map(len, shares)) - len(images) <= 2 * (world_size - 1)
+
+
+def test_validation_records_of_one_kind_keep_the_files_order():
+    assert [validation_order(None, 5, rank, 2) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 0]]

@@ -1,0 +1,116 @@
+"""What of a public data set is on disk, by listings and counts: nothing is opened, nothing is written but a list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from subtoken_train.datasets.images import FolderImages, missing_images
+from subtoken_train.datasets.records import InstructionRecords
+
+MIX665K = "llava_v1_5_mix665k.json"
+MIX665K_RECORDS = 665_298
+MIX665K_SOURCES = {
+    MIX665K: f"hf download liuhaotian/LLaVA-Instruct-150K {MIX665K} --repo-type dataset --local-dir ROOT",
+    "images/coco/train2017": "http://images.cocodataset.org/zips/train2017.zip",
+    "images/gqa/images": "https://downloads.cs.stanford.edu/nlp/data/gqa/images.zip",
+    "images/ocr_vqa/images": "https://ocr-vqa.github.io (its download program; .gif and .png are found, too)",
+    "images/textvqa/train_images": "https://dl.fbaipublicfiles.com/textvqa/images/train_val_images.zip",
+    "images/vg/VG_100K": "https://cs.stanford.edu/people/rak248/VG_100K_2/images.zip",
+    "images/vg/VG_100K_2": "https://cs.stanford.edu/people/rak248/VG_100K_2/images2.zip",
+}
+WIKITEXT = "wikitext-103-raw-v1"
+WIKITEXT_ROWS = {"train": 1_801_350, "validation": 3_760, "test": 4_358}
+_FIRST = 3  # missing images printed per folder
+
+
+def check_llava665k(root: Path, missing_list: Path | None) -> str:
+    """Print where the parts come from and what is there; returns the last line.
+
+    Raises:
+        ValueError: the records are not the public file's, or images are missing.
+    """
+    width = max(map(len, MIX665K_SOURCES))
+    print(f"LLaVA-v1.5 instruction data below {root}:")
+    for part, source in MIX665K_SOURCES.items():
+        print(f"  {part:<{width}}  {source.replace('ROOT', str(root))}")
+    print()
+    records = _index(root / MIX665K, root / "images")
+    if len(records) != MIX665K_RECORDS:
+        raise ValueError(
+            f"{records.path} holds {len(records):,} records, not the {MIX665K_RECORDS:,} of LLaVA-v1.5's mix665k; "
+            "fetch it again"
+        )
+    return _check_images(records, missing_list)
+
+
+def check_images(file: Path, root: Path, missing_list: Path | None) -> str:
+    """The same for the images of any data file.
+
+    Raises:
+        ValueError: see ``InstructionRecords``, or images are missing.
+    """
+    return _check_images(_index(file, root), missing_list)
+
+
+def check_wikitext103(root: Path) -> str:
+    """Print the rows of each split; returns the last line.
+
+    Raises:
+        ValueError: files are missing, are no Parquet, or hold other numbers of rows than the public ones.
+    """
+    folder = root / WIKITEXT
+    command = f"hf download Salesforce/wikitext --include '{WIKITEXT}/*' --repo-type dataset --local-dir {root}"
+    print(f"WikiText-103 (raw) below {folder}:\n  {command}\n")
+    for split, expected in WIKITEXT_ROWS.items():
+        files = sorted(folder.glob(f"{split}-*.parquet"))
+        shards = int(files[0].stem.rpartition("-")[2]) if files else 1
+        if len(files) != shards:
+            raise ValueError(f"{folder} has {len(files)} of {shards} files of the split {split}; fetch it: {command}")
+        rows = sum(map(_rows_of, files))
+        if rows != expected:
+            raise ValueError(f"{folder}, split {split}: {rows:,} rows, not {expected:,}; fetch it again: {command}")
+        print(f"  {split:<10}  {rows:>9,} rows in {len(files)} file{'s' if len(files) > 1 else ''}")
+    return f"complete; in a recipe: train: {{name: {folder}, documents: wikitext}}"
+
+
+def _rows_of(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as Parquet ({error}); fetch it again") from None
+
+
+def _index(file: Path, image_folder: Path) -> InstructionRecords:
+    clock = time.perf_counter()
+    records = InstructionRecords(file, image_folder)
+    texts = int((records.sizes()[:, 0] == 0).sum())
+    print(f"{file}: {len(records):,} records, {texts:,} without an image ({time.perf_counter() - clock:.1f} s)")
+    return records
+
+
+def _check_images(records: InstructionRecords, missing_list: Path | None) -> str:
+    folders = records.compare_images()
+    print(*_image_lines(folders, records.image_folder), sep="\n")
+    names = [name for folder in folders for name in folder.missing]
+    if missing_list is not None:
+        missing_list.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        print(f"{len(names):,} names written to {missing_list}")
+    if error := missing_images(folders, records.path, records.image_folder):
+        raise error
+    return f"complete: {len(records):,} records, {sum(folder.named for folder in folders):,} images"
+
+
+def _image_lines(folders: Sequence[FolderImages], image_folder: Path) -> Iterator[str]:
+    width = max((len(folder.folder) for folder in folders), default=0)
+    yield f"images below {image_folder}:"
+    for folder in folders:
+        missing = f"{len(folder.missing):,} missing" if folder.missing else "all there"
+        renamed = f", {folder.renamed:,} under another suffix" if folder.renamed else ""
+        yield f"  {folder.folder or '.':<{width}}  {folder.named:>9,} named, {missing}{renamed}"
+        yield from (f"    {name}" for name in folder.missing[:_FIRST])
+        if len(folder.missing) > _FIRST:
+            yield f"    ... and {len(folder.missing) - _FIRST:,} more"

@@ -1,0 +1,78 @@
+"""The images that a data file names: found one by one, or all compared with the listings of their folders."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
+"""Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves
+some as ``.gif`` or ``.png``."""
+
+
+@dataclass(frozen=True)
+class FolderImages:
+    """The images of one folder.
+
+    Attributes:
+        folder: relative to the image folder.
+        named: images that the records name in it, each counted once.
+        missing: those that are not there, relative to the image folder.
+        renamed: images that are there under another of ``SUFFIXES``.
+    """
+
+    folder: str
+    named: int
+    missing: list[str]
+    renamed: int
+
+
+def find_image(path: Path) -> Path:
+    """``path``, or where there is no such file the same name with another of ``SUFFIXES``, if that is there."""
+    if path.exists():
+        return path
+    return next((other for other in map(path.with_suffix, SUFFIXES) if other.exists()), path)
+
+
+def compare_images(names: Iterable[str], image_folder: Path) -> list[FolderImages]:
+    """What of the named images is there, folder by folder: one listing each, no look at single files.
+
+    Args:
+        names: paths below ``image_folder``, each once.
+        image_folder: where they start.
+    """
+    wanted: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        folder, _, own = name.rpartition("/")
+        wanted[folder].append(own)
+    return [_compare_folder(folder, wanted[folder], image_folder) for folder in sorted(wanted)]
+
+
+def _compare_folder(folder: str, names: list[str], image_folder: Path) -> FolderImages:
+    try:
+        present = set(os.listdir(image_folder / folder))
+    except (FileNotFoundError, NotADirectoryError):
+        present = set()
+    absent = [name for name in names if name not in present]
+    parts = map(os.path.splitext, present) if absent else ()
+    stems = {stem for stem, suffix in parts if suffix in SUFFIXES}
+    missing = [name for name in absent if os.path.splitext(name)[0] not in stems]
+    paths = [f"{folder}/{name}" if folder else name for name in missing]
+    return FolderImages(folder, len(names), paths, len(absent) - len(missing))
+
+
+def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folder: Path) -> ValueError | None:
+    """The error where images are missing: how many, the first, and the command that lists them; None where none is."""
+    missing = [name for folder in folders for name in folder.missing]
+    if not missing:
+        return None
+    named = sum(folder.named for folder in folders)
+    command = shlex.join(["subtoken-train", "data", "images", "--file", str(data_file), "--root", str(image_folder)])
+    return ValueError(
+        f"{len(missing):,} of {named:,} images that {data_file} names are missing below {image_folder} (first: "
+        f"{missing[0]}); list them: {command}"
+    )

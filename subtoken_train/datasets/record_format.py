@@ -1,0 +1,56 @@
+r"""LLaVA's instruction format: what a record must look like, and what is wrong with one that does not.
+
+A record is ``{"id": ..., "image": "a.jpg" | ["a.jpg", ...], "kind": ..., "conversations": [{"from": "human", "value":
+"<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+IMAGE_PLACEHOLDER = "<image>"
+
+
+def record_id(row: Any, index: int) -> str:
+    """The record's own id as text, or its place in the file."""
+    return str(row.get("id", index) if isinstance(row, dict) else index)
+
+
+def image_names(row: dict[str, Any]) -> list[str]:
+    """Its images; none for a text-only record."""
+    images = row.get("image") or []
+    return [images] if isinstance(images, str) else images
+
+
+def text_length(row: dict[str, Any]) -> int:
+    """Characters of its turns, without placeholders and the white space around them."""
+    return sum(len(message["value"].replace(IMAGE_PLACEHOLDER, "").strip()) for message in row["conversations"])
+
+
+def record_problem(row: Any) -> str | None:
+    """What is wrong with a record and what to do about it; None when nothing is."""
+    if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
+        return 'it has no turns; a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
+    names = image_names(row)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return f"image is {row['image']!r}; a path or a list of paths is needed"
+    messages = row["conversations"]
+    if not all(isinstance(m, dict) and isinstance(m.get("value"), str) for m in messages):
+        return 'a turn is not {"from": ..., "value": text}'
+    roles = [message.get("from") for message in messages]
+    if roles != ["human", "gpt"] * (len(roles) // 2):
+        return f"turns come from {', '.join(map(str, roles))}; they must alternate human, gpt and end with gpt"
+    return _placeholder_problem(messages, len(names))
+
+
+def _placeholder_problem(messages: list[dict[str, str]], num_images: int) -> str | None:
+    counts = [message["value"].count(IMAGE_PLACEHOLDER) for message in messages]
+    if any(counts[1::2]):
+        return f"a gpt turn holds {IMAGE_PLACEHOLDER}; images belong in human turns"
+    if sum(counts) == num_images:
+        return None
+    if num_images == 0:
+        return f"{sum(counts)} {IMAGE_PLACEHOLDER} but no image; add the image's path or remove the placeholder"
+    return (
+        f"{sum(counts)} {IMAGE_PLACEHOLDER} for {num_images} image(s); write exactly one per image in the human turns"
+    )

@@ -1,0 +1,129 @@
+"""``subtoken-train preview``: runs of tokens with their regions, what is trained, and the refusals of ``fit``."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from transformers import LlamaConfig
+
+from subtoken_train.cli.main import main
+from subtoken_train.cli.preview_lines import sample_lines
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.types import Batch, Region
+
+from tiny_llama import build_tokenizer
+from tiny_llava import build_processor
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+TINY = ["--config", str(RECIPES / "tiny_fastv25_s16k4.yaml"), "--data.val_file", "null"]
+
+
+@pytest.fixture
+def scenes(tmp_path):
+    """The embedded VLM's recipe on four scenes."""
+    write_scene_split(tmp_path / "scenes", "train", 4, seed=0)
+    return [*TINY, "--data.train_file", str(tmp_path / "scenes/train.json"), "--data.batch_size", "2"]
+
+
+@pytest.fixture
+def language_model(tmp_path):
+    """A recipe for a tiny Llama that has a tokenizer and a configuration, and no weights."""
+    tokenizer = build_tokenizer()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaConfig(vocab_size=len(tokenizer), **sizes).save_pretrained(tmp_path / "llama")
+    tokenizer.save_pretrained(tmp_path / "llama")
+
+    def write(data):
+        model = {"backbone": {"path": str(tmp_path / "llama")}, "reducer": {"name": "quest", "keep_ratio": 0.5}}
+        (tmp_path / "recipe.yaml").write_text(
+            yaml.safe_dump({"model": model, "data": data, "trainer": {"max_steps": 3}})
+        )
+        return ["--config", str(tmp_path / "recipe.yaml")]
+
+    return write
+
+
+def shown(capsys, argv):
+    """What a preview that must succeed prints."""
+    assert main(["preview", *argv]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"]])
+def test_help(capsys, argv):
+    assert "--no-color" in shown(capsys, argv)
+
+
+def test_a_scene_as_the_loss_sees_it(scenes, capsys):
+    out = shown(capsys, [*scenes, "--count", "2"])
+    assert "\x1b" not in out
+    samples = re.findall(r"'train-00000\d', 1 image: (\d+) tokens \((.*)\), (\d+) trained", out)
+    assert len(samples) == 2
+    for tokens, counts, trained in samples:
+        regions = {word: int(number) for number, word in (part.split() for part in counts.split(", "))}
+        assert sum(regions.values()) == int(tokens)
+        assert (regions["visual"], regions["answer"]) == (64, int(trained))
+    assert out.count("  visual   masked      64  <image x 64>\n") == 2
+    assert re.search(r"  query    masked +\d+  .* ASSISTANT:\n  answer   trained +\d+  .* </s>\n", out)
+
+
+def test_colours_only_where_they_are_wanted(scenes, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in shown(capsys, [*scenes, "--count=1"])
+    assert "\x1b[" not in shown(capsys, [*scenes, "--count=1", "--no-color"])
+
+
+def test_recall(language_model, capsys):
+    data = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4}
+    out = shown(capsys, [*language_model(data), "--count", "1"])
+    assert re.search(r"\(64 context, \d+ query, \d+ answer\)", out)
+    assert re.search(r"  query    masked +\d+  \\nCodes of", out)  # a run is one line
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys, streaming):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("subtoken_train.datasets.corpus_datamodule.packed_blocks", None)
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the module is imported " * 200}))
+    lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8, "streaming": streaming}
+    out = shown(capsys, language_model({"train": {"name": str(tmp_path / "text.jsonl")}, **lengths}))
+    assert [f"'block {i}': 96 tokens (64 context, 8 query, 24 answer), 24 trained" in out for i in range(4)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--data.max_length", "40"], "its images and their question end at token"),
+        (["--count", "0"], "--count is '0'; it must be a whole number, 1 or more"),
+        (["--count"], "--count is ''; it must be"),
+        (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
+    ],
+)
+def test_what_fit_refuses_is_refused(scenes, capsys, extra, message):
+    assert main(["preview", *scenes, *extra]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_sample_without_a_trained_token_is_warned_about():
+    tokenizer = build_processor().tokenizer
+    ids, regions = torch.tensor([[1, 7, 8, 0]]), torch.tensor([[Region.ANSWER, Region.QUERY, Region.QUERY, 0]])
+    labels = torch.tensor([[1, -100, -100, -100]])  # the first token is never a target
+    batch = Batch(ids, labels, regions, torch.tensor([-1]), None, torch.tensor([0]), ["odd"])
+    console = Console(color_system=None, width=200)
+    with console.capture() as capture:
+        for line in sample_lines(batch, tokenizer):
+            console.print(line)
+    text = capture.get()
+    assert "'odd': 3 tokens (2 query, 1 answer), 0 trained\n  warning: no token of this sample is trained\n" in text
+    assert text.count("masked") == 2
