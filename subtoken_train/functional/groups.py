@@ -59,7 +59,9 @@ def expand_group_mask(group_mask_BNS: Tensor, value_dim: int, num_kv_heads: int,
 def apply_group_mask(value_BND: Tensor, group_mask_BNS: Tensor, num_kv_heads: int, layout: Layout) -> Tensor:
     """Routed values: every group times its mask entry (paper, section 3.3), in the value's dtype.
 
-    Dropped groups become zeros: this is the training-time form and saves no memory.
+    Dropped groups become zeros: this is the training-time form and saves no memory. The mask is broadcast over the
+    channels that it rules, never repeated: what the backward pass keeps beside the value is the mask's own size.
     """
-    mask_BND = expand_group_mask(group_mask_BNS, value_BND.shape[-1], num_kv_heads, layout)
-    return value_BND * mask_BND.to(value_BND.dtype)
+    heads = 1 if layout == "contiguous" else num_kv_heads
+    groups_BNhSg = value_BND.unflatten(-1, (heads, group_mask_BNS.shape[-1], -1))
+    return (groups_BNhSg * group_mask_BNS.to(value_BND.dtype)[..., None, :, None]).flatten(-3)

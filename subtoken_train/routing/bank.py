@@ -4,7 +4,7 @@ A forward hook on the value projection (outside its LoRA) sees the router's inpu
 returns the routed values; q, k, positions, scores and ``o_proj`` are untouched, and any attention implementation
 works. The hooks do nothing outside ``with bank.routing(...)``: decoding never calls a router.
 
-Legend: B batch, N positions, D model width, S value groups.
+Legend: B batch, N positions, D model width, S value groups, L layers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class RoutingState:
         apart: leave the projections' outputs as they are and note what ``route`` needs in ``pending``: some rows of
             the layer (a language model's context) read whole values, and which tokens stay is not known yet.
         pending: per layer the projection's input and output, where ``apart``.
-        balance: per layer the balance loss of each sample, [B]; learned selectors only.
+        choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
+            the balance loss is made of. Learned selectors only.
     """
 
     routed_BN: Tensor
@@ -55,13 +56,21 @@ class RoutingState:
     pending: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     rank_BN: Tensor | None = None
     masks: dict[int, Tensor] = field(default_factory=dict)
-    balance: dict[int, Tensor] = field(default_factory=dict)
+    choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def balance(self) -> dict[int, Tensor]:
+        """Per layer the balance loss of each sample, [B]; learned selectors only. Made anew at every call."""
+        return dict(zip(self.choices, self._balances(), strict=True)) if self.choices else {}
 
     def mean_balance(self) -> Tensor:
         """Balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
-        if not self.balance:
-            return torch.zeros((), device=self.routed_BN.device)
-        return torch.stack(list(self.balance.values())).mean()
+        return self._balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
+
+    def _balances(self) -> Tensor:
+        """All layers at once: the tensors are small, and a layer would cost as many operations as all of them."""
+        scores, hard, routed = (torch.stack(parts).flatten(0, 1) for parts in zip(*self.choices.values(), strict=True))
+        return balance_loss(scores, hard, routed).unflatten(0, (len(self.choices), -1))
 
 
 class RouterBank(nn.Module):
@@ -148,7 +157,7 @@ class RouterBank(nn.Module):
         state.masks[layer] = hard_BNS | ~routed_BN1
         factor_BNS = state.masks[layer]
         if self.selectors[layer].learned:
-            state.balance[layer] = balance_loss(scores_BNS, hard_BNS, state.routed_BN)
+            state.choices[layer] = (scores_BNS, hard_BNS, state.routed_BN)
             factor_BNS = torch.where(routed_BN1, self._factors(layer, hard_BNS, scores_BNS), 1.0)
         return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout)
 
@@ -194,5 +203,7 @@ class RouterBank(nn.Module):
 
 def _masked_mean(hidden_BND: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over the marked positions, [B, D] in fp32; zeros where none is marked."""
-    weight_BN1 = mask_BN[..., None].float()
-    return (hidden_BND.float() * weight_BN1).sum(1) / weight_BN1.sum(1).clamp(min=1)
+    weight_BN = mask_BN.float()
+    with torch.autocast(hidden_BND.device.type, enabled=False):
+        sum_BD = (weight_BN[:, None] @ hidden_BND.float()).squeeze(1)
+    return sum_BD / weight_BN.sum(-1, keepdim=True).clamp(min=1)
