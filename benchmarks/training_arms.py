@@ -96,15 +96,16 @@ def our_fit(
             def on_train_batch_end(self, *_: object) -> None:
                 after_step()
 
-        trainer = _recipe_trainer(steps, device, dtype)
-        trainer.callbacks = [part for part in trainer.callbacks if not isinstance(part, SaveOnInterrupt)]
-        trainer.callbacks.append(Handover())
-        trainer.fit(module, AccumulationWindows(loader, 1))
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = _recipe_trainer(steps, device, dtype, folder)
+            trainer.callbacks = [part for part in trainer.callbacks if not isinstance(part, SaveOnInterrupt)]
+            trainer.callbacks.append(Handover())
+            trainer.fit(module, AccumulationWindows(loader, 1))
 
     return loop
 
 
-def _recipe_trainer(steps: int, device: str, dtype: torch.dtype) -> L.Trainer:
+def _recipe_trainer(steps: int, device: str, dtype: torch.dtype, folder: str) -> L.Trainer:
     settings = {
         "max_steps": steps,
         "accelerator": "gpu" if device.startswith("cuda") else "cpu",
@@ -116,7 +117,7 @@ def _recipe_trainer(steps: int, device: str, dtype: torch.dtype) -> L.Trainer:
         "enable_progress_bar": "false",
     }
     words = [f"--trainer.{name}={value}" for name, value in settings.items()]
-    trainer: L.Trainer = RecipeCLI(["--config", str(RECIPE), *words, f"--output_dir={tempfile.mkdtemp()}"]).trainer
+    trainer: L.Trainer = RecipeCLI(["--config", str(RECIPE), *words, f"--output_dir={folder}"]).trainer
     return trainer
 
 
@@ -125,8 +126,31 @@ def plain_trainer(case: Case, steps: int, device: str, dtype: torch.dtype) -> Lo
     model = case.model(device, dtype)
     targets = case.family("meta", dtype).lora_pattern
     lora = LoraConfig(r=case.lora.rank, lora_alpha=case.lora.alpha, lora_dropout=0.0, target_modules=targets)
-    arguments = transformers.TrainingArguments(
-        output_dir=tempfile.mkdtemp(),
+    records = case.records(case.batch_size * steps)
+    peft_model = get_peft_model(model, lora)
+
+    def loop(after_step: Callable[[], None]) -> None:
+        class Handover(transformers.TrainerCallback):
+            def on_step_end(self, *_: object, **__: object) -> None:
+                after_step()
+
+        with tempfile.TemporaryDirectory() as folder:
+            transformers.Trainer(
+                model=peft_model,
+                args=_plain_arguments(case, steps, device, dtype, folder),
+                train_dataset=records,
+                data_collator=plain_batch,
+                callbacks=[Handover()],
+            ).train()
+
+    return loop
+
+
+def _plain_arguments(
+    case: Case, steps: int, device: str, dtype: torch.dtype, folder: str
+) -> transformers.TrainingArguments:
+    return transformers.TrainingArguments(
+        output_dir=folder,
         max_steps=steps,
         per_device_train_batch_size=case.batch_size,
         learning_rate=LEARNING_RATE,
@@ -142,20 +166,6 @@ def plain_trainer(case: Case, steps: int, device: str, dtype: torch.dtype) -> Lo
         disable_tqdm=True,
         use_cpu=not device.startswith("cuda"),
     )
-    records = case.records(case.batch_size * steps)
-    peft_model = get_peft_model(model, lora)
-
-    def loop(after_step: Callable[[], None]) -> None:
-        class Handover(transformers.TrainerCallback):
-            def on_step_end(self, *_: object, **__: object) -> None:
-                after_step()
-
-        trainer = transformers.Trainer(
-            model=peft_model, args=arguments, train_dataset=records, data_collator=plain_batch, callbacks=[Handover()]
-        )
-        trainer.train()
-
-    return loop
 
 
 def plain_batch(records: list[Batch]) -> dict[str, Tensor]:

@@ -35,7 +35,8 @@ SYSTEM, QUERY, ANSWER = 5, 8, 6
 PREFIX = 64
 """Query tokens of a language model that choose and summarise, without loss."""
 FASTV = ReducerConfig(name="fastv", keep_ratio=0.25)
-QUEST = ReducerConfig(name="quest", keep_ratio=0.5)
+QUEST_HALF = ReducerConfig(name="quest", keep_ratio=0.5)
+QUEST = ReducerConfig(name="quest", keep_ratio=0.25)
 UNREDUCED = ReducerConfig(name="none")
 S16K4 = RoutingConfig()
 S16K12 = RoutingConfig(kept_groups=12, budget="global", query_conditioned=True)
@@ -72,7 +73,7 @@ class Case:
     @property
     def vlm(self) -> bool:
         """Whether there is an image."""
-        return self.reducer is not QUEST
+        return self.reducer.name != "quest"
 
     def model(self, device: str, dtype: torch.dtype) -> Any:
         """The random model."""
@@ -158,7 +159,9 @@ def _llava(layers: int, side: int) -> LlavaConfig:
 CASES = {
     "llava-reduced": Case("LLaVA, 144 visual tokens given", lambda: _llava(4, 12), 1, 144, UNREDUCED, S16K4),
     "llava-fastv": Case("LLaVA, FastV 576 to 144", lambda: _llava(4, 24), 1, 576, FASTV, S16K4),
-    "llama-quest": Case("Llama, Quest 256 to 128", lambda: llama_config(4, 1024, VOCABULARY), 1, 256, QUEST, S16K12),
+    "llama-quest": Case(
+        "Llama, Quest 256 to 128", lambda: llama_config(4, 1024, VOCABULARY), 1, 256, QUEST_HALF, S16K12
+    ),
     "tiny-llava": Case(
         "tiny-llava (D = 128), FastV 64 to 16",
         lambda: AutoConfig.from_pretrained(resolve("checkpoints/tiny-llava")),
@@ -172,6 +175,6 @@ CASES = {
         "LLaVA-1.5-7B, FastV 576 to 144", lambda: offline_config("llava-hf/llava-1.5-7b-hf"), 4, 576, FASTV, S16K4
     ),
     "llama-7b": Case(
-        "LLaMA-2-7B, Quest 1024 to 512", lambda: offline_config("meta-llama/Llama-2-7b-hf"), 1, 1024, QUEST, S16K12
+        "LLaMA-2-7B, Quest 1024 to 256", lambda: offline_config("meta-llama/Llama-2-7b-hf"), 1, 1024, QUEST, S16K12
     ),
 }

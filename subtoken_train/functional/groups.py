@@ -1,6 +1,7 @@
 """Value groups: the two layouts of a value vector, and the product with a group mask.
 
-Legend: B batch, N positions, D value width d_v = H * d, H key-value heads, d head width, S groups.
+Legend: B batch, N positions, D value width d_v = H * d, H key-value heads, d head width, S groups; h heads that are
+split apart (1 where a group may span them), g channels of a group in one of these.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def apply_group_mask(value_BND: Tensor, group_mask_BNS: Tensor, num_kv_heads: in
     Dropped groups become zeros: this is the training-time form and saves no memory. The mask is broadcast over the
     channels that it rules, never repeated: what the backward pass keeps beside the value is the mask's own size.
     """
-    heads = 1 if layout == "contiguous" else num_kv_heads
-    groups_BNhSg = value_BND.unflatten(-1, (heads, group_mask_BNS.shape[-1], -1))
+    heads, num_groups = 1 if layout == "contiguous" else num_kv_heads, group_mask_BNS.shape[-1]
+    channels = value_BND.shape[-1] // heads // num_groups
+    groups_BNhSg = value_BND.reshape(*value_BND.shape[:-1], heads, num_groups, channels)
     return (groups_BNhSg * group_mask_BNS.to(value_BND.dtype)[..., None, :, None]).flatten(-3)

@@ -70,7 +70,7 @@ class RoutingState:
     def _balances(self) -> Tensor:
         """All layers at once: the tensors are small, and a layer would cost as many operations as all of them."""
         scores, hard, routed = (torch.stack(parts).flatten(0, 1) for parts in zip(*self.choices.values(), strict=True))
-        return balance_loss(scores, hard, routed).unflatten(0, (len(self.choices), -1))
+        return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)
 
 
 class RouterBank(nn.Module):
