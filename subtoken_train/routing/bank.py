@@ -158,7 +158,7 @@ class RouterBank(nn.Module):
         factor_BNS = state.masks[layer]
         if self.selectors[layer].learned:
             state.choices[layer] = (scores_BNS, hard_BNS, state.routed_BN)
-            factor_BNS = torch.where(routed_BN1, self._factors(layer, hard_BNS, scores_BNS), 1.0)
+            factor_BNS = self._factors(layer, factor_BNS, scores_BNS, routed_BN1)
         return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout)
 
     def _scores(self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState) -> Tensor:
@@ -194,11 +194,13 @@ class RouterBank(nn.Module):
             return counted_mask(scores_BNS, counts_BN)
         return fixed_mask(scores_BNS, config.kept_groups)
 
-    def _factors(self, layer: int, hard_BNS: Tensor, logits_BNS: Tensor) -> Tensor:
-        """What a learned router multiplies routed groups by, [B, N, S] in fp32: the mask, times the gate."""
+    def _factors(self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, routed_BN1: Tensor) -> Tensor:
+        """What a learned router multiplies groups by, [B, N, S] in fp32: the mask, times the gate of routed tokens."""
         chosen = self.config.kept_groups < self.config.num_groups
-        factors_BNS = straight_through(hard_BNS, logits_BNS) if chosen else hard_BNS.to(logits_BNS.dtype)
-        return factors_BNS * self.gates[layer](logits_BNS) if self.config.value_gate else factors_BNS
+        factors_BNS = straight_through(mask_BNS, logits_BNS, routed_BN1) if chosen else mask_BNS.to(logits_BNS.dtype)
+        if not self.config.value_gate:
+            return factors_BNS
+        return torch.where(routed_BN1, factors_BNS * self.gates[layer](logits_BNS), 1.0)
 
 
 def _masked_mean(hidden_BND: Tensor, mask_BN: Tensor) -> Tensor:
