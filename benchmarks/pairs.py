@@ -16,18 +16,23 @@ import torch
 RESAMPLES = 2000
 
 
-def interleaved(actions: Mapping[str, Callable[[], object]], pairs: int, warmup: int = 2) -> dict[str, list[float]]:
+def interleaved(
+    actions: Mapping[str, Callable[[], object]],
+    pairs: int,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Seconds of each action, in turns: every round runs each of them once, in an order that alternates."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(warmup + pairs):
         names = list(actions) if turn % 2 == 0 else list(actions)[::-1]
         for name in names:
             _synchronise()
-            clock = time.perf_counter()
+            start = clock()
             actions[name]()
             _synchronise()
             if turn >= warmup:
-                seconds[name].append(time.perf_counter() - clock)
+                seconds[name].append(clock() - start)
     return seconds
 
 

@@ -27,11 +27,14 @@ def tables() -> dict[str, str]:
         "memory": importlib.import_module("prefill").memory(
             json.loads((RESULTS / "speed/statistics_memory.json").read_text())
         ),
+        "training": importlib.import_module("training_cost").markdown(
+            json.loads((RESULTS / "speed/training-cpu-float32.json").read_text())
+        ),
         "eviction": importlib.import_module("eviction_accuracy").table(RESULTS / "eviction"),
     }
 
 
-@pytest.mark.parametrize("name", ["decode", "prefill", "memory", "eviction"])
+@pytest.mark.parametrize("name", ["decode", "prefill", "memory", "training", "eviction"])
 def test_the_page_shows_the_records(tables, name):
     text = (FOLDER / "README.md").read_text()
     assert text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0] == tables[name]

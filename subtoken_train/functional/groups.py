@@ -1,6 +1,7 @@
 """Value groups: the two layouts of a value vector, and the product with a group mask.
 
-Legend: B batch, N positions, D value width d_v = H * d, H key-value heads, d head width, S groups.
+Legend: B batch, N positions, D value width d_v = H * d, H key-value heads, d head width, S groups; h heads that are
+split apart (1 where a group may span them), g channels of a group in one of these.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ def expand_group_mask(group_mask_BNS: Tensor, value_dim: int, num_kv_heads: int,
 def apply_group_mask(value_BND: Tensor, group_mask_BNS: Tensor, num_kv_heads: int, layout: Layout) -> Tensor:
     """Routed values: every group times its mask entry (paper, section 3.3), in the value's dtype.
 
-    Dropped groups become zeros: this is the training-time form and saves no memory.
+    Dropped groups become zeros: this is the training-time form and saves no memory. The mask is broadcast over the
+    channels that it rules, never repeated: what the backward pass keeps beside the value is the mask's own size.
     """
-    mask_BND = expand_group_mask(group_mask_BNS, value_BND.shape[-1], num_kv_heads, layout)
-    return value_BND * mask_BND.to(value_BND.dtype)
+    heads, num_groups = 1 if layout == "contiguous" else num_kv_heads, group_mask_BNS.shape[-1]
+    channels = value_BND.shape[-1] // heads // num_groups
+    groups_BNhSg = value_BND.reshape(*value_BND.shape[:-1], heads, num_groups, channels)
+    return (groups_BNhSg * group_mask_BNS.to(value_BND.dtype)[..., None, :, None]).flatten(-3)

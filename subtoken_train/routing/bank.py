@@ -4,7 +4,7 @@ A forward hook on the value projection (outside its LoRA) sees the router's inpu
 returns the routed values; q, k, positions, scores and ``o_proj`` are untouched, and any attention implementation
 works. The hooks do nothing outside ``with bank.routing(...)``: decoding never calls a router.
 
-Legend: B batch, N positions, D model width, S value groups.
+Legend: B batch, N positions, D model width, S value groups, L layers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class RoutingState:
         apart: leave the projections' outputs as they are and note what ``route`` needs in ``pending``: some rows of
             the layer (a language model's context) read whole values, and which tokens stay is not known yet.
         pending: per layer the projection's input and output, where ``apart``.
-        balance: per layer the balance loss of each sample, [B]; learned selectors only.
+        choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
+            the balance loss is made of. Learned selectors only.
     """
 
     routed_BN: Tensor
@@ -55,13 +56,21 @@ class RoutingState:
     pending: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     rank_BN: Tensor | None = None
     masks: dict[int, Tensor] = field(default_factory=dict)
-    balance: dict[int, Tensor] = field(default_factory=dict)
+    choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def balance(self) -> dict[int, Tensor]:
+        """Per layer the balance loss of each sample, [B]; learned selectors only. Made anew at every call."""
+        return dict(zip(self.choices, self._balances(), strict=True)) if self.choices else {}
 
     def mean_balance(self) -> Tensor:
         """Balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
-        if not self.balance:
-            return torch.zeros((), device=self.routed_BN.device)
-        return torch.stack(list(self.balance.values())).mean()
+        return self._balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
+
+    def _balances(self) -> Tensor:
+        """All layers at once: the tensors are small, and a layer would cost as many operations as all of them."""
+        scores, hard, routed = (torch.stack(parts).flatten(0, 1) for parts in zip(*self.choices.values(), strict=True))
+        return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)
 
 
 class RouterBank(nn.Module):
@@ -149,8 +158,8 @@ class RouterBank(nn.Module):
         factor_BNS = state.masks[layer]
         if self.selectors[layer].learned:
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
-            state.balance.setdefault(layer, balance_loss(scores_BNS, hard_BNS, state.routed_BN))
-            factor_BNS = torch.where(routed_BN1, self._factors(layer, hard_BNS, scores_BNS), 1.0)
+            state.choices.setdefault(layer, (scores_BNS, hard_BNS, state.routed_BN))
+            factor_BNS = self._factors(layer, factor_BNS, scores_BNS, routed_BN1)
         return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout)
 
     def _scores(self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState) -> Tensor:
@@ -186,14 +195,18 @@ class RouterBank(nn.Module):
             return counted_mask(scores_BNS, counts_BN)
         return fixed_mask(scores_BNS, config.kept_groups)
 
-    def _factors(self, layer: int, hard_BNS: Tensor, logits_BNS: Tensor) -> Tensor:
-        """What a learned router multiplies routed groups by, [B, N, S] in fp32: the mask, times the gate."""
+    def _factors(self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, routed_BN1: Tensor) -> Tensor:
+        """What a learned router multiplies groups by, [B, N, S] in fp32: the mask, times the gate of routed tokens."""
         chosen = self.config.kept_groups < self.config.num_groups
-        factors_BNS = straight_through(hard_BNS, logits_BNS) if chosen else hard_BNS.to(logits_BNS.dtype)
-        return factors_BNS * self.gates[layer](logits_BNS) if self.config.value_gate else factors_BNS
+        factors_BNS = straight_through(mask_BNS, logits_BNS, routed_BN1) if chosen else mask_BNS.to(logits_BNS.dtype)
+        if not self.config.value_gate:
+            return factors_BNS
+        return torch.where(routed_BN1, factors_BNS * self.gates[layer](logits_BNS), 1.0)
 
 
 def _masked_mean(hidden_BND: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over the marked positions, [B, D] in fp32; zeros where none is marked."""
-    weight_BN1 = mask_BN[..., None].float()
-    return (hidden_BND.float() * weight_BN1).sum(1) / weight_BN1.sum(1).clamp(min=1)
+    weight_BN = mask_BN.float()
+    with torch.autocast(hidden_BND.device.type, enabled=False):
+        sum_BD = (weight_BN[:, None] @ hidden_BND.float()).squeeze(1)
+    return sum_BD / weight_BN.sum(-1, keepdim=True).clamp(min=1)

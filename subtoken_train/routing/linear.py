@@ -5,6 +5,9 @@ Legend: B batch, N positions, D model width, S value groups.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +21,27 @@ def fp32_linear(layer: nn.Linear, inputs: Tensor) -> Tensor:
     """``layer(inputs)`` in fp32, whatever the parameters' dtype or the autocast around it."""
     with torch.autocast(inputs.device.type, enabled=False):
         bias = None if layer.bias is None else layer.bias.float()
-        return F.linear(inputs.float(), layer.weight.float(), bias)
+        if inputs.dtype == torch.float32:
+            return F.linear(inputs, layer.weight.float(), bias)
+        linear: Callable[..., Tensor] = _CastLinear.apply
+        return linear(inputs, layer.weight.float(), bias)
+
+
+class _CastLinear(torch.autograd.Function):
+    """A linear map in fp32 of a half-precision input; the backward pass keeps the input itself, not its fp32 copy."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return F.linear(inputs.float(), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        inputs, weight = ctx.saved_tensors
+        gradient = gradients[0].flatten(0, -2)
+        of_inputs = (gradients[0] @ weight).to(inputs.dtype) if ctx.needs_input_grad[0] else None
+        of_bias = gradient.sum(0) if ctx.needs_input_grad[2] else None
+        return of_inputs, gradient.T @ inputs.flatten(0, -2).float(), of_bias
 
 
 def init_router(module: nn.Module) -> None:

@@ -57,6 +57,30 @@ def test_a_scaled_mask_scales_its_groups_in_the_values_dtype(layout):
     assert torch.equal(split_groups(routed, 4, 4, layout), expected)
 
 
+@settings(max_examples=50, deadline=None)
+@given(geometry=geometries(), seed=st.integers(0, 1000))
+def test_gradients_are_those_of_the_repeated_mask_which_is_never_made(geometry, seed):
+    heads, head_dim, num_groups, layout = geometry
+    width = heads * head_dim
+    value, mask = random_scores(seed, 2, 3, width), random_scores(seed + 1, 2, 3, num_groups)
+    upstream, kept, gradients = random_scores(seed + 2, 2, 3, width), [], []
+    for product in (
+        lambda value, mask: apply_group_mask(value, mask, heads, layout),
+        lambda value, mask: value * expand_group_mask(mask, width, heads, layout),
+    ):
+        leaves = value.clone().requires_grad_(), mask.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tensor.numel()) or tensor, lambda x: x
+        ):
+            result = product(*leaves)
+        result.backward(upstream)
+        gradients.append([result.detach(), *(leaf.grad for leaf in leaves)])
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][1], gradients[1][1])
+    assert torch.allclose(gradients[0][2], gradients[1][2], atol=1e-5)
+    assert sorted(kept[:2]) == sorted([value.numel(), mask.numel()])
+
+
 @pytest.mark.parametrize(
     ("heads", "head_dim", "num_groups", "heads_per_group"),
     [(32, 128, 16, 2), (4, 128, 16, 0.25), (2, 128, 16, 0.125)],

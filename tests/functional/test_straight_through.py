@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.functional.straight_through import straight_through
 
-from helpers import random_mask
+from helpers import random_mask, random_scores
 
 LOGITS = st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=20)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -37,7 +37,24 @@ def test_gradient_reaches_kept_and_dropped_groups_alike(hard):
     assert logits.grad.tolist() == [0.25] * 3
 
 
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 1000), learns=st.booleans())
+def test_equals_the_formula_of_the_method(seed, learns):
+    """``hard + (soft - soft.detach())``, where it learns; bit for bit."""
+    hard, learned = random_mask(seed, 2, 5, 4), random_mask(seed + 1, 2, 5, 1) if learns else None
+    ours, theirs = (random_scores(seed, 2, 5, 4).requires_grad_() for _ in range(2))
+    soft = theirs.sigmoid()
+    expected = hard.float() + (soft - soft.detach())
+    expected = expected if learned is None else torch.where(learned, expected, hard.float())
+    found = straight_through(hard, ours, learned)
+    assert torch.equal(found, expected)
+    upstream = random_scores(seed + 2, 2, 5, 4)
+    found.backward(upstream)
+    expected.backward(upstream)
+    assert torch.equal(ours.grad, theirs.grad)
+
+
 def test_the_bracket_is_needed():
-    """The form without it is off by rounding for some logit, so the first test above can fail."""
+    """The formula without it is off by rounding for some logit, so the tests above can fail."""
     soft = torch.linspace(-8, 8, 1001).sigmoid()
     assert ((1.0 + soft - soft) != 1.0).any()
