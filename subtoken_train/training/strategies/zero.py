@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from subtoken_train.training.strategies.zero_settings import zero_settings
-from subtoken_train.training.trained_tensors import check_same_tensors, trained_tensors
+from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
 
 PRECISIONS = ("32-true", "bf16-mixed")
 
@@ -154,7 +154,7 @@ class ZeroStrategy(DeepSpeedStrategy):
             ValueError: the folder is not whole, or it does not hold what the recipe trains.
         """
         tensors = trained_tensors(Path(checkpoint_path))
-        check_same_tensors(_module(self).trained(), tensors)
+        check_same_shapes(shapes_of(_module(self).trained()), shapes_of(tensors))
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         return {**checkpoint, "state_dict": tensors}
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import GLOBAL_BATCH, assert_same
 
 from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.training.trained_tensors import trained_tensors
-
-from conftest import GLOBAL_BATCH, assert_same
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 SHORT = ["--trainer.max_steps=3"]
