@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from lightning.pytorch import Trainer
 from subtoken_train.training.preflight import count_devices
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
+
+_DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
 
 
 def check_devices(devices: int | str | list[int], accelerator: str) -> None:
@@ -21,6 +24,8 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         there, name = os.cpu_count() or 1, "CPU core(s)"
     else:
         return
+    if isinstance(devices, str) and not _DEVICES.fullmatch(devices):
+        return  # the trainer says what is wrong with it
     wanted = count_devices(devices, accelerator, num_nodes=1)
     if wanted > there:
         raise ValueError(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import GLOBAL_BATCH, assert_same
 
 from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.training.trained_tensors import trained_tensors
+
+from strategy_runs import GLOBAL_BATCH, Run, assert_same
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 SHORT = ["--trainer.max_steps=3"]
@@ -21,9 +21,10 @@ VISIONZIP = ["--trainer.max_steps=2", "--model.reducer.name=visionzip"]
 HALF = ["--trainer.max_steps=3", "--trainer.precision=bf16-mixed", "--model.backbone.dtype=bfloat16"]
 
 
-def overlay(name: str) -> list[str]:
-    """The shipped overlay of a strategy, on two CPU processes."""
-    return [f"--config={Path(__file__).resolve().parents[3] / 'recipes' / 'strategy' / name}.yaml"]
+def last_checkpoint(run: Run) -> dict[str, torch.Tensor]:
+    """The trained tensors of the checkpoint after step 4."""
+    (state,) = (run.folder / "checkpoints").glob("step-4*")
+    return trained_tensors(state)
 
 
 def test_the_first_step_has_text_on_one_process_and_images_on_the_other(arena):
@@ -35,22 +36,20 @@ def test_the_first_step_has_text_on_one_process_and_images_on_the_other(arena):
 
 
 def test_zero3_equals_one_process_and_its_adapter_is_whole(arena):
-    run = arena.fit("zero3", "--trainer.strategy=zero3", *SHORT)
+    run = arena.fit("zero3", "zero3", *SHORT)
     assert_same(run, arena.reference("one", *SHORT))
     assert SubTokenModel.from_pretrained(str(run.folder / "adapter")) is not None
 
 
 def test_ddp_under_torchrun_equals_one_process(arena):
-    assert_same(
-        arena.fit("ddp-torchrun", "--trainer.strategy=ddp", *SHORT, torchrun=True), arena.reference("one", *SHORT)
-    )
+    assert_same(arena.fit("ddp", "ddp-torchrun", *SHORT, torchrun=True), arena.reference("one", *SHORT))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_accumulation_windows_equal_those_of_one_process(arena, strategy):
     reference = arena.reference("windows", *WINDOWS)
-    run = arena.fit(f"windows-{strategy}", f"--trainer.strategy={strategy}", *WINDOWS)
+    run = arena.fit(strategy, f"windows-{strategy}", *WINDOWS)
     assert_same(run, reference)
     state = sorted((run.folder / "checkpoints").glob("step-4*"))[-1]
     saved, ours = (
@@ -65,14 +64,14 @@ def test_accumulation_windows_equal_those_of_one_process(arena, strategy):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
 def test_visionzip_reads_the_tower_of_text_only_batches_too(arena, strategy):
-    run = arena.fit(f"visionzip-{strategy}", f"--trainer.strategy={strategy}", *VISIONZIP)
+    run = arena.fit(strategy, f"visionzip-{strategy}", *VISIONZIP)
     assert_same(run, arena.reference("visionzip", *VISIONZIP))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_mixed_precision_keeps_adapters_in_fp32(arena, strategy):
-    run = arena.fit(f"half-{strategy}", f"--trainer.strategy={strategy}", *HALF)
+    run = arena.fit(strategy, f"half-{strategy}", *HALF)
     reference = arena.reference("half", *HALF)
     assert all(tensor.dtype == torch.float32 for tensor in run.weights.values())
     # products in bf16: the order of sums shows
@@ -81,12 +80,12 @@ def test_mixed_precision_keeps_adapters_in_fp32(arena, strategy):
 
 @pytest.mark.slow
 def test_offloaded_zero3_equals_one_process(arena):
-    run = arena.fit("offload", "--trainer.strategy=zero3_offload", *SHORT)
+    run = arena.fit("zero3_offload", "offload", *SHORT)
     assert_same(run, arena.reference("one", *SHORT))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp2"])
 def test_one_process_of_a_strategy_is_one_process(arena, strategy):
-    run = arena.fit(f"single-{strategy}", f"--trainer.strategy={strategy}", *SHORT, processes=1)
+    run = arena.fit(strategy, f"single-{strategy}", *SHORT, processes=1)
     assert_same(run, arena.reference("one", *SHORT))

@@ -1,0 +1,48 @@
+"""Overlays say what strategy they are, go on top of any recipe, and keep a paper recipe's records per step."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.training.preflight import count_devices
+from subtoken_train.training.strategies import STRATEGIES
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+OVERLAYS = sorted((FOLDER / "strategy").glob("*.yaml"))
+PAPER = FOLDER / "llava7b_fastv25_s16k4.yaml"
+
+
+def test_every_strategy_has_an_overlay():
+    assert {path.stem for path in OVERLAYS} - {"slurm"} == set(STRATEGIES) - {"auto"}
+
+
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+def test_an_overlay_on_a_recipe(path):
+    text = path.read_text()
+    assert text.startswith("# overlay · ")
+    assert f"recipes/strategy/{path.stem}." in text
+    assert list(yaml.safe_load(text)) == ["trainer"]
+    plain = RecipeCLI(["--config", str(PAPER)], with_trainer=False).config
+    laid_over = RecipeCLI(["--config", str(PAPER), "--config", str(path)], with_trainer=False).config
+    assert laid_over.trainer.strategy == ("ddp" if path.stem == "slurm" else path.stem)
+    assert laid_over.model == plain.model
+
+    def records(config) -> int:
+        trainer = config.trainer
+        processes = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+        return processes * config.data.batch_size * trainer.accumulate_grad_batches
+
+    assert records(laid_over) == records(plain)
+
+
+def test_the_batch_script_starts_what_its_overlay_says():
+    script = (FOLDER / "strategy" / "slurm.sbatch").read_text()
+    trainer = yaml.safe_load((FOLDER / "strategy" / "slurm.yaml").read_text())["trainer"]
+    asked = {name: int(value) for name, value in re.findall(r"#SBATCH --([\w-]+)=(\d+)\n", script)}
+    assert asked["nodes"] == trainer["num_nodes"]
+    assert asked["ntasks-per-node"] == asked["gpus-per-node"] == trainer["devices"]

@@ -1,0 +1,134 @@
+"""What a strategy cannot do is said before anything is loaded or written: one line, exit code 2."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from subtoken_train.cli.main import main
+from subtoken_train.training.strategies import build_strategy, zero
+from subtoken_train.training.strategies.check import check_devices, check_fit
+from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
+from subtoken_train.training.strategies.zero import ZeroStrategy
+from subtoken_train.training.strategies.zero_settings import zero_settings
+
+
+def refused(capsys, argv: list[str]) -> str:
+    assert main(argv) == 2
+    err = capsys.readouterr().err.strip()
+    assert "Traceback" not in err
+    return err.splitlines()[-1].removeprefix("subtoken-train: error: ")
+
+
+def module(quantization: str = "none", optimizer: str = "adamw") -> SimpleNamespace:
+    return SimpleNamespace(
+        backbone_config=SimpleNamespace(quantization=quantization), optimizer_config=SimpleNamespace(name=optimizer)
+    )
+
+
+def trainer(strategy) -> SimpleNamespace:
+    return SimpleNamespace(strategy=strategy)
+
+
+def test_unknown_strategy(arena, capsys):
+    line = refused(capsys, arena.argv("never", "--trainer.strategy=zero4"))
+    assert line.startswith("unknown trainer.strategy 'zero4'. Did you mean 'zero")
+    assert "fsdp2" in line
+    assert not (arena.folder / "never").exists()
+
+
+def test_lightnings_own_deepspeed_is_no_way_around(capsys, arena):
+    assert "unknown trainer.strategy 'deepspeed_stage_2'" in refused(
+        capsys, arena.argv("never", "--trainer.strategy=deepspeed_stage_2")
+    )
+
+
+def test_zero_needs_a_gpu_and_an_old_run_stays(arena, capsys):
+    kept = arena.folder / "old" / "notes.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    line = refused(capsys, arena.argv("old", "--overwrite", "--trainer.devices=1", strategy="zero2"))
+    assert "ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2" in line
+    assert kept.read_text() == "mine"
+
+
+def test_deepspeed_is_not_installed(arena, capsys, monkeypatch):
+    monkeypatch.setattr(zero, "find_spec", lambda name: None)
+    line = refused(capsys, arena.argv("never", "--trainer.devices=1", strategy="zero2"))
+    assert "pip install 'subtoken_train[deepspeed]'" in line
+
+
+def test_more_processes_than_cores(arena, capsys):
+    line = refused(capsys, arena.argv("never", "--trainer.devices=1000"))
+    assert "trainer.devices asks for 1000 process(es)" in line
+    assert not (arena.folder / "never").exists()
+
+
+@pytest.mark.parametrize("devices", [3, "3", [0, 1, 2], "0,1,2"])
+def test_more_processes_than_gpus(monkeypatch, devices):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"asks for 3 process\(es\), one per device, but this machine has 2 GPU\(s\)"):
+        check_devices(devices, "gpu")
+    check_devices(2, "gpu")
+    check_devices("auto", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("gradient_accumulation_steps", 4, "trainer.accumulate_grad_batches"),
+        ("optimizer", {"type": "AdamW"}, "model.optimizer"),
+        ("bf16", {"enabled": True}, "trainer.precision"),
+    ],
+)
+def test_deepspeed_settings_that_the_recipe_has(tmp_path, capsys, arena, key, value, where):
+    with pytest.raises(ValueError, match=f"{key!r}, which the recipe says in {where}; remove it there"):
+        zero_settings(2, False, {key: value})
+    overlay = tmp_path / "overlay.yaml"
+    settings = {"class_path": "subtoken_train.training.strategies.zero.ZeroStrategy"}
+    settings["init_args"] = {"stage": 2, "config": {key: value}}
+    overlay.write_text(f"trainer: {{strategy: {settings!r}}}".replace("True", "true"))
+    argv = arena.argv("never")
+    assert where in refused(capsys, [*argv[:3], "--config", str(overlay), *argv[3:]])
+
+
+def test_deepspeed_settings_file(tmp_path):
+    path = tmp_path / "deepspeed.json"
+    path.write_text('{"zero_optimization": {"stage3_param_persistence_threshold": 7}, "steps_per_print": 5}')
+    settings = zero_settings(3, True, str(path))
+    assert settings["zero_optimization"]["stage3_param_persistence_threshold"] == 7
+    assert settings["zero_optimization"]["offload_param"] == {"device": "cpu"}
+    assert settings["steps_per_print"] == 5
+    path.write_text("[1]")
+    with pytest.raises(ValueError, match="no JSON object"):
+        zero_settings(3, False, str(path))
+    with pytest.raises(ValueError, match="cannot be read"):
+        zero_settings(3, False, str(tmp_path / "nowhere.json"))
+    with pytest.raises(ValueError, match="stage 4 is not one of"):
+        zero_settings(4, False, None)
+
+
+def test_quantised_weights_are_not_shared_out():
+    with pytest.raises(ValueError, match="nf4 cannot be shared out"):
+        check_fit(trainer(Fsdp2Strategy()), module(quantization="nf4"))
+    check_fit(trainer(Fsdp2Strategy()), module())
+
+
+def test_an_eight_bit_optimiser_is_for_whole_tensors():
+    with pytest.raises(ValueError, match=r"take adamw, or trainer\.strategy ddp"):
+        check_fit(trainer(Fsdp2Strategy()), module(optimizer="paged_adamw_8bit"))
+
+
+def test_precision_that_rounds_adapters():
+    strategy = ZeroStrategy(stage=2)
+    strategy.precision_plugin = SimpleNamespace(precision="bf16-true")
+    with pytest.raises(ValueError, match="would round LoRA and routers"):
+        strategy.check_precision()
+
+
+def test_names_give_strategies():
+    assert build_strategy("ddp") == "ddp"
+    assert build_strategy("zero3").zero_stage_3
+    assert isinstance(build_strategy("fsdp2"), Fsdp2Strategy)
