@@ -6,6 +6,7 @@ SubTokenModule, a data module (``data_module_of``) and Trainer; the keys beside 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -152,13 +153,20 @@ class RecipeCLI(LightningCLI):
 
     def resolved(self) -> dict[str, Any]:
         """The recipe with every default and override, as plain values."""
-        content: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_validation=True))
+        content: dict[str, Any] = yaml.safe_load(self.recipe_text())
         return content
 
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
-        self.config.overwrite = self.config.resume = False  # meant for this call alone
-        self.parser.save(self.config, str(path), overwrite=True, skip_check=True, multifile=False)
+        temporary = path.with_name(path.name + ".partial")
+        temporary.write_text(self.recipe_text(), encoding="utf-8")
+        os.replace(temporary, path)
+
+    def recipe_text(self) -> str:
+        """The resolved recipe as YAML, without what was meant for this call alone."""
+        config = self.config.clone()
+        config.overwrite = config.resume = False
+        return str(self.parser.dump(config, skip_check=True))
 
 
 def data_module_of(argv: list[str]) -> type[OrderedDataModule[Any]]:
