@@ -129,8 +129,9 @@ def test_commands_take_the_name(session, pushed, hub, tmp_path):
     assert "2 tokens after" in result.out
     words = refused(session.run("generate", "--adapter", "lab/tiny", "--prompt", "hi"))
     assert "lab/tiny is not an adapter repository: it has no subtoken_config.json" in words
-    write_scenes(tmp_path, train=2, dev=2, test=2)
-    result = session.run("evaluate", "--adapter", "alice/mine", "--data", tmp_path / "dev.json", "--max-new-tokens", 2)
+    write_scenes(tmp_path / "scenes", train=2, dev=2, test=2)
+    dev = tmp_path / "scenes" / "dev.json"
+    result = session.run("evaluate", "--adapter", "alice/mine", "--data", dev, "--max-new-tokens", 2)
     assert result.code == 0, result.err
     assert "tiny: alice/mine" in result.out
 
