@@ -21,9 +21,10 @@ class Identity:
 
 
 def identify(family: Family, config: BackboneConfig) -> Identity:
-    """The identity of a loaded (or laid-out) backbone; the same before and after LoRA is put in."""
+    """The identity of a loaded (or laid-out) backbone; the same before and after LoRA is put in, sharded or not."""
     shapes = {
-        name.replace(".base_layer.", "."): list(parameter.shape)
+        # a weight that ZeRO-3 has split is empty, and knows its shape
+        name.replace(".base_layer.", "."): list(getattr(parameter, "ds_shape", parameter.shape))
         for name, parameter in family.model.named_parameters()
         if ".lora_" not in name
     }
