@@ -24,6 +24,8 @@ def quiet_libraries() -> None:
         "The 'train_dataloader' does not have many workers",
         "The 'val_dataloader' does not have many workers",
         "Total length of .* across ranks is zero",  # no validation file was given
+        "When saving the DeepSpeed Stage 3 checkpoint",  # trained_tensors puts the parts together
+        ".*all_gather_into_tensor. is deprecated",  # DeepSpeed's and FSDP2's calls into torch
     ):
         warnings.filterwarnings("ignore", message=message)
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):

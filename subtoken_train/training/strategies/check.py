@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from subtoken_train.training.preflight import count_devices
-from subtoken_train.training.strategies import shares_weights
+from subtoken_train.training.strategies import STRATEGIES, shares_weights
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 
@@ -41,6 +42,13 @@ def check_fit(trainer: Trainer, module: Any) -> None:
     if isinstance(strategy, ZeroStrategy):
         strategy.check_accelerator()
         strategy.check_precision()
+    elif isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy) and not shares_weights(
+        strategy
+    ):
+        raise ValueError(
+            f"trainer.strategy {type(strategy).__name__} knows nothing of frozen weights, routers and accumulation "
+            f"windows; take one of {', '.join(STRATEGIES)}"
+        )
     quantization = getattr(module.backbone_config, "quantization", "none")
     if quantization != "none" and shares_weights(strategy):
         raise ValueError(
