@@ -15,6 +15,7 @@ from subtoken_train.training.strategies import STRATEGIES, shares_weights
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 
+_BARE = DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy
 _DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
 
 

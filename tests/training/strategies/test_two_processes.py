@@ -29,7 +29,6 @@ RESUMED = [
     "--trainer.max_steps=4",
     "--checkpoint.every_n_train_steps=2",
     "--checkpoint.save_top_k=-1",
-    "--model.lora.dropout=0.1",
 ]
 HALF = ["--trainer.max_steps=3", "--trainer.precision=bf16-mixed", "--model.backbone.dtype=bfloat16"]
 
