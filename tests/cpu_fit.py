@@ -1,5 +1,7 @@
 """``subtoken-train`` with the strategies that CPU tests can run; a program that tests start, and that starts its ranks.
 
+``continue CHECKPOINT --config ...`` goes on from a checkpoint and writes the adapter.
+
 The ZeRO strategy here is the shipped class without its one check that refuses CPUs.
 """
 
@@ -71,6 +73,11 @@ if __name__ == "__main__":
     for name, settings in {"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}}.items():
         STRATEGIES[name] = partial(CpuZeroStrategy, **settings, config=SPLIT if name == "zero3" else None)
     STRATEGIES["zero3_offload"] = partial(CpuZeroStrategy, stage=3, offload=True, config=SPLIT)
-    from subtoken_train.cli.main import main
+    from subtoken_train.cli import fit, main, recipe
 
-    sys.exit(main())
+    if sys.argv[1] != "continue":
+        sys.exit(main.main())
+    cli = recipe.RecipeCLI(recipe.expand_flags(sys.argv[3:]))
+    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=sys.argv[2])
+    if cli.trainer.is_global_zero:
+        fit.export(cli, cli.output_dir)

@@ -34,6 +34,11 @@ class Run:
         files = ("adapter_model.safetensors", "router.safetensors")
         return {name: tensor for file in files for name, tensor in load_file(self.folder / "adapter" / file).items()}
 
+    def state(self, step: int) -> Path:
+        """The checkpoint after a step, as ``trainer.save_checkpoint`` wrote it."""
+        (path,) = (self.folder / "checkpoints").glob(f"step-{step}*")
+        return path / "state.ckpt" if (path / "state.ckpt").exists() else path
+
 
 def assert_same(run: Run, reference: Run, tolerance: float = 1e-5) -> None:
     """Equal losses in every step, equal weights at the end, and none of LoRA-B where it started, at zero."""
@@ -73,10 +78,21 @@ class Arena:
             *extra,
         ]
 
-    def fit(self, strategy: str, output: str, *extra: str, processes: int = 2, torchrun: bool = False) -> Run:
-        """Train in processes of their own; the global batch is the same for any number of them."""
-        batch = f"--data.batch_size={GLOBAL_BATCH // processes}"
-        done = run_fit(self.argv(output, batch, *extra, strategy=strategy), processes, torchrun)
+    def fit(
+        self,
+        strategy: str,
+        output: str,
+        *extra: str,
+        processes: int = 2,
+        torchrun: bool = False,
+        state: Path | None = None,
+    ) -> Run:
+        """Train in processes of their own; the global batch is the same for any number of them.
+
+        ``state``: go on from a checkpoint.
+        """
+        argv = self.argv(output, f"--data.batch_size={GLOBAL_BATCH // processes}", *extra, strategy=strategy)
+        done = run_fit(argv if state is None else ["continue", str(state), *argv[1:]], processes, torchrun)
         assert done.returncode == 0, done.stdout[-4000:]
         return Run(self.folder / output)
 

@@ -22,9 +22,13 @@ class Identity:
 
 
 def identify(family: Family, config: BackboneConfig) -> Identity:
-    """The identity of a loaded (or laid-out) backbone; the same with and without LoRA, and however it is quantised."""
+    """The identity of a loaded (or laid-out) backbone.
+
+    The same with and without LoRA, however it is quantised, and whether its weights are shared out or not.
+    """
     shapes = {
-        name.replace(".base_layer.", "."): list(dense_shape(parameter))
+        # a weight that ZeRO-3 has split is empty, and knows its shape
+        name.replace(".base_layer.", "."): list(getattr(parameter, "ds_shape", dense_shape(parameter)))
         for name, parameter in family.model.named_parameters()
         if ".lora_" not in name
     }

@@ -40,6 +40,8 @@ def quiet_libraries() -> None:
         "The 'val_dataloader' does not have many workers",
         "Total length of .* across ranks is zero",  # no validation file was given
         "Paged optimizers are not supported on CPU",  # bitsandbytes: plain ones are used, which is what a CPU has
+        "When saving the DeepSpeed Stage 3 checkpoint",  # trained_tensors puts the parts together
+        ".*all_gather_into_tensor. is deprecated",  # DeepSpeed's and FSDP2's calls into torch
     ):
         warnings.filterwarnings("ignore", message=message)
     for name in _LOGGERS:

@@ -93,8 +93,8 @@ class SubTokenModule(L.LightningModule):
         """Load and attach everything, once; then share the weights out, once, where the strategy is FSDP2."""
         if self.compressed is None:
             self._build()
-        if self._device_mesh is not None and not isinstance(self.compressed, FSDPModule):
-            shard_layers(self.parts, self._device_mesh["data_parallel"])
+        if self.device_mesh is not None and not isinstance(self.compressed, FSDPModule):
+            shard_layers(self.parts, self.device_mesh["data_parallel"])
 
     def _build(self) -> None:
         check_optimizer(self.optimizer_config)

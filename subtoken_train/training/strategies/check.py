@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from subtoken_train.training.preflight import count_devices
+from subtoken_train.training.strategies import STRATEGIES, shares_weights
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 
+_BARE = DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy
 _DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
 
 
@@ -40,6 +43,13 @@ def check_fit(trainer: Trainer, module: Any) -> None:
     if isinstance(strategy, ZeroStrategy):
         strategy.check_accelerator()
         strategy.check_precision()
+    elif isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy) and not shares_weights(
+        strategy
+    ):
+        raise ValueError(
+            f"trainer.strategy {type(strategy).__name__} knows nothing of frozen weights, routers and accumulation "
+            f"windows; take one of {', '.join(STRATEGIES)}"
+        )
     optimizer = module.optimizer_config.name
     if optimizer != "adamw" and isinstance(strategy, ZeroStrategy | Fsdp2Strategy):
         raise ValueError(

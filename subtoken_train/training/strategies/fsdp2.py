@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
@@ -9,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.training.trained_tensors import check_same_tensors, trained_tensors
 
 
 class Fsdp2Strategy(ModelParallelStrategy):
@@ -24,6 +28,18 @@ class Fsdp2Strategy(ModelParallelStrategy):
         """Size the group by the run: Lightning's own default is one process per node."""
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """As Lightning's, after a check; the trained tensors are in the result, as under any other strategy.
+
+        Raises:
+            ValueError: the file cannot be read, or it does not hold what the recipe trains.
+        """
+        module: Any = self.lightning_module
+        tensors = trained_tensors(Path(checkpoint_path))
+        check_same_tensors(module.trained(), tensors)
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        return {**checkpoint, "state_dict": tensors}
 
 
 def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:

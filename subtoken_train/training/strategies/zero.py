@@ -118,11 +118,12 @@ class ZeroStrategy(DeepSpeedStrategy):
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
     ) -> tuple[Any, Optimizer]:
-        """As Lightning's, with the local rank for a device index: a CPU has none."""
+        """As Lightning's, with the local rank where a device has no index, as a CPU has none."""
         import deepspeed
 
+        index = self.root_device.index
         engine, made, _, _ = deepspeed.initialize(
-            args=argparse.Namespace(device_rank=self.local_rank),
+            args=argparse.Namespace(device_rank=self.local_rank if index is None else index),
             config=self.config,
             model=model,
             model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 
 from subtoken_train.cli.main import main
 from subtoken_train.training.strategies import build_strategy, zero
@@ -126,6 +127,12 @@ def test_precision_that_rounds_adapters():
     strategy.precision_plugin = SimpleNamespace(precision="bf16-true")
     with pytest.raises(ValueError, match="would round LoRA and routers"):
         strategy.check_precision()
+
+
+@pytest.mark.parametrize("strategy", [DeepSpeedStrategy, ModelParallelStrategy])
+def test_lightnings_bare_classes(strategy):
+    with pytest.raises(ValueError, match=f"{strategy.__name__} knows nothing of frozen weights"):
+        check_fit(trainer(strategy()), module())
 
 
 def test_names_give_strategies():

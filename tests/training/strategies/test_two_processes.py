@@ -11,20 +11,26 @@ from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.training.trained_tensors import trained_tensors
 
-from strategy_runs import GLOBAL_BATCH, Run, assert_same
+from strategy_runs import GLOBAL_BATCH, assert_same
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 SHORT = ["--trainer.max_steps=3"]
 # 11 micro-batches in a pass: windows of 4, 4 and 3, then a window of the next pass
 WINDOWS = ["--trainer.max_steps=4", "--trainer.accumulate_grad_batches=4", "--checkpoint.every_n_train_steps=2"]
 VISIONZIP = ["--trainer.max_steps=2", "--model.reducer.name=visionzip"]
+ARMS = [
+    "--trainer.max_steps=2",
+    "--model.gradient_checkpointing=true",
+    "--model.routing.selector=mlp",
+    "--model.routing.query_conditioned=true",
+    "--model.routing.score_prior=output_norm",
+]
+RESUMED = [
+    "--trainer.max_steps=4",
+    "--checkpoint.every_n_train_steps=2",
+    "--checkpoint.save_top_k=-1",
+]
 HALF = ["--trainer.max_steps=3", "--trainer.precision=bf16-mixed", "--model.backbone.dtype=bfloat16"]
-
-
-def last_checkpoint(run: Run) -> dict[str, torch.Tensor]:
-    """The trained tensors of the checkpoint after step 4."""
-    (state,) = (run.folder / "checkpoints").glob("step-4*")
-    return trained_tensors(state)
 
 
 def test_the_first_step_has_text_on_one_process_and_images_on_the_other(arena):
@@ -76,6 +82,21 @@ def test_mixed_precision_keeps_adapters_in_fp32(arena, strategy):
     assert all(tensor.dtype == torch.float32 for tensor in run.weights.values())
     # products in bf16: the order of sums shows
     torch.testing.assert_close(torch.tensor(run.losses), torch.tensor(reference.losses), atol=2e-2, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
+def test_what_reads_weights_out_of_place(arena, strategy):
+    run = arena.fit(strategy, f"arms-{strategy}", *ARMS)
+    assert_same(run, arena.reference("arms", *ARMS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_resuming_gives_the_weights_of_never_having_stopped(arena, strategy):
+    whole = arena.fit(strategy, f"whole-{strategy}", *RESUMED)
+    resumed = arena.fit(strategy, f"resumed-{strategy}", *RESUMED, state=whole.state(2))
+    assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in resumed.weights.items())
 
 
 @pytest.mark.slow
