@@ -34,7 +34,10 @@ _TEXT: dict[str, Any] = {
 _GROUPED = {**_TEXT, "num_key_value_heads": 2}
 
 
-def _llava() -> Any:
+_WIDE = {**_TEXT, "vocab_size": 32000}
+
+
+def _llava(text: dict[str, Any]) -> Any:
     vision = CLIPVisionConfig(
         hidden_size=128,
         intermediate_size=512,
@@ -45,7 +48,7 @@ def _llava() -> Any:
         projection_dim=64,
     )
     return LlavaForConditionalGeneration(
-        LlavaConfig(vision_config=vision, text_config=LlamaConfig(**_TEXT), image_token_index=4)
+        LlavaConfig(vision_config=vision, text_config=LlamaConfig(**text), image_token_index=4)
     )
 
 
@@ -60,11 +63,14 @@ def _qwen25vl() -> Any:
 
 
 SIZES: dict[str, Callable[[], Any]] = {
-    "llava": _llava,
+    "llava": lambda: _llava(_TEXT),
     "qwen2_5_vl": _qwen25vl,
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_TEXT)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_GROUPED)),
+    "llava-32k": lambda: _llava(_WIDE),
+    "llama-32k": lambda: LlamaForCausalLM(LlamaConfig(**_WIDE)),
 }
+TEXT_MODELS = ("llama", "qwen2", "llama-32k")
 
 
 def save_model(name: str, folder: Path) -> None:

@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/training_memory.py              # measure, write the records, print the table
     OMP_NUM_THREADS=1 python benchmarks/training_memory.py --only nf4   # cases whose name holds a word; writes nothing
 
-Measured are live tensors (``live_tensors.py``) over two optimiser steps of ``SubTokenModule`` under Lightning's trainer
-on a CPU. Predicted by ``training/memory.py``, which ``subtoken-train check`` prints. Models: the embedded VLM, and
-random ones of the real classes (D = 256, F = 704, 4 layers, 8 heads, V = 2,048; Qwen shapes: 2 key-value heads).
+Measured are live tensors (``live_tensors.py``) over two optimiser steps of ``SubTokenModule``, two batches each, under
+Lightning's trainer on a CPU. Predicted by ``training/memory.py``, which ``subtoken-train check`` prints. Models: the
+embedded VLM, and random ones of the real classes (D = 256, F = 704, 4 layers, 8 heads, V = 2,048; Qwen shapes: 2
+key-value heads; ``-32k``: V = 32,000, so that the loss is the largest moment).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from subtoken_train.training.optimizer import OptimizerConfig
 from subtoken_train.types import Batch, Region
 
 from live_tensors import LiveTensors, tensors_of
-from memory_models import EMBEDDED, SIZES, save_model
+from memory_models import EMBEDDED, SIZES, TEXT_MODELS, save_model
 from pairs import hardware, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,8 +78,14 @@ def cases() -> list[Case]:
     """Every model: plain, reduced and routed, checkpointed, in 16, 8 and 4 bits."""
     chosen = []
     for model in (EMBEDDED, *SIZES):
-        reducer = "fastv" if ("lla" in model and "llama" not in model) or "vl" in model else "quest"
-        base = Case(model, reducer=reducer)
+        base = Case(model, reducer="quest" if model in TEXT_MODELS else "fastv")
+        if model.endswith("-32k"):
+            chosen += [
+                replace(base, dtype="float32", reducer="none", routed=False),
+                base,
+                replace(base, quantization="nf4", checkpointing=True, batch=4),
+            ]
+            continue
         chosen += [
             replace(base, dtype="float32", reducer="none", routed=False, dropout=0.0),
             replace(base, dtype="float32"),
@@ -175,6 +182,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     trainer = L.Trainer(
         accelerator="cpu",
         max_steps=2,
+        accumulate_grad_batches=2,
         precision=case.precision,
         gradient_clip_val=1.0,
         logger=False,
@@ -182,7 +190,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = DataLoader([(batch, int((batch.labels_BN >= 0).sum()), 1)] * 2, batch_size=None)
+    data = DataLoader([(batch, int((batch.labels_BN >= 0).sum()), 1)] * 4, batch_size=None)
     pixels = [] if batch.pixel_values is None else [batch.pixel_values]
     with LiveTensors([*tensors_of(parts), *pixels]) as live:
         trainer.fit(module, data)

@@ -10,6 +10,7 @@ from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.functional.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
@@ -184,6 +185,20 @@ def _size(num_bytes: int) -> str:
 
 def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
     """The prediction by purpose; training/memory.py has the formulas."""
+    if isinstance(cli.datamodule, RecallDataModule):
+        yield "a sample is taken to be twice as long as its context"
+    step = training_step(cli, parts, prompt)
+    estimate = estimate_memory(parts, step)
+    before, after = estimate.rows
+    held = "this device" if step.processes == 1 else f"each of {step.processes} devices"
+    yield f"{step.batch_size} records of {before:,} tokens ({after:,} after the reducer), on {held}"
+    for name, size in (*estimate.parts, ("peak", estimate.total)):
+        yield f"{name:<18}{_size(size):>12}"
+    yield "live tensors; a GPU's context, libraries and allocator take about 1 GB more"
+
+
+def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Step:
+    """A recipe's step as far as its memory depends on it, with the longest records, every text token labelled."""
     data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
     unlabelled, pixels = prompt.tokens, 0
     if isinstance(data, InstructionDataModule):
@@ -192,9 +207,7 @@ def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPromp
         length, unlabelled = data.block_length, data.context_length + data.prefix_tokens
     else:
         length = 2 * prompt.tokens
-        yield "a sample is taken to be twice as long as its context"
-    processes = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
-    step = Step(
+    return Step(
         batch_size=data.batch_size,
         length=length,
         compressed=prompt.tokens,
@@ -207,12 +220,5 @@ def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPromp
         quantization=module.backbone_config.quantization,
         optimizer=module.optimizer_config.name,
         strategy=str(trainer.strategy),
-        processes=processes,
+        processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
     )
-    estimate = estimate_memory(parts, step)
-    before, after = estimate.rows
-    held = "this device" if processes == 1 else f"each of {processes} devices"
-    yield f"{data.batch_size} records of {before:,} tokens ({after:,} after the reducer), on {held}"
-    for name, size in (*estimate.parts, ("peak", estimate.total)):
-        yield f"{name:<18}{_size(size):>12}"
-    yield "live tensors; a GPU's context, libraries and allocator take about 1 GB more"

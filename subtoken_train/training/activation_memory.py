@@ -15,8 +15,9 @@ two activations keeps both, a frozen linear layer keeps no input):
 
 With checkpointing: e D per layer and row, and one layer in full, being recomputed.
 
-*On top of that, whichever is larger*: the loss (logits, then log-probabilities and their gradients in fp32 for labelled
-rows), or the backward pass of one MLP (three gradients of e F, or one and a dequantised weight).
+*On top of that, whichever is larger*: the loss, or the backward pass of one MLP (three gradients of e F, or one and a
+dequantised weight). The loss, per vocabulary entry, is at its largest with the logits (e M) and two fp32 copies of the
+labelled rows, or with three of those, or where the gradient of the labelled rows is put among all rows (that and 2 e M).
 
 The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
 """
@@ -122,15 +123,12 @@ class ActivationBytes:
         kept = 2 if self.bank.learned else 1
         return kept * self.element * self.value + 5 * FP32_BYTES * self.bank.config.num_groups
 
-    def head(self, rows: int) -> int:
-        """The final norm's input."""
-        return rows * FP32_BYTES * self.hidden
-
     def loss(self, rows: int) -> int:
-        """The largest moment of logits, cross-entropy and their gradients."""
+        """The final norm's input, and the largest moment of logits, cross-entropy and their gradients."""
         labelled, e = self.step.labelled, self.element
         forward = rows * e + labelled * 2 * FP32_BYTES
-        return self.vocabulary * max(forward, labelled * 3 * FP32_BYTES, 2 * rows * e)
+        largest = max(forward, labelled * 3 * FP32_BYTES, (2 * rows + labelled) * e)
+        return rows * FP32_BYTES * self.hidden + self.vocabulary * largest
 
     def backward(self, rows: int) -> int:
         """Gradients inside the MLP at work, of all records: three at the product, or one and a dequantised weight."""

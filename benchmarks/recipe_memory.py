@@ -1,0 +1,51 @@
+"""Predicted peak memory of the paper's recipes on one GPU, as they are and with the overlays of recipes/memory.
+
+python benchmarks/recipe_memory.py        # the table of docs/memory.md
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from subtoken_train.cli.check_lines import training_step
+from subtoken_train.cli.quiet import quiet_libraries
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.training.memory import MemoryEstimate, estimate_memory
+from subtoken_train.training.preflight import lay_out, nominal_prompt
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+NAMES = (
+    "llava7b_fastv25_s16k4",
+    "llava13b_fastv25_s16k4",
+    "qwenvl7b_fastv25_s16k4",
+    "llama7b_quest25_s8k7",
+    "qwen7b_quest25_s8k7",
+)
+OVERLAYS = ("qlora_nf4", "int8")
+
+
+def predict(name: str, overlay: str | None = None) -> MemoryEstimate:
+    """The figures of ``subtoken-train check --offline``."""
+    argv = ["--config", str(RECIPES / f"{name}.yaml")]
+    if overlay is not None:
+        argv += ["--config", str(RECIPES / "memory" / f"{overlay}.yaml")]
+    cli = RecipeCLI(argv, with_trainer=False)
+    parts = lay_out(cli.model, offline=True)
+    prompt = nominal_prompt(parts.family, cli.datamodule)
+    return estimate_memory(parts, training_step(cli, parts, prompt))
+
+
+def table() -> str:
+    """Frozen weights and peak of every recipe, plain and with each overlay, in GiB."""
+    heads = ("as it is", *OVERLAYS)
+    lines = ["| recipe | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    for name in NAMES:
+        found = [predict(name, overlay) for overlay in (None, *OVERLAYS)]
+        cells = [f"{made.total / 2**30:.1f} ({made.parts[0][1] / 2**30:.1f} frozen)" for made in found]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    quiet_libraries()
+    print(table())
