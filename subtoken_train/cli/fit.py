@@ -11,7 +11,7 @@ HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--ov
 
 Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
   --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
---overwrite replaces an existing run, --resume goes on from its last checkpoint, --print_config prints the result.
+--overwrite replaces an existing run, --resume goes on from its newest checkpoint, --print_config prints the result.
 --push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
 'subtoken-train recipes ls' lists the shipped recipes."""
 
@@ -34,10 +34,9 @@ def run_raw(argv: list[str]) -> int:
         if destination is not None:
             check_publishing(destination, cli.model.backbone_config.path)
         prepare(cli, resume)
-    if code := train(cli, resume):
-        return code if cli.trainer.is_global_zero else 0  # or Lightning kills process 0 before it has said why
-    if not cli.trainer.is_global_zero:
-        return 0
+    code = train(cli, resume)
+    if code or not cli.trainer.is_global_zero:
+        return code
     adapter = export(cli, cli.output_dir)
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     if destination is not None:
@@ -57,6 +56,8 @@ def train(cli: Any, resume: Path | None) -> int:
         # weights_only: a checkpoint is data, nothing in it is run
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume and state_path(resume), weights_only=True)
     except RunStopped as stopped:
+        if not (cli.trainer.is_global_zero or stopped.alone):
+            return 0  # all stop alike; another code, and Lightning kills process 0 before it has said why
         say_where_to_go_on(cli, f"{PROGRAM}: {stopped.reason}")
         return stopped.exit_code
     except USER_ERRORS:
@@ -81,15 +82,14 @@ def destination_of(cli: Any) -> Any:
 
 
 def say_where_to_go_on(cli: Any, reason: str) -> None:
-    """Tell the user, once, why a run ended and what is left of it."""
+    """Tell the user why a run ended and what is left of it."""
     from subtoken_train.training.checkpoints import newest_complete
 
-    if not cli.trainer.is_global_zero:
-        return
     newest = newest_complete(cli.checkpoints)
-    command = f"go on with: subtoken-train fit --config {cli.output_dir / 'recipe.yaml'}"
-    kept = f"last good checkpoint: {newest}\n{command} --resume" if newest else f"no checkpoint was written\n{command}"
-    print(f"\n{reason}\n{kept}", file=sys.stderr)
+    command = f"subtoken-train fit --config {cli.output_dir / 'recipe.yaml'}"
+    kept = f"last good checkpoint: {newest}\ngo on with: {command} --resume"
+    none = f"no checkpoint was written; start again with: {command}"
+    print(f"\n{reason}\n{kept if newest else none}", file=sys.stderr)
 
 
 def prepare(cli: Any, resume: Path | None) -> None:

@@ -36,7 +36,7 @@ def weights_are_finite(module: nn.Module) -> bool:
     skipped on purpose.
     """
     parts = [_local(parameter) for parameter in module.parameters() if parameter.requires_grad]
-    return math.isfinite(float(get_total_norm([part for part in parts if part.numel()])))
+    return math.isfinite(float(get_total_norm([part for part in parts if part.numel()], math.inf)))
 
 
 def _local(parameter: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from types import FrameType
 from typing import Any
 
@@ -18,18 +19,19 @@ class RunStopped(BaseException):
     Args:
         reason: what happened, for the user.
         exit_code: of the command line.
+        alone: only this process stops; the others are left to whatever started them.
     """
 
-    def __init__(self, reason: str, exit_code: int = 1) -> None:
+    def __init__(self, reason: str, exit_code: int = 1, alone: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.exit_code = reason, exit_code
+        self.reason, self.exit_code, self.alone = reason, exit_code, alone
 
 
 class TrainingInterrupted(RunStopped):
     """A signal asked for it; the exit code is the shell's 128 + number."""
 
-    def __init__(self, number: int, when: str) -> None:
-        super().__init__(f"{signal.Signals(number).name}: stopped {when}", 128 + number)
+    def __init__(self, number: int, when: str, alone: bool = False) -> None:
+        super().__init__(f"{signal.Signals(number).name}: stopped {when}", 128 + number, alone)
 
 
 class TrainingDiverged(RunStopped):
@@ -56,7 +58,9 @@ class StopSignals:
         self._process = os.getpid()
 
     def install(self, trainer: L.Trainer) -> None:
-        """Take the signals over; again, wherever Lightning may have taken them back."""
+        """Take the signals over; again, wherever Lightning may have taken them back. Only a main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         # private, but the only way to the environment that Lightning chose
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
@@ -68,6 +72,7 @@ class StopSignals:
 
     def restore(self) -> None:
         """Give the signals back."""
+        self.saving = False
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
@@ -90,5 +95,5 @@ class StopSignals:
         if os.getpid() != self._process:  # a worker that inherited the handler: its parent decides
             return
         if self.number or not self.saving:
-            raise TrainingInterrupted(number, "at once")
+            raise TrainingInterrupted(number, "at once", alone=True)
         self.number = number

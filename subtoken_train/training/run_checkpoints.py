@@ -80,7 +80,7 @@ class RunCheckpoints(Checkpoint):
         self._hold_stop(trainer)
         if self._inside_window:
             return
-        health, number = self._agree(trainer, pl_module)
+        health, number = _greatest(trainer, self._health(pl_module), self._signals.number)
         if health:
             raise TrainingDiverged(f"{Health(health).reason} after step {trainer.global_step}; it was not saved")
         if number or trainer.global_step % self.every == 0 or _is_last(trainer):
@@ -89,7 +89,7 @@ class RunCheckpoints(Checkpoint):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save before it, so that a signal need not wait for the end of a long validation."""
-        if not trainer.sanity_checking and not self._inside_window:
+        if self._between_steps():
             self.save(trainer)
 
     def on_validation_batch_end(
@@ -106,17 +106,18 @@ class RunCheckpoints(Checkpoint):
         Raises:
             TrainingInterrupted: a signal came.
         """
-        if not trainer.sanity_checking and not self._inside_window:
-            self._leave(trainer, self._agree(trainer, pl_module)[1])
+        if self._between_steps():
+            self._leave(trainer, _greatest(trainer, self._signals.number)[0])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Early stopping may have asked for a stop inside an accumulation window."""
-        if not trainer.sanity_checking:
+        if self._signals.saving:
             self._hold_stop(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save what a stop after validation left unsaved."""
-        self.save(trainer)
+        if self._between_steps():
+            self.save(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Give the signals back; Lightning skips ``teardown`` then."""
@@ -131,6 +132,7 @@ class RunCheckpoints(Checkpoint):
 
         Raises:
             CheckpointFailed: it could not be written; nothing of it is left, the older ones are.
+            OSError: as above, in one process alone.
         """
         if trainer.global_step == self._saved_step:
             return
@@ -142,7 +144,7 @@ class RunCheckpoints(Checkpoint):
             trainer.save_checkpoint(partial / checkpoints.STATE, weights_only=False)
         except OSError as error:
             if (partial / checkpoints.STATE).is_dir():  # every process writes shards, with barriers in between
-                raise self._failed(trainer, error) from error
+                raise  # and the launcher ends the others
             failure = error
             strategy.barrier()  # the other processes wait here, at the end of save_checkpoint
         shapes = trained_shapes(trainer.lightning_module)
@@ -182,15 +184,14 @@ class RunCheckpoints(Checkpoint):
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
 
-    def _agree(self, trainer: L.Trainer, module: L.LightningModule) -> tuple[int, int]:
-        """(health, signal number), the greatest of all processes."""
-        health = Health.FINE if weights_are_finite(module) else Health.WEIGHTS
-        health = Health.LOSS if self._losses.broken() else health
-        if trainer.world_size == 1:
-            return health, self._signals.number
-        mine = torch.tensor([health, self._signals.number], device=trainer.strategy.root_device)
-        agreed: Tensor = trainer.strategy.reduce(mine, reduce_op="max")
-        return int(agreed[0]), int(agreed[1])
+    def _health(self, module: L.LightningModule) -> Health:
+        if self._losses.broken():
+            return Health.LOSS
+        return Health.FINE if weights_are_finite(module) else Health.WEIGHTS
+
+    def _between_steps(self) -> bool:
+        """Whether training has begun and no window is half-accumulated: what is saved now resumes exactly."""
+        return self._signals.saving and not self._inside_window
 
     def _hold_stop(self, trainer: L.Trainer) -> None:
         """Put off a stop that was asked for inside an accumulation window; its gradients would be lost."""
@@ -198,6 +199,15 @@ class RunCheckpoints(Checkpoint):
             self._stop_held, trainer.should_stop = True, False
         elif self._stop_held and not self._inside_window:
             self._stop_held, trainer.should_stop = False, True
+
+
+def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
+    """Each number's greatest value among the processes."""
+    if trainer.world_size == 1:
+        return list(numbers)
+    mine = torch.tensor(numbers, device=trainer.strategy.root_device)
+    agreed: Tensor = trainer.strategy.reduce(mine, reduce_op="max")
+    return [int(number) for number in agreed.tolist()]
 
 
 def _is_last(trainer: L.Trainer) -> bool:

@@ -2,12 +2,14 @@
 
 import os
 import resource
+import shutil
 import signal
 import stat
 
 import pytest
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from torch.utils.data import DataLoader
 
 from subtoken_train.training.checkpoints import incomplete, newest_complete, read_marker, state_path
 from subtoken_train.training.divergence import weights_are_finite
@@ -100,6 +102,14 @@ def test_a_signal_during_validation_need_not_wait_for_its_end(folder):
         fit_toy(module, folder, every=100, validate=4, val_check_interval=3)
     assert module.seen == 1
     assert names(folder) == ["step-3"]
+
+
+def test_validation_outside_a_fit_saves_nothing(folder):
+    module = Toy()
+    trainer = fit_toy(module, folder)
+    shutil.rmtree(folder)
+    trainer.validate(module, DataLoader([torch.ones(2, 4)], batch_size=None), verbose=False)
+    assert not folder.exists()
 
 
 def slurm(monkeypatch, tmp_path, code=0):
