@@ -188,9 +188,12 @@ def test_trained_panel_takes_a_layers_tensors_together():
     }
 
 
-def test_deepspeed_keeps_its_gradients():
+def test_deepspeed_keeps_its_gradients(caplog):
     pl = module(**{ROUTER.format(0): parameter([2.0]), ROUTER.format(1): parameter([])})
     strategy = DeepSpeedStrategy.__new__(DeepSpeedStrategy)
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        TrainedPanel().on_train_start(trainer(0, strategy=strategy), pl)
+    assert "gradient_norm is not logged" in caplog.text
     TrainedPanel().on_before_optimizer_step(trainer(1, strategy=strategy), pl, None)
     assert NOTES.taken() == {"weight_norm/router/layer_0": 2.0}  # stage 3 leaves empty tensors
     FirstGradients().on_before_optimizer_step(trainer(0, strategy=strategy), pl, None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -21,6 +23,11 @@ class TrainedPanel(Callback):
     ``q_proj``, ``v_proj`` and ``o_proj`` of a layer are taken together, as are a router's weights and biases. Under
     DeepSpeed gradients and, in stage 3, weights are inside its engine: those norms are left out.
     """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say what is left out."""
+        if isinstance(trainer.strategy, DeepSpeedStrategy):
+            rank_zero_info("gradient_norm is not logged: DeepSpeed's engine keeps gradients to itself")
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Log, in one read from the device."""
