@@ -35,7 +35,7 @@ SYSTEM, QUERY, ANSWER = 5, 8, 6
 PREFIX = 64
 """Query tokens of a language model that choose and summarise, without loss."""
 FASTV = ReducerConfig(name="fastv", keep_ratio=0.25)
-QUEST_HALF = ReducerConfig(name="quest", keep_ratio=0.5)
+QUEST_HALF = ReducerConfig(name="quest", keep_ratio=0.5, window=32)
 QUEST = ReducerConfig(name="quest", keep_ratio=0.25)
 UNREDUCED = ReducerConfig(name="none")
 S16K4 = RoutingConfig()
@@ -160,7 +160,7 @@ CASES = {
     "llava-reduced": Case("LLaVA, 144 visual tokens given", lambda: _llava(4, 12), 1, 144, UNREDUCED, S16K4),
     "llava-fastv": Case("LLaVA, FastV 576 to 144", lambda: _llava(4, 24), 1, 576, FASTV, S16K4),
     "llama-quest": Case(
-        "Llama, Quest 256 to 128", lambda: llama_config(4, 1024, VOCABULARY), 1, 256, QUEST_HALF, S16K12
+        "Llama, Quest 128 to 64", lambda: llama_config(4, 1024, VOCABULARY), 1, 128, QUEST_HALF, S16K12
     ),
     "tiny-llava": Case(
         "tiny-llava (D = 128), FastV 64 to 16",

@@ -1,7 +1,7 @@
 """What a training step costs: routed against unrouted LoRA, and our fit against plain peft + transformers' Trainer.
 
     OMP_NUM_THREADS=1 python benchmarks/training_cost.py                                       # CPU, fp32
-    python benchmarks/training_cost.py --device cuda --dtype bfloat16 --cases llava-7b llama-7b   # a GPU
+    CUDA_VISIBLE_DEVICES=0 python benchmarks/training_cost.py --device cuda --dtype bfloat16 --cases llava-7b llama-7b
 
 *routed / unrouted*: a step (data, forward, backward, clipping, AdamW, logging) of the same fit with and without
 routers, on the same records behind the same token reducer. *ours / plain*: tokens per second of our fit, without
@@ -15,7 +15,8 @@ processor, of which a step that nothing interrupts takes as many as of the clock
 so that other programs on the machine do not count; on a GPU in seconds of the clock.
 
 *memory*: the most that all tensors together, weights included, take at any moment of a fit of two steps, so that
-gradients, moments and activations meet (``live_tensors.py`` on a CPU, the allocator's peak on a GPU).
+gradients, moments and activations meet: ``live_tensors.py`` on a CPU, with the backbone in fp32 and in bf16 (mixed
+precision); on a GPU the allocator's peak, in the dtype that is timed.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from training_cases import CASES, UNREDUCED, Case
 
 ROOT = Path(__file__).resolve().parents[1]
 WARMUP = 3
+KINDS = ("float32", "bfloat16")
 ON_CPU = ("llava-reduced", "llava-fastv", "llama-quest", "tiny-llava")
 Make = Callable[[int], Loop]
 """Makes a side for so many steps."""
@@ -78,12 +80,23 @@ def peak_bytes(make: Make, device: str) -> int:
     return tensors.peak
 
 
+def peaks(case: Case, device: str, dtype: torch.dtype) -> dict[str, dict[str, int]]:
+    """Per dtype of the backbone the peak of the routed and of the unrouted side, in bytes."""
+    dtypes = [dtype] if device.startswith("cuda") else [getattr(torch, kind) for kind in KINDS]
+    return {
+        str(kind).removeprefix("torch."): {
+            side: peak_bytes(sides(case, device, kind)[side], device) for side in ("routed", "unrouted")
+        }
+        for kind in dtypes
+    }
+
+
 def measure(name: str, pairs: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """One row."""
     case = CASES[name]
     clock = time.perf_counter if device.startswith("cuda") else time.process_time
     makes, load = sides(case, device, dtype), os.getloadavg()[0]
-    peaks = {side: peak_bytes(makes[side], device) for side in ("routed", "unrouted")}
+    held = peaks(case, device, dtype)
     routing = timed({side: makes[side] for side in ("routed", "unrouted")}, pairs, clock)
     gc.collect()
     plain = timed({side: makes[side] for side in ("ours", "plain")}, pairs, clock)
@@ -97,29 +110,41 @@ def measure(name: str, pairs: int, device: str, dtype: torch.dtype) -> dict[str,
         "load": [load, os.getloadavg()[0]],
         "seconds": seconds,
         "tokens_per_second": {side: tokens / seconds[side] for side in ("ours", "plain")},
-        "peak_bytes": peaks,
+        "peak_bytes": held,
         "step_ratio": ratio(routing, "routed", "unrouted"),
-        "memory_ratio": peaks["routed"] / peaks["unrouted"],
+        "memory_ratio": {kind: peak["routed"] / peak["unrouted"] for kind, peak in held.items()},
         "tokens_ratio": ratio(plain, "plain", "ours"),
     }
 
 
 def markdown(record: dict[str, Any]) -> str:
     """The table of ``benchmarks/README.md``."""
-    head = ("case", "unrouted step", "routed / unrouted", "peak memory", "routed / unrouted", "plain", "ours / plain")
+    head = (
+        "case",
+        "unrouted step",
+        "routed / unrouted",
+        *(f"memory, {kind}" for kind in KINDS),
+        "plain",
+        "ours / plain",
+    )
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in record["rows"]:
         cells = (
             f"{row['text']}, batch {row['batch_size']}",
             f"{row['seconds']['unrouted']:.2f} s",
             cell(tuple(row["step_ratio"])),
-            f"{row['peak_bytes']['unrouted'] / 2**20:,.0f} MiB",
-            f"{row['memory_ratio']:.3f}",
+            *(_memory(row, kind) for kind in KINDS),
             f"{row['tokens_per_second']['plain']:,.0f} tokens/s",
             cell(tuple(row["tokens_ratio"])),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _memory(row: dict[str, Any], kind: str) -> str:
+    if kind not in row["peak_bytes"]:
+        return ""
+    return f"{row['peak_bytes'][kind]['unrouted'] / 2**20:,.0f} MiB x {row['memory_ratio'][kind]:.3f}"
 
 
 def merged(path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +160,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--cases", nargs="+", default=list(ON_CPU), choices=list(CASES))
-    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=30)
     args = parser.parse_args()
     quiet_libraries()
     path = ROOT / f"benchmarks/results/speed/training-{args.device.split(':')[0]}-{args.dtype}.json"
