@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.training.trained_tensors import check_same_tensors, trained_tensors
+from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
 
 
 class Fsdp2Strategy(ModelParallelStrategy):
@@ -37,7 +37,7 @@ class Fsdp2Strategy(ModelParallelStrategy):
         """
         module: Any = self.lightning_module
         tensors = trained_tensors(Path(checkpoint_path))
-        check_same_tensors(module.trained(), tensors)
+        check_same_shapes(shapes_of(module.trained()), shapes_of(tensors))
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         return {**checkpoint, "state_dict": tensors}
 
