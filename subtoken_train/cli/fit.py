@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def run_raw(argv: list[str]) -> int:
         return 130
     if not cli.trainer.is_global_zero:
         return 0
-    adapter = export(cli, folder)
+    adapter = export(cli, folder, None if destination is None else destination.repo_id)
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     if destination is not None:
         retry = ["subtoken-train", "export", str(adapter), str(folder / "published")]
@@ -114,8 +115,8 @@ def holds_first_stage(cli: Any, folder: Path) -> bool:
     return stage2 is not None and Path(stage2.adapter).resolve().is_relative_to(folder.resolve())
 
 
-def export(cli: Any, folder: Path) -> Path:
-    """Write the adapter folder of a finished run."""
+def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:
+    """Write the adapter folder of a finished run; ``repo_id`` is the Hub name that its card speaks of."""
     from subtoken_train.artifact.folder import write_adapter
     from subtoken_train.cli.card import card_sections
     from subtoken_train.training.export import adapter_config
@@ -124,4 +125,5 @@ def export(cli: Any, folder: Path) -> Path:
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
     config = adapter_config(module, training)
     sections = card_sections(cli, module.parts, folder / "recipe.yaml", folder.name, None)
+    sections = replace(sections, repo_id=repo_id)
     return write_adapter(folder / "adapter", config, module.parts, module.peft_model, overwrite=True, sections=sections)

@@ -231,7 +231,9 @@ def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
     adapter = on_disk(run / "adapter")
     assert repo.files()["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
     assert repo.files()["README.md"] == adapter["README.md"]
-    assert ModelCard(adapter["README.md"].decode()).data.base_model == "lab/tiny"
+    card = ModelCard(adapter["README.md"].decode())
+    assert card.data.base_model == "lab/tiny"
+    assert 'SubTokenModel.from_pretrained("alice/fitted")' in card.text
 
 
 @pytest.mark.parametrize(
