@@ -124,7 +124,7 @@ def _read(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig
     lay_out_checkpoint(module, source.folder)
     assert source.recipe is not None
     steps, seed = steps_of(source.folder), cli.config.seed_everything
-    config = adapter_config(module, {"name": source.recipe.parent.name, "steps": steps, "seed": seed})
+    config = adapter_config(module, module.family, {"name": source.recipe.parent.name, "steps": steps, "seed": seed})
     return config, module.parts, module.peft_model
 
 

@@ -123,7 +123,7 @@ def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:
 
     module = cli.model
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
-    config = adapter_config(module, training)
+    config = adapter_config(module, module.family, training)
     sections = card_sections(cli, module.parts, folder / "recipe.yaml", folder.name, None)
     sections = replace(sections, repo_id=repo_id)
     return write_adapter(folder / "adapter", config, module.parts, module.peft_model, overwrite=True, sections=sections)

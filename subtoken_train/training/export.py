@@ -12,6 +12,7 @@ from torch import Tensor
 
 from subtoken_train.artifact.folder import AdapterConfig, put_lora
 from subtoken_train.artifact.identity import identify
+from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import assemble
 from subtoken_train.backbones.load import layout_family
 from subtoken_train.training.checkpoints import read_marker, state_path
@@ -52,11 +53,12 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
     compressed.eval()
 
 
-def adapter_config(module: SubTokenModule, training: dict[str, Any]) -> AdapterConfig:
+def adapter_config(module: SubTokenModule, family: Family, training: dict[str, Any]) -> AdapterConfig:
     """What ``subtoken_config.json`` says of a module that is built.
 
     Args:
         module: with its parts.
+        family: its backbone, whole or laid out; a process of a sharded run holds neither.
         training: name of the run, optimiser steps, seed; stage 1's are added.
     """
     if module.first_stage is not None:
@@ -67,7 +69,7 @@ def adapter_config(module: SubTokenModule, training: dict[str, Any]) -> AdapterC
         lora=module.lora_settings,
         reducer=module.reducer_config,
         routing=module.routing_config,
-        identity=identify(module.family, module.backbone_config),
+        identity=identify(family, module.backbone_config),
         stage2=module.stage2_config,
         training=training,
     )
