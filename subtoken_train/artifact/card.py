@@ -44,19 +44,19 @@ Trained in two stages: first the q/v LoRA, token-only ({stage1}); then, with it 
 _LOAD = """```python
 from subtoken_train import SubTokenModel
 
-model = SubTokenModel.from_pretrained("this folder or its Hub id")  # the backbone is named in it
+model = SubTokenModel.from_pretrained("{name}")  # the backbone is named in it
 model.chat("what is this?", [image], max_new_tokens=64)
 print(model.cache_report())
 ```
 
-    subtoken-train evaluate --adapter this_folder --data questions.json
+    subtoken-train evaluate --adapter {name} --data questions.json
 
 """
 
-_PEFT = "`PeftModel.from_pretrained(backbone, this_folder)` loads the LoRA alone{second}."
+_PEFT = """`PeftModel.from_pretrained(backbone, "{name}")` loads the LoRA alone{second}."""
 
 _SECOND = """; for the one on `o_proj` as well, follow it by
-`load_adapter(this_folder + "/output", "output")` and `base_model.set_adapter(["default", "output"])`"""
+`load_adapter("{name}", "output", subfolder="output")` and `base_model.set_adapter(["default", "output"])`"""
 
 _MERGED = """The LoRA is merged into the backbone's weights: transformers' `from_pretrained` loads the folder as an
 ordinary model, without token reducer and routers, which need subtoken_train."""
@@ -94,11 +94,13 @@ class CardSections:
         recipe: the resolved recipe, YAML.
         budget: the ledger of one prompt, Markdown.
         evaluation: scores of the adapter and what it is compared with.
+        repo_id: the Hub name that it is published under.
     """
 
     recipe: str | None = None
     budget: str | None = None
     evaluation: Evaluation | None = None
+    repo_id: str | None = None
 
 
 def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:
@@ -126,7 +128,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         scores=""
         if scored is None
         else _SCORES.format(data=scored.data, digest=scored.digest[:12], table=score_table(scored)),
-        load=_LOAD + (_MERGED if record["merged"] else _PEFT.format(second="" if output_lora is None else _SECOND)),
+        load=_load_words(sections.repo_id or "this_folder", record["merged"], output_lora is not None),
         licence=_licence_words(record["backbone"]["path"]),
         recipe="" if sections.recipe is None else _RECIPE.format(recipe=sections.recipe.strip()),
     )
@@ -161,6 +163,11 @@ def _what(record: dict[str, Any]) -> str:
 
 def _title(record: dict[str, Any]) -> str:
     return str(record["training"].get("name", "subtoken adapter"))
+
+
+def _load_words(name: str, merged: bool, output_lora: bool) -> str:
+    second = _SECOND.format(name=name) if output_lora else ""
+    return _LOAD.format(name=name) + (_MERGED if merged else _PEFT.format(name=name, second=second))
 
 
 def _licence_words(backbone: str) -> str:

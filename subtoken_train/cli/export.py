@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         backbone = args.backbone or _backbone_of(source, cli)
         check_publishing(destination, None if args.merge_lora else backbone)
     config, parts, peft_model = _read(source, cli, args.backbone)
-    sections = _sections(source, cli, parts, config, args.metrics)
+    sections = replace(_sections(source, cli, parts, config, args.metrics), repo_id=args.push_to_hub)
     if args.merge_lora:
         parts, peft_model = _with_weights(config, parts, peft_model)
         write_merged(out, config, parts, peft_model, args.overwrite, sections)

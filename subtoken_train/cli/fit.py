@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def run_raw(argv: list[str]) -> int:
     code = train(cli, resume)
     if code or not cli.trainer.is_global_zero:
         return code
-    adapter = export(cli, cli.output_dir)
+    adapter = export(cli, cli.output_dir, None if destination is None else destination.repo_id)
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     if destination is not None:
         retry = ["subtoken-train", "export", str(adapter), str(cli.output_dir / "published")]
@@ -181,8 +182,8 @@ def holds_first_stage(cli: Any, folder: Path) -> bool:
     return stage2 is not None and Path(stage2.adapter).resolve().is_relative_to(folder.resolve())
 
 
-def export(cli: Any, folder: Path) -> Path:
-    """Write the adapter folder of a finished run."""
+def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:
+    """Write the adapter folder of a finished run; ``repo_id`` is the Hub name that its card speaks of."""
     from subtoken_train.artifact.folder import write_adapter
     from subtoken_train.cli.card import card_sections
     from subtoken_train.training.export import adapter_config
@@ -193,4 +194,5 @@ def export(cli: Any, folder: Path) -> Path:
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
     config = adapter_config(module, parts.family, training)
     sections = card_sections(cli, parts, folder / "recipe.yaml", folder.name, None)
+    sections = replace(sections, repo_id=repo_id)
     return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from subtoken_train.backbones.build import assemble
 from subtoken_train.backbones.load import layout_family
 from subtoken_train.training.checkpoints import read_marker, state_path
 from subtoken_train.training.module import FIRST_STAGE_KEY, SubTokenModule
-from subtoken_train.training.trained_tensors import check_same_shapes, noted, shapes_of, trained_tensors
+from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
 
 
 def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
@@ -27,7 +28,11 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
         ValueError: the checkpoint is not whole, its tensors are not those that the recipe trains, or one is empty.
     """
     state = state_path(checkpoint)
-    tensors, first = trained_tensors(state), module.read_first_stage()
+    try:
+        tensors, digest = trained_tensors(state), _noted(state, FIRST_STAGE_KEY)
+    except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
+        raise ValueError(f"{state} cannot be read as a checkpoint: {type(error).__name__} {error}") from error
+    first = module.read_first_stage()
     family = layout_family(module.backbone_config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -37,7 +42,7 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
     if first is not None:
         put_lora(peft_model, first.tensors(family, module.backbone_config, peft_model))
         module.first_stage_digest = first.digest()
-    module.check_first_stage(noted(state, FIRST_STAGE_KEY))
+    module.check_first_stage(digest)
     module.compressed = compressed
     object.__setattr__(module, "peft_model", peft_model)  # as configure_model does
     check_same_shapes(shapes_of(module.trained()), shapes_of(tensors), checkpoint)
@@ -51,7 +56,7 @@ def adapter_config(module: SubTokenModule, family: Family, training: dict[str, A
 
     Args:
         module: what was trained.
-        family: its backbone, whole or laid out.
+        family: its backbone, whole or laid out; a process of a sharded run holds neither.
         training: name of the run, optimiser steps, seed; stage 1's are added.
     """
     if module.first_stage is not None:
@@ -71,3 +76,9 @@ def adapter_config(module: SubTokenModule, family: Family, training: dict[str, A
 def steps_of(checkpoint: Path) -> int:
     """Optimiser steps of a checkpoint folder."""
     return read_marker(checkpoint).step
+
+
+def _noted(state: Path, key: str) -> Any:
+    """What ``SubTokenModule.on_save_checkpoint`` noted in a state file, or in DeepSpeed's folder; None: nothing."""
+    file = min(state.rglob("*_model_states.pt")) if state.is_dir() else state
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=True).get(key)

@@ -40,14 +40,6 @@ def trained_tensors(state: Path) -> dict[str, Tensor]:
     return {name: _checked(name, tensor.float()) for name, tensor in tensors.items()}
 
 
-def noted(state: Path, key: str) -> Any:
-    """What ``SubTokenModule.on_save_checkpoint`` put under ``key`` into a checkpoint; None where it put nothing."""
-    if state.is_dir():  # any process's part of a DeepSpeed checkpoint holds it
-        state = min((state / DEEPSPEED_TAG).glob("*model_states.pt"))
-        return torch.load(state, map_location="cpu", weights_only=False).get(key)  # DeepSpeed keeps objects of its own
-    return torch.load(state, map_location="cpu", weights_only=True, mmap=True).get(key)
-
-
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """The whole shape of every tensor, also where ZeRO-3 left an empty one in its place."""
     return {name: list(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in tensors.items()}

@@ -231,7 +231,9 @@ def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
     adapter = on_disk(run / "adapter")
     assert repo.files()["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
     assert repo.files()["README.md"] == adapter["README.md"]
-    assert ModelCard(adapter["README.md"].decode()).data.base_model == "lab/tiny"
+    card = ModelCard(adapter["README.md"].decode())
+    assert card.data.base_model == "lab/tiny"
+    assert 'SubTokenModel.from_pretrained("alice/fitted")' in card.text
 
 
 @pytest.mark.parametrize(
@@ -256,10 +258,11 @@ def test_a_folder_has_no_revision(vlm_adapter):
 
 
 @pytest.mark.slow
-def test_without_a_network(home, pushed, tmp_path):
+def test_without_a_network(session, home, pushed, tmp_path):
     """What is cached still loads; nothing else does, and nothing is written."""
     folder, _ = pushed
     find = "from subtoken_train.artifact.source import adapter_folder; print(adapter_folder({!r}, {!r}))"
+    assert session.run("-c", find.format("alice/mine", "v1")).code == 0
     session = Session("http://127.0.0.1:9", home)
     try:
         result = session.run("-c", find.format("alice/mine", "v1"))

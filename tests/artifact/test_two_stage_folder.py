@@ -70,7 +70,7 @@ def test_plain_peft_loads_either_lora_or_both(written):
     path, batch = backbone.family.model.config._name_or_path, make_batch([(0, 5)])
     base = AutoModelForImageTextToText.from_pretrained(path)
     model = PeftModel.from_pretrained(base, folder)
-    model.load_adapter(folder / "output", "output")
+    model.load_adapter(str(folder), "output", subfolder="output")
     model.base_model.set_adapter(["default", "output"])
     ours = {name: tensor for name, tensor in backbone.family.model.state_dict().items() if "lora_" in name}
     theirs = {name: tensor for name, tensor in base.state_dict().items() if "lora_" in name}

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from subtoken_train import SubTokenModel
 from subtoken_train.artifact.folder import read_adapter
@@ -175,6 +175,19 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     assert "is merged and holds no LoRA" in refused(capsys, moved, tmp_path / "again")
     with pytest.raises(ValueError, match="is merged and holds its own backbone; leave backbone out"):
         SubTokenModel.from_pretrained(moved, backbone=str(run.parent / "backbone"))
+
+
+def test_a_merged_language_model(text_adapter, tmp_path, capsys):
+    assert main(["export", str(text_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert type(plain).__name__ == "LlamaForCausalLM"
+    text = "the bee and the spider met in the garden. " * 12
+    ids = []
+    for folder in (tmp_path / "merged", text_adapter):
+        model = SubTokenModel.from_pretrained(folder)
+        ids.append(model.generate(**model.inputs(text), max_new_tokens=5, do_sample=False))
+        assert model.cache_report().nominal_fraction < 0.4
+    assert torch.equal(*ids)
 
 
 def test_the_card(run, root, tmp_path, capsys):
