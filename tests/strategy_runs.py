@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+
+from subtoken_train.training.checkpoints import state_path
 
 from cpu_fit import run_fit
 
@@ -36,8 +39,7 @@ class Run:
 
     def state(self, step: int) -> Path:
         """The checkpoint after a step, as ``trainer.save_checkpoint`` wrote it."""
-        (path,) = (self.folder / "checkpoints").glob(f"step-{step}*")
-        return path / "state.ckpt" if (path / "state.ckpt").exists() else path
+        return state_path(self.folder / "checkpoints" / f"step-{step}")
 
 
 def assert_same(run: Run, reference: Run, tolerance: float = 1e-5) -> None:
@@ -85,16 +87,18 @@ class Arena:
         *extra: str,
         processes: int = 2,
         torchrun: bool = False,
-        state: Path | None = None,
     ) -> Run:
-        """Train in processes of their own; the global batch is the same for any number of them.
-
-        ``state``: go on from a checkpoint.
-        """
+        """Train in processes of their own; the global batch is the same for any number of them."""
         argv = self.argv(output, f"--data.batch_size={GLOBAL_BATCH // processes}", *extra, strategy=strategy)
-        done = run_fit(argv if state is None else ["continue", str(state), *argv[1:]], processes, torchrun)
+        done = run_fit(argv, processes, torchrun)
         assert done.returncode == 0, done.stdout[-4000:]
         return Run(self.folder / output)
+
+    def resume(self, strategy: str, stopped: Run, step: int, output: str, *extra: str) -> Run:
+        """Go on, in a folder of its own, from a checkpoint of another run."""
+        checkpoints = self.folder / output / "checkpoints"
+        shutil.copytree(stopped.folder / "checkpoints" / f"step-{step}", checkpoints / f"step-{step}")
+        return self.fit(strategy, output, *extra, "--resume")
 
     def reference(self, name: str, *extra: str) -> Run:
         """The run of one process, here."""

@@ -7,12 +7,19 @@ import json
 import pytest
 import torch
 
+from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.scene_files import write_scenes
 
 from helpers import save_backbone
 from strategy_runs import Arena
 
 TEXT_ONLY = [{"from": "human", "value": "what is blue ?"}, {"from": "gpt", "value": "red 8"}]
+
+
+@pytest.fixture(autouse=True)
+def _mixed_kinds(monkeypatch):
+    """Runs of this process draw records as those of ``cpu_fit`` do."""
+    monkeypatch.setattr(InstructionDataModule, "sizes", lambda self, records: None)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ ARMS = [
 RESUMED = [
     "--trainer.max_steps=4",
     "--checkpoint.every_n_train_steps=2",
-    "--checkpoint.save_top_k=-1",
 ]
 HALF = ["--trainer.max_steps=3", "--trainer.precision=bf16-mixed", "--model.backbone.dtype=bfloat16"]
 
@@ -57,11 +56,7 @@ def test_accumulation_windows_equal_those_of_one_process(arena, strategy):
     reference = arena.reference("windows", *WINDOWS)
     run = arena.fit(strategy, f"windows-{strategy}", *WINDOWS)
     assert_same(run, reference)
-    state = sorted((run.folder / "checkpoints").glob("step-4*"))[-1]
-    saved, ours = (
-        trained_tensors(state),
-        trained_tensors(sorted((reference.folder / "checkpoints").glob("step-4*"))[-1]),
-    )
+    saved, ours = trained_tensors(run.state(4)), trained_tensors(reference.state(4))
     assert saved.keys() == ours.keys()
     assert all(tensor.dtype == torch.float32 and tensor.shape == ours[name].shape for name, tensor in saved.items())
     assert all(torch.allclose(tensor, ours[name], atol=1e-5, rtol=0) for name, tensor in saved.items())
@@ -95,7 +90,7 @@ def test_what_reads_weights_out_of_place(arena, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_resuming_gives_the_weights_of_never_having_stopped(arena, strategy):
     whole = arena.fit(strategy, f"whole-{strategy}", *RESUMED)
-    resumed = arena.fit(strategy, f"resumed-{strategy}", *RESUMED, state=whole.state(2))
+    resumed = arena.resume(strategy, whole, 2, f"resumed-{strategy}", *RESUMED)
     assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in resumed.weights.items())
 
 
