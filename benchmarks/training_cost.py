@@ -43,7 +43,7 @@ from training_cases import CASES, UNREDUCED, Case
 ROOT = Path(__file__).resolve().parents[1]
 WARMUP = 3
 KINDS = ("float32", "bfloat16")
-ON_CPU = ("llava-reduced", "llava-fastv", "llama-quest", "tiny-llava")
+ON_CPU = ("llava-reduced", "llama-quest", "tiny-llava")
 Make = Callable[[int], Loop]
 """Makes a side for so many steps."""
 
