@@ -26,7 +26,6 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.window import AccumulationWindows
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.interrupt import SaveOnInterrupt
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
 from subtoken_train.types import Batch
@@ -81,7 +80,7 @@ def our_fit(
 ) -> Loop:
     """A fit as ``subtoken-train fit`` runs it: recipe's trainer, module, loader.
 
-    Left out: the handler of interrupts, which only the main thread may install, and validation.
+    Left out: validation, and the handlers of signals, which only the main thread may install.
     """
     compressed, _ = assemble(case.family(device, dtype), case.lora, reducer, routing)
     rates = OptimizerConfig(learning_rate=LEARNING_RATE, schedule="constant")
@@ -98,7 +97,6 @@ def our_fit(
 
         with tempfile.TemporaryDirectory() as folder:
             trainer = _recipe_trainer(steps, device, dtype, folder)
-            trainer.callbacks = [part for part in trainer.callbacks if not isinstance(part, SaveOnInterrupt)]
             trainer.callbacks.append(Handover())
             trainer.fit(module, AccumulationWindows(loader, 1))
 

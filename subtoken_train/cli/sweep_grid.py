@@ -44,7 +44,9 @@ class SweepRun:
     @property
     def resumable(self) -> bool:
         """Whether the run stopped after a checkpoint."""
-        return (self.folder / "checkpoints" / "last.ckpt").is_file()
+        from subtoken_train.training.checkpoints import newest_complete
+
+        return newest_complete(self.folder / "checkpoints") is not None
 
     def last_metrics(self, names: Sequence[str]) -> dict[str, float]:
         """The last value of each metric in the run's CSV logs, and the last ``step``; without what was never logged."""

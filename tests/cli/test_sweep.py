@@ -13,6 +13,7 @@ from subtoken_train.cli import sweep
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.sweep_grid import grid, parse_setting, slurm_script
+from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, finish
 
 from tiny_fits import RECIPE, tiny_fit
 
@@ -203,7 +204,7 @@ def test_a_stopped_run_is_resumed(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", Process)
         sweep.run_one(one)
-        (one.folder / "checkpoints").mkdir(parents=True)
-        (one.folder / "checkpoints" / "last.ckpt").write_bytes(b"")
+        (begin(one.folder / "checkpoints", 1) / STATE).write_bytes(b"")
+        finish(one.folder / "checkpoints" / f"step-1{PARTIAL}", Marker(1, 1, "SingleDeviceStrategy", {}))
         sweep.run_one(one)
     assert [command[-1] for command in started] == [f"--output_dir={one.folder}", "--resume"]

@@ -111,11 +111,6 @@ def test_deepspeed_settings_file(tmp_path):
         zero_settings(4, False, None)
 
 
-def test_quantised_weights_are_not_shared_out():
-    with pytest.raises(ValueError, match="nf4 cannot be shared out"):
-        check_fit(trainer(Fsdp2Strategy()), module(quantization="nf4"))
-    check_fit(trainer(Fsdp2Strategy()), module())
-
 
 def test_an_eight_bit_optimiser_is_for_whole_tensors():
     with pytest.raises(ValueError, match=r"take adamw, or trainer\.strategy ddp"):
