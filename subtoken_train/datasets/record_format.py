@@ -1,7 +1,9 @@
 r"""LLaVA's instruction format: what a record must look like, and what is wrong with one that does not.
 
 A record is ``{"id": ..., "image": "a.jpg" | ["a.jpg", ...], "kind": ..., "conversations": [{"from": "human", "value":
-"<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent.
+"<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent. As in LLaVA's own
+training, what gpt says before the first human turn is left out (ShareGPT's records have such turns), and so is a last
+human turn that nobody answers.
 """
 
 from __future__ import annotations
@@ -22,9 +24,17 @@ def image_names(row: dict[str, Any]) -> list[str]:
     return [images] if isinstance(images, str) else images
 
 
+def used_turns(row: dict[str, Any]) -> list[dict[str, str]]:
+    """Its turns from the first one of human to the last one of gpt."""
+    roles = [message.get("from") for message in row["conversations"]]
+    start = next((place for place, role in enumerate(roles) if role != "gpt"), len(roles))
+    turns: list[dict[str, str]] = row["conversations"][start:]
+    return turns[:-1] if len(turns) % 2 and turns[-1].get("from") == "human" else turns
+
+
 def text_length(row: dict[str, Any]) -> int:
     """Characters of its turns, without placeholders and the white space around them."""
-    return sum(len(message["value"].replace(IMAGE_PLACEHOLDER, "").strip()) for message in row["conversations"])
+    return sum(len(message["value"].replace(IMAGE_PLACEHOLDER, "").strip()) for message in used_turns(row))
 
 
 def record_problem(row: Any) -> str | None:
@@ -37,10 +47,11 @@ def record_problem(row: Any) -> str | None:
     messages = row["conversations"]
     if not all(isinstance(m, dict) and isinstance(m.get("value"), str) for m in messages):
         return 'a turn is not {"from": ..., "value": text}'
-    roles = [message.get("from") for message in messages]
-    if roles != ["human", "gpt"] * (len(roles) // 2):
-        return f"turns come from {', '.join(map(str, roles))}; they must alternate human, gpt and end with gpt"
-    return _placeholder_problem(messages, len(names))
+    used = used_turns(row)
+    if not used or [message.get("from") for message in used] != ["human", "gpt"] * (len(used) // 2):
+        roles = ", ".join(str(message.get("from")) for message in messages)
+        return f"turns come from {roles}; they must alternate human, gpt and end with gpt"
+    return _placeholder_problem(used, len(names))
 
 
 def _placeholder_problem(messages: list[dict[str, str]], num_images: int) -> str | None:

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from subtoken_train.backbones.base import Turn
 from subtoken_train.datasets.images import FolderImages, compare_images, find_image
-from subtoken_train.datasets.record_format import image_names, record_id
+from subtoken_train.datasets.record_format import image_names, record_id, used_turns
 from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
 
 
@@ -82,7 +82,7 @@ class InstructionRecords(Dataset[Record]):
             ValueError: the file was changed since it was indexed.
         """
         row = self._row(index)
-        values = [message["value"] for message in row["conversations"]]
+        values = [message["value"] for message in used_turns(row)]
         turns = [Turn(prompt, answer) for prompt, answer in zip(values[::2], values[1::2], strict=True)]
         paths = [self.image_folder / name for name in image_names(row)]
         return Record(record_id(row, index), paths, turns, row.get("kind"))

@@ -51,6 +51,15 @@ def test_image_folder_overrides_the_files_own(tmp_path):
     assert records[0].image_paths == [tmp_path / "elsewhere" / "a.jpg"]
 
 
+def test_what_gpt_says_first_and_nobody_answers_last_is_left_out(tmp_path):
+    talks = {"from": "gpt", "value": "welcome"}, *talk("hi", "yes"), {"from": "human", "value": "and?"}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([{"id": "x", "conversations": talks}]))
+    records = InstructionRecords(path)
+    assert records[0].turns == [Turn("hi", "yes")]
+    assert records.sizes().tolist() == [[0, 5]]
+
+
 TEXT = talk("hi", "yes")
 ONE = talk("<image> hi", "yes")
 BROKEN = {
