@@ -17,7 +17,7 @@ With checkpointing: e D per layer and row, and one layer in full, being recomput
 
 *On top of that, whichever is larger*: the loss, or the backward pass of one MLP (three gradients of e F, or one and a
 dequantised weight). The loss, per vocabulary entry, is at its largest with the logits (e M) and two fp32 copies of the
-labelled rows, with three of those, or where the gradient of the labelled rows is put among all rows (that and 2 e M).
+labelled rows, or with three of those, or where the gradient of labelled rows is put among all rows (that and 2 e M).
 
 The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
 """

@@ -42,7 +42,7 @@ def test_layers_are_recomputed_though_the_backbone_is_in_evaluation_mode(build, 
     assert not family.decoder.layers[0].training
     calls = []
     for layer in family.decoder.layers:
-        layer.mlp.register_forward_hook(lambda module, args, output: calls.append(torch.is_grad_enabled()))
+        layer.mlp.register_forward_pre_hook(lambda module, args: calls.append(torch.is_grad_enabled()))
 
     def gradients():
         calls.clear()

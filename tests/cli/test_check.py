@@ -76,7 +76,7 @@ def test_llava7b_offline(capsys, no_network):
         "matched anchor: 90 of 576 visual tokens, every group (keep_ratio 0.15625), 15.625 %",
         "8 records of 2,048 tokens (1,616 after the reducer), on this device",
         "frozen weights 13.16 GiB",
-        "peak 21.22 GiB",
+        "peak 20.90 GiB",
         "data/llava/llava_v1_5_mix665k.json (not read: --offline)",
         "10,000 optimiser steps, 640,000 records",
     ):
@@ -85,25 +85,21 @@ def test_llava7b_offline(capsys, no_network):
     assert lines[-1] == f"ready: subtoken-train fit {' '.join(LLAVA)}"
 
 
-@pytest.mark.parametrize(("overlay", "weights"), [("qlora_nf4", "4.21 GiB"), ("int8", "7.13 GiB")])
-def test_a_7b_recipe_fits_24_gb_with_an_overlay(capsys, no_network, overlay, weights):
+OVERLAYS = [("qlora_nf4", "4.21 GiB", "5.25 GiB"), ("int8", "7.13 GiB", "8.18 GiB")]
+
+
+@pytest.mark.parametrize(("overlay", "weights", "peak"), OVERLAYS)
+def test_a_7b_recipe_fits_24_gb_with_an_overlay(capsys, no_network, overlay, weights, peak):
     lines = checked(capsys, [*LLAVA, "--config", str(RECIPES / "memory" / f"{overlay}.yaml"), "--offline"])
     assert any(f"bfloat16 ({overlay.removeprefix('qlora_')} decoder)" in line for line in lines)
-    assert any(line.startswith("optimiser paged 8-bit AdamW at 0.0002") for line in lines)
-    assert f"frozen weights {weights}" in lines
-    assert "trained 192 10,486,272" in lines  # counts are of numbers, however they are held
+    assert {f"frozen weights {weights}", "trained 192 10,486,272", f"peak {peak}"} <= set(lines)
     assert "10,000 optimiser steps, 640,000 records" in lines
-    peak = next(line for line in lines if line.startswith("peak ")).split()
-    assert peak[2] == "GiB"
-    assert float(peak[1]) < 24 / 1.024**3 - 1
 
 
 def test_devices_that_share_weights_hold_less_and_4_bit_weights_are_not_shared(capsys, no_network):
     argv = [*LLAVA, "--offline", "--trainer.devices", "8", "--trainer.strategy"]
-    lines = checked(capsys, [*argv, "zero2"])
-    assert "optimiser state 10.00 MiB" in lines
-    assert "frozen weights 13.16 GiB" in lines
-    assert "8 records of 2,048 tokens (1,616 after the reducer), on each of 8 devices" in lines
+    where = "8 records of 2,048 tokens (1,616 after the reducer), on each of 8 devices"
+    assert {"optimiser state 10.00 MiB", "frozen weights 13.16 GiB", where} <= set(checked(capsys, [*argv, "zero2"]))
     assert "frozen weights 1.64 GiB" in checked(capsys, [*argv, "fsdp2"])
     assert "take ddp or zero2" in refused(capsys, [*argv, "fsdp2", "--model.backbone.quantization", "nf4"])
 

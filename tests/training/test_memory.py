@@ -18,6 +18,7 @@ from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.memory import check_strategy, estimate_memory
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
 
+import recipe_memory
 import training_memory
 from helpers import save_backbone
 from live_tensors import LiveTensors, tensors_of
@@ -136,6 +137,12 @@ def test_real_steps_hold_what_was_predicted(tmp_path, name):
     pytest.importorskip("bitsandbytes")
     case = next(case for case in training_memory.cases() if case.name == name)
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.15
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_recipes_as_check_predicts_them():
+    page = (ROOT / "docs" / "memory.md").read_text()
+    assert page.split("<!-- recipes:start -->\n")[1].split("\n<!-- recipes:end -->")[0] == recipe_memory.table()
 
 
 def test_the_records_are_within_15_percent_and_the_page_shows_them():
