@@ -114,7 +114,7 @@ def read_records(folder: Path) -> dict[str, Arm]:
         ValueError: no records, or an arm's runs answered different questions.
     """
     runs: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*-seed*.json")):
         record = json.loads(path.read_text())
         runs.setdefault(record["arm"], []).append(record)
     if not runs:

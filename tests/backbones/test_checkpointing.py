@@ -48,10 +48,10 @@ def test_layers_are_recomputed_though_the_backbone_is_in_evaluation_mode(build, 
         calls.clear()
         backbone.zero_grad()
         result = backbone.run(batch)
-        balance = dict(result.state.balance)
+        choices = dict(result.state.choices)
         loss = backbone.logits(result).logsumexp(-1).mean() + result.state.mean_balance()
         loss.backward()
-        assert all(result.state.balance[layer] is first for layer, first in balance.items())  # no recomputed graph
+        assert all(result.state.choices[layer] is first for layer, first in choices.items())  # no recomputed graph
         return {key: p.grad.clone() for key, p in backbone.named_parameters() if p.requires_grad}
 
     plain, layers = gradients(), family.shape.num_layers

@@ -10,6 +10,7 @@ from PIL import Image
 
 from subtoken_train.cli.main import main
 
+from check_command import checked, refused
 from helpers import save_backbone
 from qwen_tiny import qwen_family
 
@@ -36,21 +37,6 @@ def no_network(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-def checked(capsys, argv):
-    """Run a check that must succeed; its lines, blanks joined."""
-    assert main(["check", *argv]) == 0
-    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-
-
-def refused(capsys, argv):
-    """Run a check that must fail on its input; its one line of stderr."""
-    assert main(["check", *argv]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("subtoken-train: error: ")
-    assert err.count("\n") == 1
-    return err
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from subtoken_train.cli.main import main
+from check_command import checked, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAVA = ["--config", str(ROOT / "recipes" / "llava7b_fastv25_s16k4.yaml")]
@@ -13,20 +13,6 @@ TINY = ["--config", str(ROOT / "recipes" / "tiny_fastv25_s16k4.yaml")]
 ANCHOR = ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4_anchor"
 ON_ANCHOR = ["--model.reducer.keep_ratio=0.15625", "--model.reducer.round_up=true", f"--model.stage2.adapter={ANCHOR}"]
 OUTPUT = ["--model.stage2.output_lora={rank: 8, alpha: 16, dropout: 0.05}"]
-
-
-def checked(capsys, argv):
-    """The lines of a check that must succeed, blanks joined."""
-    assert main(["check", *argv]) == 0
-    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-
-
-def refused(capsys, argv):
-    """The one line of a check that must fail."""
-    assert main(["check", *argv]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    return err.removeprefix("subtoken-train: error: ").strip()
 
 
 def test_llava7b_offline_without_the_stage_1_folder(capsys):

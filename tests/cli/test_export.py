@@ -251,8 +251,8 @@ def test_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
     recipe = (copy / "recipe.yaml").read_text()
     (copy / "recipe.yaml").write_text(recipe.replace("rank: 8", "rank: 6"))
     words = refused(capsys, checkpoint, out)
-    assert "does not fit its recipe" in words
-    assert "(found [8, 128], expected [6, 128])" in words
+    assert "does not fit this recipe" in words
+    assert "(there [8, 128], here [6, 128])" in words
     (copy / "recipe.yaml").rename(copy / "recipe.txt")
     assert "has no recipe.yaml in" in refused(capsys, checkpoint, out)
     (copy / "recipe.txt").rename(copy / "recipe.yaml")

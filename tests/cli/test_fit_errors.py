@@ -49,7 +49,7 @@ def written(tmp_path, old, new):
             " learning_rate:",
             " lr:",
             "unknown key 'model.optimizer.lr'. Allowed in model.optimizer: final_fraction, learning_rate, "
-            "router_learning_rate, schedule, warmup_steps, weight_decay",
+            "name, router_learning_rate, schedule, warmup_steps, weight_decay",
         ),
         ("3.0e-3", "abc", "model.optimizer.learning_rate is 'abc'; it must be a number"),
         ("num_groups: 16", "num_groups: 1.5", "model.routing.num_groups is '1.5'; it must be a whole number"),

@@ -147,12 +147,3 @@ def test_settings_that_stop_a_run_at_once_lose_nothing(recipe, tmp_path, capsys,
 def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
     assert main(["fit", *recipe(data={**corpus, "streaming": True}), *trainer]) == 2
     assert "a streamed corpus needs trainer.max_steps" in capsys.readouterr().err
-
-
-def test_only_the_first_process_touches_the_folder(recipe, tmp_path, monkeypatch):
-    from subtoken_train.cli.fit import is_first_process
-
-    for name, value, first in (("LOCAL_RANK", "1", False), ("LOCAL_RANK", "0", True), ("NODE_RANK", "2", False)):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert is_first_process() == first

@@ -16,6 +16,7 @@ def test_both_stop_and_go_on_alike(tmp_path):
         port = str(free.getsockname()[1])
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "NODE_RANK": "0"}
     environment = {**os.environ, **common, "OMP_NUM_THREADS": "1"}
+    environment.pop("PL_GLOBAL_SEED", None)  # of a run in this process: both would start from it
     processes = [
         subprocess.Popen([sys.executable, PROGRAM, tmp_path], env={**environment, "LOCAL_RANK": str(rank)})
         for rank in (0, 1)

@@ -111,7 +111,6 @@ def test_deepspeed_settings_file(tmp_path):
         zero_settings(4, False, None)
 
 
-
 def test_an_eight_bit_optimiser_is_for_whole_tensors():
     with pytest.raises(ValueError, match=r"take adamw, or trainer\.strategy ddp"):
         check_fit(trainer(Fsdp2Strategy()), module(optimizer="paged_adamw_8bit"))
