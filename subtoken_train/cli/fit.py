@@ -56,7 +56,7 @@ def prepare(cli: Any, folder: Path, resume: Path | None) -> None:
     from subtoken_train.backbones.load import with_processor
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.strategies import shares_weights
-    from subtoken_train.training.strategies.check import check_fit
+    from subtoken_train.training.strategies.check import check_fit, check_parts
 
     if resume is None and holds_run(folder) and not cli.config.overwrite:
         raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
@@ -68,6 +68,7 @@ def prepare(cli: Any, folder: Path, resume: Path | None) -> None:
         family = with_processor(parts.family, module.backbone_config)
     else:
         parts, family = module.parts, module.family
+    check_parts(cli.trainer, parts)
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.kept_tokens(prompt.tokens)
     cli.datamodule.rehearse(family, cli.trainer)
