@@ -57,6 +57,12 @@ def check_fit(trainer: Trainer, module: Any) -> None:
             f"model.backbone.quantization {quantization} cannot be shared out: a quantised weight has no slices; take "
             "trainer.strategy ddp or zero2 (every device holds the quantised backbone), or quantization none"
         )
+    if isinstance(strategy, Fsdp2Strategy) and module.gradient_checkpointing and module.routing_config is not None:
+        # seen: processes reduce in different orders as soon as one has a text-only batch and another images
+        raise ValueError(
+            "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; take ddp, zero2 or zero3, "
+            "or set it to false"
+        )
     optimizer = getattr(module.optimizer_config, "name", "adamw")
     if optimizer != "adamw" and isinstance(strategy, ZeroStrategy | Fsdp2Strategy):
         raise ValueError(

@@ -56,8 +56,8 @@ def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
     for layer in parts.family.decoder.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(parts, mesh=mesh)
-    # ``run`` gathers the other group, which stays whole until the backward pass is over, so ``logits`` has it too. It is
-    # no forward method of its own: FSDP2 would end the group's backward pass where the gradients of its inputs are known
+    # ``run`` gathers the other group, which stays whole until the backward pass ends: ``logits`` has it too. That is no
+    # forward method of its own: FSDP2 would end the group's backward pass where the gradients of its inputs are known
     register_fsdp_forward_method(parts, "run")
 
 

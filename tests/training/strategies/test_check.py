@@ -23,9 +23,12 @@ def refused(capsys, argv: list[str]) -> str:
     return err.splitlines()[-1].removeprefix("subtoken-train: error: ")
 
 
-def module(quantization: str = "none", optimizer: str = "adamw") -> SimpleNamespace:
+def module(quantization: str = "none", optimizer: str = "adamw", checkpointing: bool = False) -> SimpleNamespace:
     return SimpleNamespace(
-        backbone_config=SimpleNamespace(quantization=quantization), optimizer_config=SimpleNamespace(name=optimizer)
+        backbone_config=SimpleNamespace(quantization=quantization),
+        optimizer_config=SimpleNamespace(name=optimizer),
+        gradient_checkpointing=checkpointing,
+        routing_config=SimpleNamespace(),
     )
 
 
@@ -115,6 +118,11 @@ def test_quantised_weights_are_not_shared_out():
     with pytest.raises(ValueError, match="nf4 cannot be shared out"):
         check_fit(trainer(Fsdp2Strategy()), module(quantization="nf4"))
     check_fit(trainer(Fsdp2Strategy()), module())
+
+
+def test_fsdp2_recomputes_no_routers():
+    with pytest.raises(ValueError, match=r"cannot train routers with model\.gradient_checkpointing"):
+        check_fit(trainer(Fsdp2Strategy()), module(checkpointing=True))
 
 
 def test_an_eight_bit_optimiser_is_for_whole_tensors():
