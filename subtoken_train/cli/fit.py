@@ -104,7 +104,7 @@ def prepare(cli: Any, resume: Path | None) -> None:
     from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
     from subtoken_train.training.strategies import shares_weights
-    from subtoken_train.training.strategies.check import check_fit
+    from subtoken_train.training.strategies.check import check_fit, check_parts
 
     folder = cli.output_dir
     if resume is None and holds_run(folder) and not cli.config.overwrite:
@@ -119,6 +119,7 @@ def prepare(cli: Any, resume: Path | None) -> None:
         family = with_processor(parts.family, module.backbone_config)
     else:
         parts, family = module.parts, module.family
+    check_parts(cli.trainer, parts)
     if resume:
         here = {f"compressed.{name}": shape for name, shape in trained_shapes(parts).items()}
         check_resumable(resume, cli.trainer, here)

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
+from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.training.preflight import count_devices
 from subtoken_train.training.strategies import STRATEGIES, shares_weights
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
@@ -50,9 +51,27 @@ def check_fit(trainer: Trainer, module: Any) -> None:
             f"trainer.strategy {type(strategy).__name__} knows nothing of frozen weights, routers and accumulation "
             f"windows; take one of {', '.join(STRATEGIES)}"
         )
+    if isinstance(strategy, Fsdp2Strategy) and module.gradient_checkpointing and module.routing_config is not None:
+        # seen: processes reduce in different orders as soon as one has a text-only batch and another images
+        raise ValueError(
+            "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; take ddp, zero2 or zero3, "
+            "or set it to false"
+        )
     optimizer = module.optimizer_config.name
     if optimizer != "adamw" and isinstance(strategy, ZeroStrategy | Fsdp2Strategy):
         raise ValueError(
             f"model.optimizer.name {optimizer} keeps its own states, which {type(strategy).__name__} would share out; "
             "take adamw, or trainer.strategy ddp"
+        )
+
+
+def check_parts(trainer: Trainer, parts: CompressedBackbone) -> None:
+    """Raise a worded ``ValueError`` where the strategy cannot run a model (built or laid out).
+
+    FSDP2 copies what it finds in a layer's arguments, so that a layer would note its routing in a copy of the split
+    between context and query that no other layer sees.
+    """
+    if isinstance(trainer.strategy, Fsdp2Strategy) and parts.splits:
+        raise ValueError(
+            "trainer.strategy fsdp2 cannot train a language model whose context is compressed; take ddp, zero2 or zero3"
         )

@@ -56,8 +56,9 @@ def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
     for layer in parts.family.decoder.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(parts, mesh=mesh)
-    for method in ("run", "logits"):
-        register_fsdp_forward_method(parts, method)
+    # ``run`` gathers the other group, which stays whole until the backward pass ends: ``logits`` has it too. That is no
+    # forward method of its own: FSDP2 would end the group's backward pass where the gradients of its inputs are known
+    register_fsdp_forward_method(parts, "run")
 
 
 def _same_everywhere(parts: nn.Module, mesh: DeviceMesh) -> None:

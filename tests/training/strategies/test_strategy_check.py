@@ -23,9 +23,12 @@ def refused(capsys, argv: list[str]) -> str:
     return err.splitlines()[-1].removeprefix("subtoken-train: error: ")
 
 
-def module(quantization: str = "none", optimizer: str = "adamw") -> SimpleNamespace:
+def module(quantization: str = "none", optimizer: str = "adamw", checkpointing: bool = False) -> SimpleNamespace:
     return SimpleNamespace(
-        backbone_config=SimpleNamespace(quantization=quantization), optimizer_config=SimpleNamespace(name=optimizer)
+        backbone_config=SimpleNamespace(quantization=quantization),
+        optimizer_config=SimpleNamespace(name=optimizer),
+        gradient_checkpointing=checkpointing,
+        routing_config=SimpleNamespace(),
     )
 
 
@@ -109,6 +112,12 @@ def test_deepspeed_settings_file(tmp_path):
         zero_settings(3, False, str(tmp_path / "nowhere.json"))
     with pytest.raises(ValueError, match="stage 4 is not one of"):
         zero_settings(4, False, None)
+
+
+def test_fsdp2_recomputes_no_routers():
+    with pytest.raises(ValueError, match=r"cannot train routers with model\.gradient_checkpointing"):
+        check_fit(trainer(Fsdp2Strategy()), module(checkpointing=True))
+    check_fit(trainer(Fsdp2Strategy()), module())
 
 
 def test_an_eight_bit_optimiser_is_for_whole_tensors():

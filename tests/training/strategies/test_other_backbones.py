@@ -1,0 +1,70 @@
+"""Two processes give what one gives for Qwen2.5-VL and for a language model too, where weights are shared out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
+from subtoken_train.training.strategies.check import check_parts
+from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
+
+from cpu_fit import run_fit
+from helpers import save_backbone
+from qwen_tiny import qwen_family
+from strategy_runs import Run, assert_same
+from tiny_llama import build_tokenizer
+
+RECALL = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
+def test_qwen(arena, strategy):
+    backbone = arena.folder / "qwen"
+    if not backbone.exists():
+        save_backbone(qwen_family(), backbone)
+    # large random weights: AdamW makes 2e-5 of the rounding of one gradient near zero
+    extra = ["--trainer.max_steps=3", f"--model.backbone.path={backbone}"]
+    assert_same(arena.fit(strategy, f"qwen-{strategy}", *extra), arena.reference("qwen-one", *extra), tolerance=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_a_language_model(tmp_path, strategy):
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **SIZES)).save_pretrained(
+        tmp_path / "llama"
+    )
+    tokenizer.save_pretrained(tmp_path / "llama")
+    model = {
+        "backbone": {"path": str(tmp_path / "llama")},
+        "reducer": {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8},
+        "routing": {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"},
+        "lora": {"rank": 2, "alpha": 4, "dropout": 0.0},
+        "optimizer": {"learning_rate": 0.01},
+    }
+    trainer = {"accelerator": "cpu", "max_steps": 3, "log_every_n_steps": 1, "enable_progress_bar": False}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"model": model, "data": RECALL, "trainer": trainer}))
+
+    def argv(processes: int) -> list[str]:
+        size, folder = f"--data.batch_size={4 // processes}", f"--output_dir={tmp_path / str(processes)}"
+        return ["fit", "--config", str(tmp_path / "recipe.yaml"), size, folder]
+
+    assert main(argv(1)) == 0
+    done = run_fit([*argv(2), f"--trainer.strategy={strategy}"], processes=2)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert_same(Run(tmp_path / "2"), Run(tmp_path / "1"))
+
+
+def test_fsdp2_is_refused_for_a_compressed_context(text_adapter):
+    _, parts, _ = read_adapter(text_adapter)
+    with pytest.raises(ValueError, match="fsdp2 cannot train a language model"):
+        check_parts(SimpleNamespace(strategy=Fsdp2Strategy()), parts)
