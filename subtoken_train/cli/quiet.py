@@ -14,11 +14,13 @@ _NOISE = (
     "HPU available",
     "Seed set to",
     "Failed to load CPU gemm_4bit_forward",  # an optional package for CPUs; said at import, wanted or not
+    "Setting accelerator to CPU",  # peft imports DeepSpeed where it is installed
     "MatMul8bitLt: inputs will be cast",  # at every product of an 8-bit layer
 )
 _LOGGERS = (
     "lightning.pytorch.utilities.rank_zero",
     "lightning.fabric.utilities.seed",
+    "DeepSpeed",
     "bitsandbytes.backends.cpu.ops",
     "bitsandbytes.autograd._functions",
 )
