@@ -24,12 +24,12 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 RESULTS = RECIPES.parent / "benchmarks" / "results"
 
 
-@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "beyond"])
+@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "recall", "beyond"])
 def test_readme_tables_are_regenerated_from_the_records(name):
     text = (RECIPES / "README.md").read_text()
     printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
     chosen = EMBEDDED if name == "comparison" else read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml")
-    assert printed == comparison_markdown(read_records(RESULTS), chosen)
+    assert printed == comparison_markdown(read_records(RESULTS / "recall" if name == "recall" else RESULTS), chosen)
 
 
 def test_records_cover_every_arm_with_the_same_seeds_and_questions():
@@ -54,10 +54,10 @@ def test_every_record_belongs_to_a_table():
     assert set(read_records(RESULTS)) <= {arm for comparison in lists for arm in comparison.arms}
 
 
-@pytest.mark.parametrize("arm", read_records(RESULTS))
+@pytest.mark.parametrize("arm", [*read_records(RESULTS), *read_records(RESULTS / "recall")])
 def test_records_belong_to_the_recipes_as_they_are(arm):
     digest = hashlib.sha256((RECIPES / f"{arm}.yaml").read_bytes()).hexdigest()
-    for path in RESULTS.glob(f"{arm}-seed*.json"):
+    for path in (RESULTS / "recall" if arm.startswith("tinylm") else RESULTS).glob(f"{arm}-seed*.json"):
         record = json.loads(path.read_text())
         assert record["recipe_sha256"] == digest
         assert record["realised_kv"] == pytest.approx(record["nominal_kv"])
