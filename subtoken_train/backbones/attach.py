@@ -102,9 +102,9 @@ class CompressedBackbone(nn.Module):
             return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
         return self._decoder_reduced(reducer, call, hidden, rows)
 
-    def logits(self, result: PromptPass) -> Tensor:
-        """Logits of a pass's rows, [B, M, V]."""
-        return self.family.logits(result.hidden_BMD)
+    def logits(self, result: PromptPass, rows_BM: Tensor | None = None) -> Tensor:
+        """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
+        return self.family.logits(result.hidden_BMD if rows_BM is None else result.hidden_BMD[rows_BM])
 
     def _context_split(self, call: _Call, rows: Rows, reducer: Reducer | None) -> PromptPass:
         """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""

@@ -1,6 +1,6 @@
-"""The training objective: token-normalised cross-entropy.
+"""The training objective: token-normalised cross-entropy, on the rows that predict a label.
 
-Legend: B batch, N positions, V vocabulary.
+Legend: B batch, N positions, V vocabulary, L labelled targets of the batch.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ from torch import Tensor
 IGNORE_INDEX = -100
 
 
-def answer_loss(logits_BNV: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed next-token cross-entropy over labelled positions, and their number.
+def predicting_rows(labels_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows predict a label; the head need not run on the others.
 
     Args:
-        logits_BNV: logits of each position (of the *reduced* sequence).
-        labels_BN: token ids of the same positions; ``IGNORE_INDEX`` (-100) where there is no loss.
+        labels_BN: token ids of the rows of the *reduced* sequence; ``IGNORE_INDEX`` (-100) where there is no loss.
 
     Returns:
-        (sum of losses in fp32, number of labelled targets as a long scalar). Dividing by the number over a whole
-        accumulation window keeps every answer token's weight equal, however samples are split into micro-batches.
+        (rows followed by a labelled one, bool [B, N]; the labels that they predict, int64 [L], in the rows' order).
     """
-    targets = labels_BN[:, 1:]
-    labelled = targets != IGNORE_INDEX
-    total = F.cross_entropy(logits_BNV[:, :-1][labelled].float(), targets[labelled], reduction="sum")
-    return total, labelled.sum()
+    labelled = labels_BN[:, 1:] != IGNORE_INDEX
+    return F.pad(labelled, (0, 1)), labels_BN[:, 1:][labelled]
+
+
+def answer_loss(logits_LV: Tensor, targets_L: Tensor) -> Tensor:
+    """Cross-entropy summed over targets, a scalar in fp32.
+
+    Divided by the number of targets of a whole accumulation window, it gives every answer token the same weight,
+    however samples are split into micro-batches.
+    """
+    return F.cross_entropy(logits_LV.float(), targets_L, reduction="sum")

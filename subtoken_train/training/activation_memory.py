@@ -16,8 +16,8 @@ two activations keeps both, a frozen linear layer keeps no input):
 With checkpointing: e D per layer and row, and one layer in full, being recomputed.
 
 *On top of that, whichever is larger*: the loss, or the backward pass of one MLP (three gradients of e F, or one and a
-dequantised weight). The loss, per vocabulary entry, is at its largest with the logits (e M) and two fp32 copies of the
-labelled rows, or with three of those, or where the gradient of labelled rows is put among all rows (that and 2 e M).
+dequantised weight). The head runs on rows that predict a label; per row and vocabulary entry three fp32 numbers meet where
+cross-entropy turns back: log-probabilities, their gradient, and that of the logits.
 
 The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
 """
@@ -123,12 +123,9 @@ class ActivationBytes:
         kept = 2 if self.bank.learned else 1
         return kept * self.element * self.value + 5 * FP32_BYTES * self.bank.config.num_groups
 
-    def loss(self, rows: int) -> int:
+    def loss(self) -> int:
         """The final norm's input, and the largest moment of logits, cross-entropy and their gradients."""
-        labelled, e = self.step.labelled, self.element
-        forward = rows * e + labelled * 2 * FP32_BYTES
-        largest = max(forward, labelled * 3 * FP32_BYTES, (2 * rows + labelled) * e)
-        return rows * FP32_BYTES * self.hidden + self.vocabulary * largest
+        return self.step.labelled * FP32_BYTES * (self.hidden + 3 * self.vocabulary)
 
     def backward(self, rows: int) -> int:
         """Gradients inside the MLP at work, of all records: three at the product, or one and a dequantised weight."""

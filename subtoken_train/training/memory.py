@@ -77,7 +77,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
         kept = sum(sizes.input(count) for count in rows)
         backward += step.batch_size * sizes.layer(max(rows))
     kept *= step.batch_size
-    working = max(step.batch_size * sizes.loss(left), backward)
+    working = max(step.batch_size * sizes.loss(), backward)
     tower = step.batch_size * tower_bytes(parts.family, step.pixel_bytes)
     phases = (("kept for backward", kept), ("loss or backward", working))
     return MemoryEstimate(

@@ -21,7 +21,7 @@ from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.backbones.rows import PromptPass
 from subtoken_train.backbones.stage2 import Stage2Config
-from subtoken_train.functional.objective import answer_loss
+from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
@@ -131,7 +131,8 @@ class SubTokenModule(L.LightningModule):
         micro, window_tokens, window_size = batch
         self._keep_in_step(micro)
         result = self.parts.run(micro)
-        total, _ = answer_loss(self.parts.logits(result), result.labels(micro.labels_BN))
+        rows, targets = predicting_rows(result.labels(micro.labels_BN))
+        total = answer_loss(self.parts.logits(result, rows), targets)
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
         accumulation = self.trainer.accumulate_grad_batches
         answer = total * accumulation / self._global_tokens(window_tokens)
@@ -146,12 +147,11 @@ class SubTokenModule(L.LightningModule):
         """Token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
         self._keep_in_step(batch)
         result = self.parts.run(batch)
-        logits, labels = self.parts.logits(result), result.labels(batch.labels_BN)
-        total, count = answer_loss(logits, labels)
-        right = (logits[:, :-1].argmax(-1) == labels[:, 1:]) & (labels[:, 1:] != -100)
-        tokens = int(count)
-        self.log("val/loss", total / count, batch_size=tokens, sync_dist=True, prog_bar=True)
-        self.log("val/token_accuracy", right.sum() / count, batch_size=tokens, sync_dist=True, prog_bar=True)
+        rows, targets = predicting_rows(result.labels(batch.labels_BN))
+        logits, tokens = self.parts.logits(result, rows), len(targets)
+        loss, right = answer_loss(logits, targets) / tokens, (logits.argmax(-1) == targets).sum() / tokens
+        self.log("val/loss", loss, batch_size=tokens, sync_dist=True, prog_bar=True)
+        self.log("val/token_accuracy", right, batch_size=tokens, sync_dist=True, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW over LoRA and routers; the schedule steps with the optimiser."""
