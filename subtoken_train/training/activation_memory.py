@@ -16,8 +16,8 @@ two activations keeps both, a frozen linear layer keeps no input):
 With checkpointing: e D per layer and row, and one layer in full, being recomputed.
 
 *On top of that, whichever is larger*: the loss, or the backward pass of one MLP (three gradients of e F, or one and a
-dequantised weight). The head runs on rows that predict a label; per row and vocabulary entry three fp32 numbers meet where
-cross-entropy turns back: log-probabilities, their gradient, and that of the logits.
+dequantised weight). The head runs on rows that predict a label; per row and vocabulary entry three fp32 numbers meet
+where cross-entropy turns back: log-probabilities, their gradient, and that of the logits.
 
 The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
 """
