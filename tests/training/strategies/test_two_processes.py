@@ -28,6 +28,8 @@ ARMS = [
 RESUMED = [
     "--trainer.max_steps=4",
     "--checkpoint.every_n_train_steps=2",
+    "--trainer.accumulate_grad_batches=2",
+    "--model.lora.dropout=0.2",
 ]
 HALF = ["--trainer.max_steps=3", "--trainer.precision=bf16-mixed", "--model.backbone.dtype=bfloat16"]
 
