@@ -58,17 +58,15 @@ class RoutingState:
     masks: dict[int, Tensor] = field(default_factory=dict)
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
-    @property
-    def balance(self) -> dict[int, Tensor]:
-        """Per layer the balance loss of each sample, [B]; learned selectors only. Made anew at every call."""
-        return dict(zip(self.choices, self._balances(), strict=True)) if self.choices else {}
-
     def mean_balance(self) -> Tensor:
         """Balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
-        return self._balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
+        return self.balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
 
-    def _balances(self) -> Tensor:
-        """All layers at once: the tensors are small, and a layer would cost as many operations as all of them."""
+    def balances(self) -> Tensor:
+        """Balance loss per layer of ``choices`` (in its order, at least one) and sample, [layers, B].
+
+        All layers at once: the tensors are small, and a layer would cost as many operations as all of them.
+        """
         scores, hard, routed = (torch.stack(parts).flatten(0, 1) for parts in zip(*self.choices.values(), strict=True))
         return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)
 

@@ -197,20 +197,26 @@ def test_images_validation_and_folders(tiny_family, tmp_path):
     assert module.validated == [["dev-000000", "dev-000001", "dev-000002"]]
 
 
-def test_two_processes_share_the_records(tiny_family, text_file):
+def loaders_of_two_processes(path, family):
+    """(training loader, validation loader) of either process, both on one file, two records at a time."""
     loaders = []
     for rank in (0, 1):
-        data = InstructionDataModule(text_file, val_file=text_file, batch_size=2)
+        data = InstructionDataModule(path, val_file=path, batch_size=2)
         data.trainer = SimpleNamespace(
             world_size=2,
             global_rank=rank,
             limit_train_batches=1.0,
             accumulate_grad_batches=1,
-            lightning_module=SimpleNamespace(family=tiny_family),
+            lightning_module=SimpleNamespace(family=family),
             fit_loop=fit_loop_at(0),
         )
         data.setup("fit")
         loaders.append((data.train_dataloader(), data.val_dataloader()))
+    return loaders
+
+
+def test_two_processes_share_the_records(tiny_family, text_file):
+    loaders = loaders_of_two_processes(text_file, tiny_family)
     names = [[name for batch, _, _ in train for name in batch.record_ids] for train, _ in loaders]
     assert len(names[0]) == len(names[1]) == 10
     assert len(set(names[0]) | set(names[1])) == 20
@@ -224,19 +230,7 @@ def test_no_step_of_two_processes_mixes_records_with_and_without_images(tiny_fam
     rows = json.loads((tmp_path / "train.json").read_text())
     texts = [{"conversations": [{"from": "human", "value": "what ?"}, {"from": "gpt", "value": "7"}]}] * 12
     (tmp_path / "train.json").write_text(json.dumps(texts[:6] + rows + texts[6:]))
-    loaders = []
-    for rank in (0, 1):
-        data = InstructionDataModule(str(tmp_path / "train.json"), val_file=str(tmp_path / "train.json"), batch_size=2)
-        data.trainer = SimpleNamespace(
-            world_size=2,
-            global_rank=rank,
-            limit_train_batches=1.0,
-            accumulate_grad_batches=1,
-            lightning_module=SimpleNamespace(family=tiny_family),
-            fit_loop=fit_loop_at(0),
-        )
-        data.setup("fit")
-        loaders.append((data.train_dataloader(), data.val_dataloader()))
+    loaders = loaders_of_two_processes(str(tmp_path / "train.json"), tiny_family)
     training = [[batch.pixel_values is not None for batch, *_ in train] for train, _ in loaders]
     assert training[0] == training[1]
     assert sorted(training[0]) == [False] * 3 + [True]  # 3 + 0 images and texts are left, too few for a batch

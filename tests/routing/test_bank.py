@@ -129,15 +129,15 @@ def test_balance_is_of_the_routed_tokens_and_only_for_learned_routers(tiny_famil
     backbone.bank.selectors[2].register_forward_hook(lambda _, __, scores: logits.append(scores))
     state = backbone.run(batch).state
     if not backbone.bank.learned:
-        assert state.balance == {}
+        assert not state.choices
         assert state.mean_balance().item() == 0
         return
-    assert sorted(state.balance) == [0, 1, 2, 3]
+    assert list(state.choices) == [0, 1, 2, 3]
     expected = balance_loss(logits[0], state.masks[2], state.routed_BN)
-    assert torch.equal(state.balance[2], expected)
+    assert torch.equal(state.balances()[2], expected)
     assert expected[2].item() == 0
-    everything = torch.stack([state.balance[layer] for layer in range(4)])
-    assert torch.allclose(state.mean_balance(), everything.mean())
+    assert state.balances().shape == (4, len(MIXED))
+    assert torch.equal(state.mean_balance(), state.balances().mean())
 
 
 @torch.no_grad()

@@ -177,4 +177,4 @@ def test_everything_reads_the_logits_with_the_prior(tiny_family):
     assert torch.equal(seen["gated"], logits)
     hard = fixed_mask(logits, 4)
     assert torch.equal(state.masks[0], hard | ~state.routed_BN[..., None])
-    assert torch.equal(state.balance[0], balance_loss(logits, hard, state.routed_BN))
+    assert torch.equal(state.balances()[0], balance_loss(logits, hard, state.routed_BN))
