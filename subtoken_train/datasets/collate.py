@@ -200,7 +200,7 @@ class Collator:
 
     def __call__(self, records: Sequence[Record]) -> Batch:
         """Encode and pad; see ``encode`` and ``open_image`` for the errors."""
-        images = [[open_image(path, record.id) for path in record.image_paths] for record in records]
+        images = [[open_image(source, record.id) for source in record.images] for record in records]
         samples = [
             encode(record, self.family, self.max_length, own, self.generation)
             for record, own in zip(records, images, strict=True)

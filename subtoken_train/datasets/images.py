@@ -5,13 +5,29 @@ from __future__ import annotations
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
 """Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves
 some as ``.gif`` or ``.png``."""
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """An image that is no file of its own: a cell of a table, a line of a text file.
+
+    Attributes:
+        read: its encoded bytes (PNG, JPEG, ...), read when they are asked for, so that no data set is held in memory.
+        place: file and row, for messages.
+    """
+
+    read: Callable[[], bytes]
+    place: str
+
+
+ImageSource = Path | EncodedImage
 
 
 @dataclass(frozen=True)

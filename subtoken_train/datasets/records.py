@@ -9,6 +9,7 @@ Legend: R records.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset
 
 from subtoken_train.backbones.base import Turn
-from subtoken_train.datasets.images import FolderImages, compare_images, find_image
+from subtoken_train.datasets.images import EncodedImage, FolderImages, ImageSource, compare_images, find_image
 from subtoken_train.datasets.record_format import image_names, record_id, used_turns
 from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
 
@@ -32,13 +33,13 @@ class Record:
 
     Attributes:
         id: the record's own id (its position in the file where it has none), as text.
-        image_paths: its images, in the order of their placeholders; empty for a text-only record.
+        images: in the order of their placeholders; empty for a text-only record.
         turns: its exchanges; each prompt holds one ``<image>`` per image.
         kind: question kind, for scores by kind; None where the file names none.
     """
 
     id: str
-    image_paths: list[Path]
+    images: list[ImageSource]
     turns: list[Turn]
     kind: str | None = None
 
@@ -84,7 +85,7 @@ class InstructionRecords(Dataset[Record]):
         row = self._row(index)
         values = [message["value"] for message in used_turns(row)]
         turns = [Turn(prompt, answer) for prompt, answer in zip(values[::2], values[1::2], strict=True)]
-        paths = [self.image_folder / name for name in image_names(row)]
+        paths: list[ImageSource] = [self.image_folder / name for name in image_names(row)]
         return Record(record_id(row, index), paths, turns, row.get("kind"))
 
     def _row(self, index: int) -> dict[str, Any]:
@@ -104,19 +105,21 @@ class InstructionRecords(Dataset[Record]):
         return compare_images(self._index.image_names().to_pylist(), self.image_folder)
 
 
-def open_image(path: Path, record_id: str | None = None) -> Image.Image:
-    """Read one image, of a record or alone, as RGB; where it is missing, one that ``find_image`` takes for it.
+def open_image(source: ImageSource, record_id: str | None = None) -> Image.Image:
+    """Read one image, of a record or alone, as RGB; where a file is missing, one that ``find_image`` takes for it.
 
     Raises:
-        ValueError: the file is missing or is not a readable image.
+        ValueError: the file is missing, or this is not a readable image.
     """
     of_record = "" if record_id is None else f"record {record_id!r}: "
+    place = source.place if isinstance(source, EncodedImage) else source
     try:
-        with Image.open(find_image(path)) as image:
+        content = io.BytesIO(source.read()) if isinstance(source, EncodedImage) else find_image(source)
+        with Image.open(content) as image:
             return image.convert("RGB")
     except FileNotFoundError:
         hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
-        raise ValueError(f"{of_record}image {path} does not exist; {hint}") from None
+        raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         hint = "replace the file or drop the record" if of_record else "replace the file"
-        raise ValueError(f"{of_record}image {path} cannot be read ({error}); {hint}") from None
+        raise ValueError(f"{of_record}image {place} cannot be read ({error}); {hint}") from None

@@ -230,7 +230,7 @@ def first_sample(
     except (OSError, ValueError):
         return None
     record = records[0]
-    images = [open_image(path, record.id) for path in record.image_paths]
+    images = [open_image(source, record.id) for source in record.images]
     return encode(record, ready, max_length, images)
 
 

@@ -202,10 +202,10 @@ def on_disk(tmp_path):
     """The three records with their images on disk, each image of its own colour."""
     rows = []
     for row, base in ((ONE_IMAGE, 10), (TEXT_ONLY, 0), (TWO_TURNS, 100)):
-        paths = [tmp_path / name for name in row.image_paths]
+        paths = [tmp_path / name for name in row.images]
         for i, path in enumerate(paths):
             Image.new("RGB", (96, 96), (base + 50 * i, 0, 0)).save(path.with_suffix(".png"))
-        rows.append(replace(row, image_paths=[path.with_suffix(".png") for path in paths]))
+        rows.append(replace(row, images=[path.with_suffix(".png") for path in paths]))
     return rows
 
 

@@ -38,17 +38,17 @@ def test_records_are_read_in_order(tmp_path, name):
     dump = [json.dumps(row, ensure_ascii=False) for row in ROWS]
     path.write_text("\n".join(dump) + "\n" if name.endswith("l") else f"[{','.join(dump)}]", encoding="utf-8")
     one, two, three = list(map(InstructionRecords(path).__getitem__, range(3)))
-    assert (one.id, one.image_paths, one.kind) == ("one", [tmp_path / "a.jpg"], "read")
+    assert (one.id, one.images, one.kind) == ("one", [tmp_path / "a.jpg"], "read")
     assert one.turns == [Turn("<image>\nwhat ?", "a 7")]
-    assert (two.id, two.image_paths) == ("7", [tmp_path / "b/c.jpg", tmp_path / "d.jpg"])
+    assert (two.id, two.images) == ("7", [tmp_path / "b/c.jpg", tmp_path / "d.jpg"])
     assert two.turns == [Turn("<image> and <image>", "yes"), Turn("sure ?", "no")]
-    assert (three.id, three.image_paths, three.kind) == ("2", [], None)
+    assert (three.id, three.images, three.kind) == ("2", [], None)
 
 
 def test_image_folder_overrides_the_files_own(tmp_path):
     records = InstructionRecords(write(tmp_path, ROWS), tmp_path / "elsewhere")
     assert len(records) == 3
-    assert records[0].image_paths == [tmp_path / "elsewhere" / "a.jpg"]
+    assert records[0].images == [tmp_path / "elsewhere" / "a.jpg"]
 
 
 def test_what_gpt_says_first_and_nobody_answers_last_is_left_out(tmp_path):

@@ -40,7 +40,7 @@ def test_records_hold_the_question_of_their_scene(tmp_path):
     assert record.kind == SHORT_KINDS[1]
     assert record.turns[0].prompt.startswith("<image>\nis there a ")
     scene = draw_scene(np.random.default_rng([0, 2, 1]), "test")
-    pixels = np.asarray(open_image(record.image_paths[0], record.id)).astype(int)
+    pixels = np.asarray(open_image(record.images[0], record.id)).astype(int)
     assert np.abs(pixels - scene.pixels).mean() < 4  # JPEG at quality 90
 
 

@@ -1,0 +1,1 @@
+"""Metrics of the benchmarks, one file each, equal to the reference scorers."""

@@ -1,0 +1,1 @@
+"""Results on disk: one folder per arm and task."""

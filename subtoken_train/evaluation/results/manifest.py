@@ -1,0 +1,114 @@
+"""What a folder of results says of itself: which arm answered which task, under which settings.
+
+Layout of a results folder: ``ARM/TASK/`` with ``manifest.json`` (written before the first answer),
+``samples-RANK-of-PROCESSES.jsonl`` (one ``SampleRecord`` a line, appended as batches finish) and ``scores.json``
+(written when all samples are there).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+SCORES_FILE = "scores.json"
+SAMPLES_GLOB = "samples-*.jsonl"
+
+Protocol = Literal["query_aware", "context_first"]
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """What tables say of an arm.
+
+    Attributes:
+        name: unique in the results folder; also the folder's name.
+        backbone: path or Hub id of the backbone.
+        adapter: path or Hub id of the adapter; None for a backbone alone.
+        reducer: ``fastv 0.25`` or ``-``.
+        groups: ``S16K4 linear`` or ``-`` for token-only arms.
+        eviction: ``snapkv 0.1 int8`` or ``-``.
+        protocol: ``query_aware``: the question is there when the cache is compressed. ``context_first``: the context is
+            compressed before the question is seen (KVCompose's protocol).
+        acts: where compression acts, in words: ``in prefill``, ``after prefill``, ``in and after prefill``, ``-``.
+        nominal_kv: retained share of the compressed region that the ledger promises, after eviction.
+        anchor_of: the arm that this one is the matched token-only anchor of; None for others.
+        trained: whether the arm's reduction, selection and eviction are those its adapter was trained under.
+        seed: of the training run, or of a random selector; None where neither is known.
+    """
+
+    name: str
+    backbone: str
+    adapter: str | None
+    reducer: str
+    groups: str
+    eviction: str
+    protocol: Protocol
+    acts: str
+    nominal_kv: float
+    anchor_of: str | None
+    trained: bool
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One arm on one task.
+
+    Attributes:
+        arm: who answered.
+        task: the task's registered name.
+        options: the task's options.
+        source: folder or Hub id that the task was read from; None: the task's own Hub id.
+        rows: samples asked (all of the set, or ``limit``).
+        expected_rows: samples of the complete set; None where there is no such number.
+        primary: the score that tables print.
+        points: scores of the task that are no fractions.
+        samples_sha256: digest of all asked samples (ids, prompts, choices, references), in order.
+        settings: batch size, dtype, device, versions: for the reader.
+    """
+
+    arm: ArmFacts
+    task: str
+    options: dict[str, Any]
+    source: str | None
+    rows: int
+    expected_rows: int | None
+    primary: str
+    points: list[str]
+    samples_sha256: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def partial(self) -> bool:
+        """Whether only a part of the complete set was asked."""
+        return self.expected_rows is not None and self.rows < self.expected_rows
+
+    def write(self, folder: Path) -> None:
+        """Write ``manifest.json`` into ``folder``, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{MANIFEST_FILE}.partial"
+        temporary.write_text(json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(folder / MANIFEST_FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read a folder's manifest.
+
+        Raises:
+            ValueError: there is none, or none that this version reads.
+        """
+        path = folder / MANIFEST_FILE
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            schema = content.pop("schema")
+            if schema != SCHEMA_VERSION:
+                raise ValueError(f"{path} has schema {schema}; this version reads {SCHEMA_VERSION}")
+            return cls(arm=ArmFacts(**content.pop("arm")), **content)
+        except FileNotFoundError:
+            raise ValueError(f"{folder} holds no {MANIFEST_FILE}; 'subtoken-train evaluate' writes one") from None
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} cannot be read ({type(error).__name__} {error})") from None

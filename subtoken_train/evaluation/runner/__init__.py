@@ -1,0 +1,1 @@
+"""Runs a grid of arms and tasks, resumably, on one or many devices."""

@@ -1,0 +1,35 @@
+"""The benchmarks by name. A new one is its file, its metric, and one line here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.tasks.base import Sample, Task
+
+TASKS: dict[str, type[Task]] = {}
+
+
+def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:
+    """A task by its name, with some of its options changed.
+
+    Args:
+        name: of ``TASKS``.
+        source: folder with its files, or a Hub id; None: its own Hub id.
+        options: fields of the task, by name.
+
+    Raises:
+        ValueError: no such task or option, or a value that the task refuses.
+    """
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    known = [field.name for field in dataclasses.fields(TASKS[name]) if field.name != "source"]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of task {name}", option, known)
+    return TASKS[name](source=source, **options)
+
+
+__all__ = ["TASKS", "Sample", "Task", "build_task"]
