@@ -52,7 +52,7 @@ def resampled_means(
     the counts of equal columns (a multinomial), which has the distribution of drawing questions one by one.
 
     Args:
-        tables: per task scores as ``bootstrap_interval`` takes them, [n] or [s, n]; differences for a paired comparison.
+        tables: per task scores as ``bootstrap_interval`` takes them, [n] or [s, n]; paired: differences.
         seed: of the resampling.
 
     Raises:

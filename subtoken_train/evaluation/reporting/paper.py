@@ -81,7 +81,7 @@ def _same_method(arm: Arm, row: dict[str, Any]) -> bool:
     printed = (row["token_method"] or "-").lower()
     if facts.eviction != "-" or name.lower() != printed or not _same_backbone(facts.backbone, row["model"]):
         return False
-    if keep and not math.isclose(100 * float(keep), row["token_keep"], abs_tol=0.001):
+    if keep and not math.isclose(100 * float(keep), row["token_keep"], abs_tol=0.01):
         return False
     words = f"{facts.name} {facts.adapter or ''}".lower()
     if facts.groups == "-":
