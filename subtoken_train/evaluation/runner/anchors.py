@@ -1,9 +1,9 @@
 """Matched token-only anchors: which of the arms is one, and a spec where none is.
 
-The anchor of a routed arm keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for, rounded
-up: its bytes are never below the arm's. A *trained* anchor is an adapter of its own. Where no arm of the grid is one,
-the arm's own LoRA runs token-only at that ratio: an untrained anchor, named so, since LoRA adapts to what it was
-trained under.
+The anchor of a routed arm keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for,
+rounded up: its bytes are never below the arm's. A *trained* anchor is an adapter of its own. Where no arm of the grid
+is one, the arm's own LoRA runs token-only at that ratio: an untrained anchor, named so, since LoRA adapts to what it
+was trained under.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def run_grid(
     """Answer everything that the grid asks and that is not on disk yet.
 
     Tasks are read and arms loaded before the first answer, so that mistakes cost no time. One process of several
-    answers every n-th batch; records of all processes count, whoever wrote them, so a restart may have another number of them.
+    answers every n-th batch; records of all processes count, whoever wrote them, so a restart may have another number
+    of them.
 
     Args:
         grid: what to run.
