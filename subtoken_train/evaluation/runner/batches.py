@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from subtoken_train.backbones.base import Family, Turn
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
 from subtoken_train.evaluation.tasks.base import Modality, Sample
-from subtoken_train.inference.text_prompts import encode_text, text_batch
+from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.types import Batch
 
-Continuations = list[list[list[int]]]
+Continuations = list[tuple[tuple[int, ...], ...]]
 
 
 def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
@@ -38,22 +39,25 @@ def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
 
 
 def model_inputs(
-    samples: Sequence[Sample], family: Family, modality: Modality, max_length: int
+    samples: Sequence[Sample], family: Family, modality: Modality, max_length: int | None
 ) -> tuple[Batch, Continuations]:
     """The batch of some samples' prompts and, for samples with choices, the choices' token ids.
 
     Raises:
-        ValueError: an image cannot be read, or a prompt is longer than ``max_length``.
+        ValueError: an image cannot be read, or a prompt is longer than ``max_length`` or the model's positions.
     """
     if modality == "image":
         assert not any(sample.choices for sample in samples)
         records = [Record(s.id, list(s.images), [Turn(s.prompt)], s.kind) for s in samples]
-        return Collator(family, max_length, padding_side="left", generation=True)(records), []
-    encoded = [encode_text(family, s.prompt, s.choices, s.context_characters) for s in samples]
-    for sample, text in zip(samples, encoded, strict=True):
-        longest = len(text.input_ids) + max(map(len, text.continuations), default=0)
-        if longest > max_length:
-            raise ValueError(
-                f"sample {sample.id!r} has {longest} tokens, more than the {max_length} of the model or of max_length"
-            )
+        positions = int(family.decoder.config.max_position_embeddings)
+        return Collator(family, max_length or positions, padding_side="left", generation=True)(records), []
+    encoded = [_encoded(sample, family, max_length) for sample in samples]
     return text_batch(family, encoded), [text.continuations for text in encoded]
+
+
+def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedText:
+    try:
+        text = encode_text(family, sample.prompt, sample.choices, sample.context_characters, max_length=max_length)
+    except ValueError as error:
+        raise ValueError(f"sample {sample.id!r}: {error}") from error
+    return replace(text, record_id=sample.id)

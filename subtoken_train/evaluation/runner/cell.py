@@ -72,24 +72,20 @@ class Cell:
         processes.meet()  # the first process has cut torn lines, and nobody writes yet
         done = self.finished()
         processes.meet()
-        limit = int(getattr(backbone.family.decoder.config, "max_position_embeddings", 2**31))
-        max_length = min(limit, self.max_length or limit)
         plan = plan_batches(self.samples, self.batch_size)
         mine = [batch for number, batch in enumerate(plan) if processes.mine(number)]
         left = [[self.samples[i] for i in batch if self.samples[i].id not in done] for batch in mine]
         total = count = sum(map(len, left))
         metric = self.task.metric()
         for batch in filter(None, left):
-            writer.append(self._answer(backbone, batch, max_length, metric))
+            writer.append(self._answer(backbone, batch, metric))
             count -= len(batch)
             if progress is not None:
                 progress(total - count, total)
         processes.meet()
 
-    def _answer(
-        self, backbone: CompressedBackbone, samples: list[Sample], max_length: int, metric: TaskMetric
-    ) -> list[SampleRecord]:
-        prompts, continuations = model_inputs(samples, backbone.family, self.task.modality, max_length)
+    def _answer(self, backbone: CompressedBackbone, samples: list[Sample], metric: TaskMetric) -> list[SampleRecord]:
+        prompts, continuations = model_inputs(samples, backbone.family, self.task.modality, self.max_length)
         prompts = move_data_to_device(prompts, backbone.family.model.device)
         compression, protocol = self.arm.spec.compression(), self.arm.spec.protocol
         if samples[0].choices:

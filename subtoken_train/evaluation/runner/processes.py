@@ -66,3 +66,6 @@ class Processes:
     ) -> None:
         if self.count > 1:
             dist.destroy_process_group()
+
+
+ONE = Processes()

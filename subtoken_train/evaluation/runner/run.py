@@ -16,7 +16,7 @@ from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
 from subtoken_train.evaluation.runner.anchors import with_anchors
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.cell import Cell
-from subtoken_train.evaluation.runner.processes import Processes
+from subtoken_train.evaluation.runner.processes import ONE, Processes
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.base import Sample, Task
@@ -33,7 +33,7 @@ def run_grid(
     device: str | None = None,
     say: Say = print,
     counter: Counter | None = None,
-    processes: Processes | None = None,
+    processes: Processes = ONE,
 ) -> list[Path]:
     """Answer everything that the grid asks and that is not on disk yet.
 
@@ -46,7 +46,7 @@ def run_grid(
         device: of the models; None: this process's GPU, or the CPU.
         say: told what is done.
         counter: makes the progress display of a cell from its name.
-        processes: this process among others; None: as torchrun says.
+        processes: this process among others, which have met (``with Processes.from_environment()``).
 
     Returns:
         The cells' folders, arm by arm.
@@ -55,8 +55,7 @@ def run_grid(
         ValueError: arms, tasks, data or settings that are wrong; an unreadable image, when its turn comes; records of
             other settings in the folder; or a run that is writing into it. What was answered before stays on disk.
     """
-    processes = Processes.from_environment() if processes is None else processes
-    with processes, _Alone(grid.out, processes):
+    with _Alone(grid.out, processes):
         tasks = read_tasks(grid)
         pool = ModelPool(processes.device(device))
         arms = prepare(grid.arms, pool)

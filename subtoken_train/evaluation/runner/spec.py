@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import build_eviction
-from subtoken_train.inference.batched import Protocol
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.options import parse_keep
+from subtoken_train.inference.protocol import Protocol
 
 Anchors = Literal["auto", "none"]
 
