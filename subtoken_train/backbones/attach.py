@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
 from subtoken_train.backbones.attention import use_packed_attention
@@ -54,6 +55,8 @@ class CompressedBackbone(nn.Module):
         self.bank = bank
         _check_fit(reducer, family)
         self.routes = bank is not None and not bank.neutral
+        self._hooks: list[RemovableHandle] = []
+        self._detached = False
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.routes)
         """Whether context and query rows of a language model see different caches."""
         if self.splits:
@@ -63,8 +66,14 @@ class CompressedBackbone(nn.Module):
             if bank.config.budget == "ranked":
                 reducer.check_ranks()
             attention = [layer.self_attn for layer in family.decoder.layers]
-            bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
+            self._hooks = bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
             bank.freeze_below(reducer.cut_layer)
+
+    def detach(self) -> None:
+        """Take the routers off the family, which another backbone can then use; this one runs no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._detached = True
 
     def run(
         self,
@@ -83,6 +92,7 @@ class CompressedBackbone(nn.Module):
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
         """
+        assert not self._detached, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         visible = batch.regions_BN != Region.PADDING
         index = torch.arange(visible.shape[1], device=visible.device).expand(visible.shape)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from subtoken_train.inference.protocol import Protocol
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 SAMPLES_GLOB = "samples-*.jsonl"
-
-Protocol = Literal["query_aware", "context_first"]
 
 
 @dataclass(frozen=True)
