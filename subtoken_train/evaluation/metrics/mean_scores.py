@@ -16,7 +16,7 @@ from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
 
 
 class MeanScores(TaskMetric):
-    """The mean of every score over the samples that have it. Sums and counts are all that is held, in double precision."""
+    """The mean of every score over the samples that have it; only sums and counts are held, in double precision."""
 
     names: ClassVar[tuple[str, ...]]
     """All scores; the first is the sample's own (``score``)."""
@@ -40,7 +40,9 @@ class MeanScores(TaskMetric):
         for prediction, reference in zip(predictions, references, strict=True):
             assert isinstance(prediction, str)  # these tasks generate their answers
             found = self.figures(prediction, reference)
-            self.sums_S += torch.tensor([found.get(name, 0.0) for name in self.names], dtype=torch.float64).to(self.sums_S)
+            self.sums_S += torch.tensor([found.get(name, 0.0) for name in self.names], dtype=torch.float64).to(
+                self.sums_S
+            )
             self.counts_S += torch.tensor([name in found for name in self.names]).to(self.counts_S)
 
     def compute(self) -> dict[str, Tensor]:
