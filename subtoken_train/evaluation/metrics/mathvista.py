@@ -2,8 +2,6 @@
 
 The original asks a language model to extract the answer where simple rules fail. Here rules do all of it, so that no
 service is needed: an answer in running text may be read differently. Normalising and comparing are the original's.
-
-Legend: A length of a text, B length of another.
 """
 
 from __future__ import annotations
@@ -12,10 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.anls import levenshtein
+from subtoken_train.evaluation.metrics.mean_scores import MeanScores
 
 _SAID = re.compile(r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\(?([A-Z])\)?(?![\w'])", re.IGNORECASE)
 _LEADING = re.compile(r"\(?([A-Z])(?:[.):]|$)")
@@ -94,17 +90,7 @@ def _normalise_choice(text: str, choices: list[str]) -> str:
     letters = re.findall(r"\(([a-zA-Z])\)", text)
     letter = letters[0].upper() if letters else text
     place = ord(letter) - ord("A") if len(letter) == 1 else -1
-    return choices[place] if 0 <= place < len(choices) else min(choices, key=lambda choice: edits(letter, choice))
-
-
-def edits(text_A: str, text_B: str) -> int:
-    """Levenshtein distance: the least number of characters inserted, deleted or replaced."""
-    row = list(range(len(text_B) + 1))
-    for i, ours in enumerate(text_A, start=1):
-        before, row[0] = row[0], i
-        for j, theirs in enumerate(text_B, start=1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (ours != theirs))
-    return row[-1]
+    return choices[place] if 0 <= place < len(choices) else min(choices, key=lambda choice: levenshtein(letter, choice))
 
 
 def equal(normalised: object, answer: object) -> bool:
@@ -115,43 +101,26 @@ def equal(normalised: object, answer: object) -> bool:
 def correct(prediction: str, reference: Mapping[str, Any], precision: float | None) -> bool:
     """Whether an answer is right, with a given ``precision`` (see ``normalise``)."""
     kinds = reference["choices"], reference["question_type"], reference["answer_type"]
-    found = extract(prediction, *kinds) if prediction else ""
-    return equal(normalise(found, *kinds, precision), reference["answer"])
+    return equal(normalise(extract(prediction, *kinds), *kinds, precision), reference["answer"])
 
 
-class MathVistaAccuracy(TaskMetric):
-    """``accuracy``, of references ``{"choices", "question_type", "answer_type", "precision", "answer"}``.
+class MathVistaAccuracy(MeanScores):
+    """Shares of right answers.
 
-    ``lmms_accuracy`` takes the decimals as the Hub's file has them, as 1.0 and 2.0: no answer of type ``float`` can be
-    right then (40 of the 1,000 questions of testmini). ``score`` is a sample's term of ``accuracy``.
+    Scores: ``accuracy``; ``lmms_accuracy`` takes the decimals as the Hub's file has them, as 1.0 and 2.0, so that no
+    answer of type ``float`` can be right (40 of the 1,000 questions of testmini).
+
+    A reference holds ``choices``, ``question_type``, ``answer_type``, ``precision`` and ``answer``.
     """
 
-    right: Tensor  # [2]: ours, lmms-eval's
-    asked: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("right", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("asked", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
-        """Count right answers."""
-        for prediction, reference in zip(predictions, references, strict=True):
-            assert isinstance(prediction, str)
-            decimals = reference["precision"]
-            as_read = None if decimals is None else float(decimals)
-            self.right[0] += self.score(prediction, reference)
-            self.right[1] += correct(prediction, reference, as_read)
-            self.asked += 1
-
-    def compute(self) -> dict[str, Tensor]:
-        """Shares of right answers."""
-        ours, lmms = self.right / self.asked
-        return {"accuracy": ours, "lmms_accuracy": lmms}
+    names = ("accuracy", "lmms_accuracy")
 
     @staticmethod
-    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """1 where the answer is right."""
-        assert isinstance(prediction, str)
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """1 or 0, in both readings."""
         decimals = reference["precision"]
-        return float(correct(prediction, reference, None if decimals is None else int(decimals)))
+        whole, stored = (None, None) if decimals is None else (int(decimals), float(decimals))
+        return {
+            "accuracy": float(correct(prediction, reference, whole)),
+            "lmms_accuracy": float(correct(prediction, reference, stored)),
+        }
