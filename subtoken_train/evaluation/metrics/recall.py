@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from subtoken_train.datasets.recall import recall_accuracy
-from subtoken_train.evaluation.metrics.base import Prediction
-from subtoken_train.evaluation.metrics.mean_score import MeanScore
+from subtoken_train.evaluation.metrics.mean_scores import MeanScores
 
 
-class RecallScore(MeanScore):
-    """Mean over contexts of the share of asked facts that are stated exactly: ``score``."""
+class RecallScore(MeanScores):
+    """``score``: mean over contexts of the share of asked facts that are stated exactly.
+
+    A reference holds ``codes``, name to code.
+    """
+
+    names = ("score",)
 
     @staticmethod
-    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """The sample's term; reference: ``codes``, name to code."""
-        assert isinstance(prediction, str)
-        return recall_accuracy(prediction, reference["codes"])
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """The context's share."""
+        return {"score": recall_accuracy(prediction, reference["codes"])}

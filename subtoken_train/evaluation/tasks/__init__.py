@@ -8,8 +8,23 @@ from typing import Any
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.recall import Recall
+from subtoken_train.evaluation.tasks.scenes import (
+    ScenesCaption,
+    ScenesGQA,
+    ScenesMMBench,
+    ScenesPope,
+    ScenesTextVQA,
+)
 
-TASKS: dict[str, type[Task]] = {}
+TASKS: dict[str, type[Task]] = {
+    "recall": Recall,
+    "scenes_caption": ScenesCaption,
+    "scenes_gqa": ScenesGQA,
+    "scenes_mmbench": ScenesMMBench,
+    "scenes_pope": ScenesPope,
+    "scenes_textvqa": ScenesTextVQA,
+}
 
 
 def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:

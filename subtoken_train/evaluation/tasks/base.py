@@ -82,6 +82,9 @@ class Task(ABC):
     def metric(self) -> TaskMetric:
         """A fresh metric."""
 
+    def check_requirements(self) -> None:
+        """Raise a worded ``ValueError`` where this machine lacks what the metric needs; called before any model runs."""
+
     @property
     def expected_rows(self) -> int | None:
         """Samples of the complete set under these options; ``rows`` unless an option changes the split."""
