@@ -105,8 +105,8 @@ class TextVQA(ImageQuestions):
         tokens = len(rest) == 2 and rest[0].startswith(OCR_LINE.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
             raise ValueError(
-                f"{row.place}: the lines of a text must be the question, '{OCR_LINE}...' (may be absent with ocr=False) "
-                f"and how to answer; got {row.values['text']!r}"
+                f"{row.place}: a text must have a line each for the question, '{OCR_LINE}...' and how to answer "
+                f"(the second may be absent with ocr=False); got {row.values['text']!r}"
             )
         return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
 
