@@ -112,7 +112,7 @@ class TextVQA(ImageQuestions):
 
 
 def _annotations(path: Path) -> Mapping[tuple[str, str], deque[Row]]:
-    """By image and question; a question that was put twice has two, taken in order."""
+    """By image and question; a question that was put twice has two, taken in order (LLaVA: both get the last)."""
     found: dict[tuple[str, str], deque[Row]] = defaultdict(deque)
     rows = read_entries(path, "data", ("image_id", "question", "question_id"))
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
