@@ -8,6 +8,8 @@ from typing import Any
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.chartqa import ChartQA
+from subtoken_train.evaluation.tasks.docvqa import DocVQA, InfographicVQA
 from subtoken_train.evaluation.tasks.recall import Recall
 from subtoken_train.evaluation.tasks.scenes import (
     ScenesCaption,
@@ -16,14 +18,23 @@ from subtoken_train.evaluation.tasks.scenes import (
     ScenesPope,
     ScenesTextVQA,
 )
+from subtoken_train.evaluation.tasks.textvqa import TextVQA
+from subtoken_train.evaluation.tasks.vizwiz import VizWiz
+from subtoken_train.evaluation.tasks.vqav2 import VQAv2
 
 TASKS: dict[str, type[Task]] = {
+    "chartqa": ChartQA,
+    "docvqa": DocVQA,
+    "infographicvqa": InfographicVQA,
     "recall": Recall,
     "scenes_caption": ScenesCaption,
     "scenes_gqa": ScenesGQA,
     "scenes_mmbench": ScenesMMBench,
     "scenes_pope": ScenesPope,
     "scenes_textvqa": ScenesTextVQA,
+    "textvqa": TextVQA,
+    "vizwiz": VizWiz,
+    "vqav2": VQAv2,
 }
 
 
