@@ -10,6 +10,11 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.chartqa import ChartQA
 from subtoken_train.evaluation.tasks.docvqa import DocVQA, InfographicVQA
+from subtoken_train.evaluation.tasks.gqa import GQA
+from subtoken_train.evaluation.tasks.mmbench import MMBench
+from subtoken_train.evaluation.tasks.mme import MME
+from subtoken_train.evaluation.tasks.mmlu import MMLU
+from subtoken_train.evaluation.tasks.pope import POPE
 from subtoken_train.evaluation.tasks.recall import Recall
 from subtoken_train.evaluation.tasks.scenes import (
     ScenesCaption,
@@ -18,6 +23,7 @@ from subtoken_train.evaluation.tasks.scenes import (
     ScenesPope,
     ScenesTextVQA,
 )
+from subtoken_train.evaluation.tasks.scienceqa import ScienceQA
 from subtoken_train.evaluation.tasks.textvqa import TextVQA
 from subtoken_train.evaluation.tasks.vizwiz import VizWiz
 from subtoken_train.evaluation.tasks.vqav2 import VQAv2
@@ -25,13 +31,19 @@ from subtoken_train.evaluation.tasks.vqav2 import VQAv2
 TASKS: dict[str, type[Task]] = {
     "chartqa": ChartQA,
     "docvqa": DocVQA,
+    "gqa": GQA,
     "infographicvqa": InfographicVQA,
+    "mmbench": MMBench,
+    "mme": MME,
+    "mmlu": MMLU,
+    "pope": POPE,
     "recall": Recall,
     "scenes_caption": ScenesCaption,
     "scenes_gqa": ScenesGQA,
     "scenes_mmbench": ScenesMMBench,
     "scenes_pope": ScenesPope,
     "scenes_textvqa": ScenesTextVQA,
+    "scienceqa": ScienceQA,
     "textvqa": TextVQA,
     "vizwiz": VizWiz,
     "vqav2": VQAv2,
