@@ -8,8 +8,20 @@ from typing import Any
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.chartqa import ChartQA
+from subtoken_train.evaluation.tasks.docvqa import DocVQA, InfographicVQA
+from subtoken_train.evaluation.tasks.textvqa import TextVQA
+from subtoken_train.evaluation.tasks.vizwiz import VizWiz
+from subtoken_train.evaluation.tasks.vqav2 import VQAv2
 
-TASKS: dict[str, type[Task]] = {}
+TASKS: dict[str, type[Task]] = {
+    "chartqa": ChartQA,
+    "docvqa": DocVQA,
+    "infographicvqa": InfographicVQA,
+    "textvqa": TextVQA,
+    "vizwiz": VizWiz,
+    "vqav2": VQAv2,
+}
 
 
 def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:

@@ -65,6 +65,31 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}, line {error.lineno}: invalid JSON ({error.msg}); {_CUT_OFF}") from None
 
 
+def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[Row]:
+    """The objects of the list that a JSON file holds under a key.
+
+    Args:
+        path: of the file.
+        key: of the list.
+        columns: that each object must have; others are read, too.
+
+    Raises:
+        ValueError: the file is missing or not JSON, there is no such list, or an entry lacks a column.
+    """
+    content = read_json(path)
+    entries = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} has no list {key!r}; is it another file?")
+    rows = []
+    for number, values in enumerate(entries):
+        place = f"{path}, {key}[{number}]"
+        if not isinstance(values, dict):
+            raise ValueError(f"{place}: a JSON object is wanted, got {type(values).__name__}")
+        _check_columns(place, columns, list(values))
+        rows.append(Row(values, place))
+    return rows
+
+
 def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
     """The objects of a JSON-lines file, whatever its suffix; empty lines are passed over.
 
