@@ -9,18 +9,37 @@ from typing import Any
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.chartqa import ChartQA
+from subtoken_train.evaluation.tasks.coco_caption import CocoCaption
 from subtoken_train.evaluation.tasks.docvqa import DocVQA, InfographicVQA
+from subtoken_train.evaluation.tasks.local import Local, LocalText
+from subtoken_train.evaluation.tasks.mathvista import MathVista
+from subtoken_train.evaluation.tasks.mmbench_video import MMBenchVideo
+from subtoken_train.evaluation.tasks.ruler import Ruler
+from subtoken_train.evaluation.tasks.ruler_synthetic import RulerSynthetic
+from subtoken_train.evaluation.tasks.textcaps import TextCaps
 from subtoken_train.evaluation.tasks.textvqa import TextVQA
+from subtoken_train.evaluation.tasks.video_tt import VideoTT
 from subtoken_train.evaluation.tasks.vizwiz import VizWiz
 from subtoken_train.evaluation.tasks.vqav2 import VQAv2
+from subtoken_train.evaluation.tasks.wikitext import WikiText
 
 TASKS: dict[str, type[Task]] = {
     "chartqa": ChartQA,
+    "coco_caption": CocoCaption,
     "docvqa": DocVQA,
     "infographicvqa": InfographicVQA,
+    "local": Local,
+    "local_text": LocalText,
+    "mathvista": MathVista,
+    "mmbench_video": MMBenchVideo,
+    "ruler": Ruler,
+    "ruler_synthetic": RulerSynthetic,
+    "textcaps": TextCaps,
     "textvqa": TextVQA,
+    "video_tt": VideoTT,
     "vizwiz": VizWiz,
     "vqav2": VQAv2,
+    "wikitext": WikiText,
 }
 
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from subtoken_train.datasets.images import ImageSource
 from subtoken_train.evaluation.metrics.caption_cider import CaptionCider, check_tokenizer
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.reading import Row, no_answers, unique_ids
+from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, image_of, without_answer
+from subtoken_train.evaluation.tasks.reading import Row
 
-CAPTION_PROMPT = "<image>\nProvide a one-sentence caption for the provided image."
-MAX_NEW_TOKENS = 64
+CAPTION_PROMPT = "Provide a one-sentence caption for the provided image."
 
 
 @dataclass
-class CaptionTask(Task):
-    """One caption per image, scored by CIDEr over the whole set; a part of the set has figures of another scale."""
+class CaptionTask(ImageQuestions):
+    """One caption per image, as lmms-eval asks it, scored by CIDEr over the set: a part of it has another scale."""
+
+    primary = "cider"
+    answered = "val"
+    columns: ClassVar[tuple[str, str]]
+    """The image's name and its reference captions."""
+
+    def sample(self, row: Row, number: int) -> Sample:
+        """The sample of a row."""
+        name, captions = (row.values[column] for column in self.columns)
+        if not captions:
+            raise without_answer(row, self.answered)
+        reference = {"captions": list(captions)}
+        return Sample(
+            str(name), about_image(CAPTION_PROMPT), reference, image_of(row), max_new_tokens=64, kind="caption"
+        )
 
     def metric(self) -> CaptionCider:
         """CIDEr."""
@@ -26,36 +39,3 @@ class CaptionTask(Task):
     def check_requirements(self) -> None:
         """See ``check_tokenizer``: Java and pycocoevalcap must be there before a model runs."""
         check_tokenizer()
-
-
-def caption_samples(rows: Sequence[Row], id_column: str, captions_column: str, split: str) -> list[Sample]:
-    """Samples of rows with an ``image``.
-
-    Args:
-        rows: of the split.
-        id_column: names the image.
-        captions_column: its reference captions.
-        split: for the message.
-
-    Raises:
-        ValueError: an image has no caption, or is there twice.
-    """
-    unique_ids((str(row.values[id_column]), row.place) for row in rows)
-    return [_sample(row, id_column, captions_column, split) for row in rows]
-
-
-def _sample(row: Row, id_column: str, captions_column: str, split: str) -> Sample:
-    captions: list[Any] = [caption for caption in row.values[captions_column] or () if caption]
-    image: ImageSource | None = row.values["image"]
-    if not captions:
-        raise no_answers(row.place, split, "val")
-    if image is None:
-        raise ValueError(f"{row.place} has no image; fetch the file again")
-    return Sample(
-        id=str(row.values[id_column]),
-        prompt=CAPTION_PROMPT,
-        reference={"captions": captions},
-        images=(image,),
-        max_new_tokens=MAX_NEW_TOKENS,
-        kind="caption",
-    )

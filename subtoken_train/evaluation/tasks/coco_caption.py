@@ -1,4 +1,4 @@
-"""COCO Captions (Chen et al., arXiv:1504.00325): the validation images of 2014 or of 2017, as lmms-eval asks them.
+"""COCO Captions (Chen et al., arXiv:1504.00325): the validation images of 2014 or of 2017.
 
 Not here: the Karpathy split, whose Parquet files hold addresses in the place of images.
 """
@@ -9,31 +9,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.captions import CaptionTask, caption_samples
-from subtoken_train.evaluation.tasks.reading import read_split
+from subtoken_train.evaluation.tasks.captions import CaptionTask
 
 _SETS = {2014: ("lmms-lab/COCO-Caption", 40_504), 2017: ("lmms-lab/COCO-Caption2017", 5_000)}
 
 
 @dataclass
 class CocoCaption(CaptionTask):
-    """Captions of the validation images.
+    """Captions of the validation images; ids are their file names.
 
     Attributes:
-        year: of the split. Its set is another one on the Hub.
+        year: of the images. Each year is a set of its own on the Hub.
     """
 
     year: Literal[2014, 2017] = 2014
 
     name = "coco_caption"
-    modality = "image"
     hub_id = _SETS[2014][0]
     rows = _SETS[2014][1]
-    primary = "cider"
+    columns = ("question_id", "answer")
     where = (
-        "Get it: hf download lmms-lab/COCO-Caption --repo-type dataset --local-dir DIR (year 2017: "
-        "lmms-lab/COCO-Caption2017); DIR is the source"
+        "hf download lmms-lab/COCO-Caption --repo-type dataset --local-dir DIR --include 'data/val-*' (with year 2017: "
+        "lmms-lab/COCO-Caption2017)"
     )
 
     def __post_init__(self) -> None:
@@ -44,10 +41,5 @@ class CocoCaption(CaptionTask):
 
     @property
     def expected_rows(self) -> int:
-        """Images of the year's split."""
+        """Images of the year."""
         return _SETS[self.year][1]
-
-    def samples(self) -> list[Sample]:
-        """The rows of split ``val``; an id is an image's file name."""
-        rows = read_split(self, "val", ("question_id", "answer"), images=("image",))
-        return caption_samples(rows, "question_id", "answer", "val")

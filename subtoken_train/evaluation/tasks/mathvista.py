@@ -13,6 +13,7 @@ from typing import Any
 
 from subtoken_train.evaluation.metrics.mathvista import MathVistaAccuracy
 from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.image_questions import about_image
 from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_json
 
@@ -65,8 +66,8 @@ class MathVista(Task):
     rows = 1_000
     primary = "accuracy"
     where = (
-        "Get it: hf download AI4Math/MathVista --repo-type dataset --include 'data/testmini-*' --local-dir DIR; or "
-        "testmini.json and the images folder of https://github.com/lupantech/MathVista; DIR is the source"
+        "hf download AI4Math/MathVista --repo-type dataset --include 'data/testmini-*' --local-dir DIR; or "
+        "testmini.json and the images folder of https://github.com/lupantech/MathVista"
     )
 
     def samples(self) -> list[Sample]:
@@ -104,7 +105,7 @@ def _sample(row: Row) -> Sample:
     names = ("choices", "question_type", "answer_type", "precision", "answer")
     return Sample(
         id=str(values["pid"]),
-        prompt=f"<image>\n{mathvista_prompt(values)}",
+        prompt=about_image(mathvista_prompt(values)),
         reference={name: values[name] for name in names},
         images=(values["decoded_image"],),
         max_new_tokens=1024,

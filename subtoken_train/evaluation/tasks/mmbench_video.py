@@ -38,10 +38,10 @@ class MMBenchVideo(Task):
     name = "mmbench_video"
     modality = "image"
     hub_id = None
-    rows = 1_998
+    rows = None
     primary = "answered"
     where = (
-        "Get it: hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR, then extract frames of "
+        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR, then extract frames of "
         "each video into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.jpg); DIR, with "
         f"{FILE}, is the source"
     )

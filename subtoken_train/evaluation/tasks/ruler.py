@@ -68,9 +68,9 @@ class Ruler(Task):
     rows = 500 * len(RULER_TASKS)
     primary = "string_match"
     where = (
-        "Get it: hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
+        "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
         "--save_dir of RULER's own scripts/data/prepare.py (https://github.com/NVIDIA/RULER), which leaves "
-        "DIR/TASK/validation.jsonl; DIR is the source. The task ruler_synthetic needs no files"
+        "DIR/TASK/validation.jsonl. The task ruler_synthetic needs no files"
     )
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import string
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from random import Random
 
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
@@ -80,7 +80,7 @@ def uuid_in_uuids(random: Random, size: int) -> Text:
 
 
 def variable_tracking(random: Random, size: int) -> Text:
-    """``vt``: a value handed on from variable to variable, in order, among ``size`` lines of noise; an example first."""
+    """``vt``: a value handed from variable to variable, in order, among ``size`` lines of noise; first an example."""
     example = _chain(random, 10, letters=3)
     main = _chain(random, size, letters=5)
     solved = example.context + example.rest + " ".join(example.answers) + "\n\n"
@@ -102,7 +102,7 @@ def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) ->
 
 
 def frequent_words(random: Random, size: int) -> Text:
-    """``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is dots, and noise."""
+    """``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is dots: noise."""
     vocabulary = _distinct(random, max(8, size // 20), string.ascii_lowercase, _CODED_LENGTH)
     vocabulary[0] = "..."
     words = [word for k, word in enumerate(vocabulary, 1) for _ in range(int(size / (k * k * _ZETA_2)))]
@@ -151,7 +151,7 @@ def _chain(random: Random, size: int, letters: int) -> Text:
     variables = _distinct(random, _HOPS + 1, string.ascii_uppercase, letters)
     value = str(random.randrange(10_000, 100_000))
     links = [f"VAR {variables[0]} = {value}"]
-    links += [f"VAR {ours} = VAR {before} " for before, ours in zip(variables, variables[1:], strict=False)]
+    links += [f"VAR {ours} = VAR {before} " for before, ours in pairwise(variables)]
     lines = [f"{_NOISE}\n"] * size
     for moved, (place, link) in enumerate(zip(sorted(random.sample(range(size), len(links))), links, strict=True)):
         lines.insert(place + moved, link)

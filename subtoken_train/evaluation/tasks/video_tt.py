@@ -36,7 +36,7 @@ class VideoTT(Task):
     rows = None
     primary = "answered"
     where = (
-        "Get it: hf download lmms-lab/video-tt --repo-type dataset --local-dir DIR, then extract frames of each video "
+        "hf download lmms-lab/video-tt --repo-type dataset --local-dir DIR, then extract frames of each video "
         "into DIR/frames/VIDEO_ID (ffmpeg -i VIDEO_ID.mp4 -vf fps=1 DIR/frames/VIDEO_ID/%06d.jpg); DIR, with "
         "data/test-*.parquet, is the source"
     )

@@ -46,8 +46,8 @@ class WikiText(Task):
     rows = None
     primary = "word_perplexity"
     where = (
-        "Get it: hf download Salesforce/wikitext --include 'wikitext-103-raw-v1/*' --repo-type dataset --local-dir DIR; "
-        f"DIR is the source. A folder with a plain text file ({', '.join(TEXT_FILES)}) does, too"
+        "hf download Salesforce/wikitext --include 'wikitext-103-raw-v1/*' --repo-type dataset --local-dir DIR; "
+        f"a folder with a plain text file ({', '.join(TEXT_FILES)}) does, too"
     )
 
     def __post_init__(self) -> None:
@@ -93,9 +93,7 @@ def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
     for number in range(len(ends) // window):
         first = number * window
         start = ends[first - 1] if first else 0
-        context_end, prefix_end, end = (
-            ends[first + words - 1] for words in (context, context + prefix, window)
-        )
+        context_end, prefix_end, end = (ends[first + words - 1] for words in (context, context + prefix, window))
         scored = text[prefix_end:end]
         yield Sample(
             id=str(number),
