@@ -35,7 +35,7 @@ class ArmFacts:
             compressed before the question is seen (KVCompose's protocol).
         acts: where compression acts, in words: ``in prefill``, ``after prefill``, ``in and after prefill``, ``-``.
         nominal_kv: retained share of the compressed region that the ledger promises, after eviction.
-        anchor_of: the arm that this one is the matched token-only anchor of; None for others.
+        anchor: name of the matched token-only anchor that the arm is compared with (one may serve several); None: none.
         trained: whether the arm's reduction, selection and eviction are those its adapter was trained under.
         seed: of the training run, or of a random selector; None where neither is known.
     """
@@ -49,7 +49,7 @@ class ArmFacts:
     protocol: Protocol
     acts: str
     nominal_kv: float
-    anchor_of: str | None
+    anchor: str | None
     trained: bool
     seed: int | None
 

@@ -11,11 +11,17 @@ from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.chartqa import ChartQA
 from subtoken_train.evaluation.tasks.coco_caption import CocoCaption
 from subtoken_train.evaluation.tasks.docvqa import DocVQA, InfographicVQA
+from subtoken_train.evaluation.tasks.gqa import GQA
 from subtoken_train.evaluation.tasks.local import Local, LocalText
 from subtoken_train.evaluation.tasks.mathvista import MathVista
+from subtoken_train.evaluation.tasks.mmbench import MMBench
 from subtoken_train.evaluation.tasks.mmbench_video import MMBenchVideo
+from subtoken_train.evaluation.tasks.mme import MME
+from subtoken_train.evaluation.tasks.mmlu import MMLU
+from subtoken_train.evaluation.tasks.pope import POPE
 from subtoken_train.evaluation.tasks.ruler import Ruler
 from subtoken_train.evaluation.tasks.ruler_synthetic import RulerSynthetic
+from subtoken_train.evaluation.tasks.scienceqa import ScienceQA
 from subtoken_train.evaluation.tasks.textcaps import TextCaps
 from subtoken_train.evaluation.tasks.textvqa import TextVQA
 from subtoken_train.evaluation.tasks.video_tt import VideoTT
@@ -27,13 +33,19 @@ TASKS: dict[str, type[Task]] = {
     "chartqa": ChartQA,
     "coco_caption": CocoCaption,
     "docvqa": DocVQA,
+    "gqa": GQA,
     "infographicvqa": InfographicVQA,
     "local": Local,
     "local_text": LocalText,
     "mathvista": MathVista,
+    "mmbench": MMBench,
     "mmbench_video": MMBenchVideo,
+    "mme": MME,
+    "mmlu": MMLU,
+    "pope": POPE,
     "ruler": Ruler,
     "ruler_synthetic": RulerSynthetic,
+    "scienceqa": ScienceQA,
     "textcaps": TextCaps,
     "textvqa": TextVQA,
     "video_tt": VideoTT,

@@ -105,14 +105,14 @@ class TextVQA(ImageQuestions):
         tokens = len(rest) == 2 and rest[0].startswith(OCR_LINE.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
             raise ValueError(
-                f"{row.place}: the lines of a text must be the question, '{OCR_LINE}...' (may be absent with ocr=False) "
-                f"and how to answer; got {row.values['text']!r}"
+                f"{row.place}: a text must have a line each for the question, '{OCR_LINE}...' and how to answer "
+                f"(the second may be absent with ocr=False); got {row.values['text']!r}"
             )
         return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
 
 
 def _annotations(path: Path) -> Mapping[tuple[str, str], deque[Row]]:
-    """By image and question; a question that was put twice has two, taken in order."""
+    """By image and question; a question that was put twice has two, taken in order (LLaVA: both get the last)."""
     found: dict[tuple[str, str], deque[Row]] = defaultdict(deque)
     rows = read_entries(path, "data", ("image_id", "question", "question_id"))
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)

@@ -41,7 +41,7 @@ def test_modality_is_the_tasks(tmp_path):
     assert build_task("local_text", path).samples()[0].prompt == "What is this?"
     with pytest.raises(ValueError, match="no line has an image; use the task local_text"):
         build_task("local", path).samples()
-    with pytest.raises(ValueError, match="line 1: there is an image; use the task local$"):
+    with pytest.raises(ValueError, match=r"line 1: there is an image; use the task local$"):
         build_task("local_text", write(tmp_path, LINE)).samples()
 
 
@@ -66,9 +66,9 @@ def test_a_broken_line_is_named(tmp_path, line, message):
 
 
 def test_files(tmp_path):
-    with pytest.raises(ValueError, match="task local needs a source. write a .jsonl file"):
+    with pytest.raises(ValueError, match=r"task local needs a source. write a .jsonl file"):
         build_task("local").samples()
-    with pytest.raises(ValueError, match="has 0 .jsonl files; name the file that is meant"):
+    with pytest.raises(ValueError, match=r"has 0 .jsonl files; name the file that is meant"):
         build_task("local", tmp_path).samples()
     with pytest.raises(ValueError, match="line 2: id '1' is there twice, first in"):
         build_task("local", write(tmp_path, LINE, LINE | {"id": "1"})).samples()

@@ -81,7 +81,7 @@ def test_rows_of_a_complete_set():
     task = build_task("ruler")
     assert (task.rows, task.expected_rows) == (6_500, 6_500)
     assert build_task("ruler", tasks=["vt", "cwe"], rows_per_task=50).expected_rows == 100
-    with pytest.raises(ValueError, match="unknown RULER task 'niah_single'. Did you mean 'niah_single_"):
+    with pytest.raises(ValueError, match=r"unknown RULER task 'niah_single'. Did you mean 'niah_single_"):
         build_task("ruler", tasks=["niah_single"])
 
 
@@ -101,5 +101,5 @@ def test_broken_lines_are_named(tmp_path, row, message):
 
 def test_a_task_without_its_file(tmp_path):
     write_lines(tmp_path, "vt", [])
-    with pytest.raises(ValueError, match="cwe/validation.jsonl is missing"):
+    with pytest.raises(ValueError, match=r"cwe/validation.jsonl is missing"):
         build_task("ruler", tmp_path, tasks=["vt", "cwe"]).samples()
