@@ -21,7 +21,7 @@ from subtoken_train.inference.pool import ModelPool
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 
-from helpers import make_batch, save_backbone
+from helpers import compress, make_batch, save_backbone
 from tiny_llava import build_model, build_processor
 
 FASTV = ReducerConfig(name="fastv", keep_ratio=0.25)
@@ -64,8 +64,11 @@ def logits(backbone):
 
 
 def assert_untouched(family, source):
-    """Weights, modules and hooks are those of a fresh load."""
-    fresh = load_family(source).model
+    """Weights, modules and hooks are those of a fresh load, and of transformers' own after a forward."""
+    loaded = load_family(source)
+    for each in (family, loaded):
+        logits(compress(each))
+    fresh = loaded.model
     assert [*family.model.state_dict()] == [*fresh.state_dict()]
     assert all(torch.equal(x, fresh.state_dict()[name]) for name, x in family.model.state_dict().items())
     mine, theirs = (dict(model.named_modules()) for model in (family.model, fresh))
