@@ -63,6 +63,13 @@ def run_grid(
         if grid.anchors == "auto":
             arms, notes = with_anchors(arms, pool)
         folders = []
+        scored = [task.name for task, samples in tasks if samples and samples[0].choices]
+        blind = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
+        if scored and blind:
+            notes.append(
+                f"{', '.join(blind)}: an eviction acts after the prompt's pass, so that choices of one token keep their "
+                f"log-likelihoods ({', '.join(scored)}); protocol context_first compresses before the question"
+            )
         for line in notes if processes.first else ():
             say(line)
         for arm in arms:
