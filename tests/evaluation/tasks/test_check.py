@@ -45,7 +45,7 @@ def test_a_part_needs_a_limit(two):
     with pytest.raises(ValueError, match=r"task toy has 1 of 2 samples in nobody/toy\..* make toys"):
         check_complete(Toy(), two[:1], None)
     check_complete(Toy(), two[:1], 1)
-    with pytest.raises(ValueError, match="nobody/toy holds no sample. make toys"):
+    with pytest.raises(ValueError, match=r"nobody/toy holds no sample. make toys"):
         check_complete(Toy(), [], 1)
 
 
