@@ -41,9 +41,9 @@ class MMBenchVideo(Task):
     rows = None
     primary = "answered"
     where = (
-        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR, then extract frames of "
-        "each video into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.jpg); DIR, with "
-        f"{FILE}, is the source"
+        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR (its videos are pickled "
+        "archives, which VLMEvalKit unpacks), then extract frames of each into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 "
+        f"DIR/frames/VIDEO/%06d.jpg); DIR holds {FILE}"
     )
 
     def samples(self) -> list[Sample]:

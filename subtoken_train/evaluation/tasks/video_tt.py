@@ -36,9 +36,9 @@ class VideoTT(Task):
     rows = None
     primary = "answered"
     where = (
-        "hf download lmms-lab/video-tt --repo-type dataset --local-dir DIR, then extract frames of each video "
-        "into DIR/frames/VIDEO_ID (ffmpeg -i VIDEO_ID.mp4 -vf fps=1 DIR/frames/VIDEO_ID/%06d.jpg); DIR, with "
-        "data/test-*.parquet, is the source"
+        "hf download lmms-lab/video-tt --repo-type dataset --local-dir DIR, unpack its videos and extract frames of "
+        "each into DIR/frames/VIDEO_ID (ffmpeg -i VIDEO_ID.mp4 -vf fps=1 DIR/frames/VIDEO_ID/%06d.jpg); DIR holds "
+        "data/test-*.parquet"
     )
 
     def samples(self) -> list[Sample]:
