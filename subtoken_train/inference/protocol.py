@@ -1,4 +1,4 @@
-"""The protocols under which prompts are compressed; ``inference/opening.py`` runs them. Importing this file is cheap."""
+"""Protocols under which prompts are compressed; ``inference/opening.py`` runs them. Importing this file is cheap."""
 
 from __future__ import annotations
 
