@@ -12,7 +12,7 @@ from subtoken_train.inference import continuations as scoring
 from subtoken_train.inference.accounting import account
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.greedy import generate_greedy
-from subtoken_train.inference.protocol import open_prompts
+from subtoken_train.inference.opening import open_prompts
 from subtoken_train.types import Region
 
 from helpers import compress, only_sample

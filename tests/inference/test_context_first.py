@@ -9,8 +9,8 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
-from subtoken_train.inference.protocol import open_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 
@@ -125,6 +125,21 @@ def test_prompts_without_context_are_not_compressed():
     assert got[1].entries_before == got[1].region_bytes == 0
     assert got[1].dense_kv_bytes <= got[1].kv_bytes <= got[1].dense_kv_bytes + 8 * 2 * backbone.family.shape.num_layers
     assert got[0].kv_bytes < 0.5 * got[0].dense_kv_bytes
+
+
+@pytest.mark.parametrize("eviction", [None, OwnSets()])
+@torch.no_grad()
+def test_chosen_samples_keep_their_padding(eviction):
+    """Questions of unequal length are padded in the tail; samples can be reordered and repeated all the same."""
+    backbone = backbone_for("llava_gqa")
+    KV_HEADS[0] = backbone.family.shape.num_kv_heads
+    batch, further = prompts(backbone.family, "three", pad_left=True), torch.tensor([[11, 12], [13, 14], [15, 16]])
+    expected = decode(backbone, further, opened(backbone, batch, "context_first", Compression(eviction))[1])
+    chosen = opened(backbone, batch, "context_first", Compression(eviction))[1]
+    chosen.batch_select_indices(torch.tensor([2, 0, 2]))
+    assert (decode(backbone, further[[2, 0, 2]], chosen) - expected[[2, 0, 2]]).abs().max() < 1e-4
+    chosen.crop(-2)
+    assert (decode(backbone, further[[2, 0, 2]], chosen) - expected[[2, 0, 2]]).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(
