@@ -95,17 +95,20 @@ def print_summary(report: Report) -> None:
 
 
 def _summary(report: Report) -> Table:
-    """A line per arm: budget, and the score and difference of every column that has one."""
+    """Budget, score and difference of every arm: its means where it has them, else its tasks."""
     from rich.table import Table
 
+    from subtoken_train.evaluation.reporting.layout import MEANS
     from subtoken_train.evaluation.reporting.words import difference_text, score_text, share_text
 
-    summary = Table("arm", "KV nominal", "KV region", "score", "Δ to the anchor")
+    summary = Table("arm", "KV nominal", "KV region", "", "score, %", "Δ to the anchor", "n")
     for table in report.tables:
         for row in table.rows:
-            shown = [key for key in table.columns if row.scores[key] is not None]
-            scores = [f"{table.columns[key]} {score_text(row.scores[key], table.samples[key])}" for key in shown]
-            apart = [difference_text(row.differences.get(key), table.samples[key]) for key in shown]
-            budget = share_text(row.arm.facts.nominal_kv), share_text(row.cost.region_share)
-            summary.add_row(row.arm.name, *budget, "\n".join(scores), "\n".join(apart) if row.differences else "-")
+            figures = {key: figure for key, figure in row.scores.items() if figure is not None}
+            means = {key: figure for key, figure in figures.items() if key in MEANS}
+            head = [row.arm.name, share_text(row.arm.facts.nominal_kv), share_text(row.cost.region_share)]
+            for key, figure in (means or figures).items():
+                apart = difference_text(row.differences.get(key), figure.n)
+                summary.add_row(*head, table.columns[key], score_text(figure, figure.n), apart, f"{figure.n:,}")
+                head = [""] * len(head)
     return summary
