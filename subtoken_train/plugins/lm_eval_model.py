@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
+from lm_eval.utils import simple_parse_args_string
 from tqdm import tqdm
 
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompts import context_tokens
 from subtoken_train.inference.text_prompts import EncodedText, encode_rolling, text_batch
 from subtoken_train.plugins.arguments import read_arguments
-from subtoken_train.plugins.settings import greedy_settings
 from subtoken_train.plugins.running import Runner, Scored
+from subtoken_train.plugins.settings import greedy_settings
 from subtoken_train.types import Batch
 
 ANSWER_TOKENS = 256
@@ -63,6 +65,23 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         if (warning := self.runner.counted.warning()) is not None:
             log.warning(warning)
         SubTokenLM.last = self
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> SubTokenLM:
+        """From ``model_args`` by name; they go before the harness's own ``--device`` and ``--batch_size``."""
+        general = dict(additional_config or {})
+        # the harness's default is the first GPU, whether there is one or not
+        if "device" not in arg_dict and str(general.get("device")).startswith("cuda") and not torch.cuda.is_available():
+            log.warning("there is no GPU: running on the CPU")
+            general["device"] = "cpu"
+        return cls(**{**general, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> SubTokenLM:
+        """The same from one text."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @property
     def max_length(self) -> int:

@@ -21,8 +21,8 @@ from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.datasets.records import Record
 from subtoken_train.plugins.arguments import read_arguments
-from subtoken_train.plugins.settings import greedy_settings
 from subtoken_train.plugins.running import Runner, Scored
+from subtoken_train.plugins.settings import greedy_settings
 from subtoken_train.types import Batch
 
 ANSWER_TOKENS = 1024
