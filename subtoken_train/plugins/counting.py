@@ -77,7 +77,9 @@ class Counted:
         lines.append(_line("KV of the prompts", sums["kv_bytes"], sums["dense_kv_bytes"], "bytes"))
         if sums["region_dense_bytes"]:
             lines.append(_line("compressed region", sums["region_bytes"], sums["region_dense_bytes"], "bytes"))
-            lines.append(_line("its entries", sums["entries_after"], sums["entries_before"], "(token, layer) pairs"))
+            lines.append(
+                _line("its entries, in any head", sums["entries_after"], sums["entries_before"], "(token, layer) pairs")
+            )
         else:
             lines.append("no prompt had anything that may be compressed (an image, or a context before its question)")
         return "\n".join(lines)

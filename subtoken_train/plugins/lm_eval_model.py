@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.utils import simple_parse_args_string
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 from tqdm import tqdm
 
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompts import context_tokens
-from subtoken_train.inference.text_prompts import EncodedText, encode_rolling, text_batch
+from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.plugins.arguments import read_arguments
 from subtoken_train.plugins.running import Runner, Scored
 from subtoken_train.plugins.settings import greedy_settings
@@ -140,9 +140,10 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         windows: list[tuple[tuple[int, ...], Sequence[int]]] = []
         owners = []
         for owner, request in enumerate(requests):
-            text = request.args[0]
-            for window in encode_rolling(self.family, text) if text else []:
-                windows.append((window.input_ids, window.continuations[0]))
+            ids = self.tok_encode(request.args[0])
+            for pair in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1):
+                prompt, after = make_disjoint_window(pair)
+                windows.append((tuple(prompt), after))
                 owners.append(owner)
         with tqdm(total=len(windows), disable=disable_tqdm, desc="Running loglikelihood_rolling windows") as bar:
             scores = self.uncompressed.score(windows, lambda *_: bar.update())
