@@ -37,6 +37,7 @@ class Outcome:
         dense_kv_bytes: see there.
         region_bytes: see there.
         region_dense_bytes: see there.
+        index_bytes: see there.
         entries_before: see there.
         entries_after: see there.
         values_after: see there.
@@ -55,6 +56,7 @@ class Outcome:
     dense_kv_bytes: int
     region_bytes: int
     region_dense_bytes: int
+    index_bytes: int
     entries_before: int
     entries_after: int
     values_after: float

@@ -11,7 +11,7 @@ from subtoken_train.routing import RoutingConfig
 from helpers import compress
 from text_families import text_family
 
-OUTCOME = Outcome("", [], [], [], 60, 100, 20, 50, 40, 10, 5.0, None, 1, 1, 0.0, 0.0)
+OUTCOME = Outcome("", [], [], [], 60, 100, 20, 50, 0, 40, 10, 5.0, None, 1, 1, 0.0, 0.0)
 
 
 def counted(compression=None, protocol="query_aware", routing=None):
