@@ -151,6 +151,7 @@ def record(i: int, prediction: str, share: float, overhead: int = 0, new_tokens:
         dense_kv_bytes=40_000,
         region_bytes=region,
         region_dense_bytes=32_000,
+        index_bytes=0,
         entries_before=32,
         entries_after=2 * kept,
         values_after=2.0 * kept,

@@ -24,7 +24,8 @@ from subtoken_train.artifact.identity import Identity, check_identity, identify
 from subtoken_train.artifact.tensors import read_exactly
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, whole_folder
 from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.build import assemble
+from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.build import add_adapters
 from subtoken_train.backbones.load import BackboneConfig, layout_family, load_family
 from subtoken_train.backbones.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.backbones.stage2 import Stage2Config
@@ -138,18 +139,32 @@ def read_adapter(
     if config.merged:
         source = replace(source, path=str(folder), revision=None)
     family = (layout_family if layout else load_family)(source)
-    if config.merged:
-        check_identity(config.identity, identify(family, source))
-        bank = None if config.routing is None else RouterBank(config.routing, family.hidden_size, family.shape)
-        compressed = CompressedBackbone(family, build_reducer(config.reducer, family.shape.num_layers), bank)
-        peft_model = None
-    else:
-        compressed, peft_model = assemble(family, config.lora, config.reducer, config.routing, config.stage2)
-        check_identity(config.identity, identify(family, source))
+    return config, *put_adapter(folder, config, family, source)
+
+
+def put_adapter(
+    folder: Path, config: AdapterConfig, family: Family, source: BackboneConfig, routers: bool = True
+) -> tuple[CompressedBackbone, PeftModel | None]:
+    """Put a folder's LoRA and routers on a loaded family without any; as ``read_adapter``.
+
+    Args:
+        folder: the adapter folder.
+        config: what it says of itself, or that with another reducer or another selector.
+        family: as ``source`` names it.
+        source: where the family is from.
+        routers: load the folder's routers; False where ``config`` was given others.
+    """
+    peft_model = None if config.merged else add_adapters(family, config.lora, config.stage2)
+    check_identity(config.identity, identify(family, source))
+    if peft_model is not None:
         load_lora(folder, peft_model)
-    load_routers(folder, compressed.bank)
+    bank = None if config.routing is None else RouterBank(config.routing, family.hidden_size, family.shape)
+    if routers:
+        load_routers(folder, bank)
+    # last, because it puts hooks on the family
+    compressed = CompressedBackbone(family, build_reducer(config.reducer, family.shape.num_layers), bank)
     compressed.eval()
-    return config, compressed, peft_model
+    return compressed, peft_model
 
 
 def load_lora(folder: Path, peft_model: PeftModel) -> None:

@@ -43,8 +43,13 @@ def assemble(
     With ``stage2`` the q/v LoRA is frozen; whoever calls loads stage 1's tensors into it.
     """
     reducer_built = build_reducer(reducer, family.shape.num_layers)
-    peft_model = add_lora(family, lora) if stage2 is None else add_stage2_lora(family, lora, stage2)
+    peft_model = add_adapters(family, lora, stage2)
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
     if stage2 is not None:
         check_stage2(stage2, bank)
     return CompressedBackbone(family, reducer_built, bank), peft_model
+
+
+def add_adapters(family: Family, lora: LoraSettings, stage2: Stage2Config | None) -> PeftModel:
+    """LoRA alone: that of an ordinary run, or stage 1's and any on ``o_proj``."""
+    return add_lora(family, lora) if stage2 is None else add_stage2_lora(family, lora, stage2)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from subtoken_train.backbones.base import Family
 
@@ -61,6 +62,18 @@ def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSetting
         parameter.requires_grad_(name.endswith(f".{OUTPUT_ADAPTER}.weight"))
     _check_matches(family, OUTPUT_ADAPTER, family.shape.num_layers, "o_proj")
     _trained_in_fp32(family)
+
+
+def remove_lora(family: Family) -> None:
+    """Take every LoRA out again; the weights under it were never changed."""
+    model = family.model
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.get_base_layer())
+    for trace in ("peft_config", "active_adapter"):
+        if trace in vars(model):
+            delattr(model, trace)
 
 
 def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:

@@ -33,6 +33,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.blocks: list[Block] = []
         self.prompt_length = 0
         self.tail_length = 0
+        self.tail_start_B: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """An empty tail like the given [B, h, q, d] states."""
@@ -64,8 +65,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
         """Attention of the last q tokens over everything stored, [B, H, q, d]; ``update`` comes first."""
-        length = self.tail_length
-        return packed_attention(query_BHqd, self.blocks, self.keys[:, :, :length], self.values[:, :, :length], scale)
+        keys, values = (tail[:, :, : self.tail_length] for tail in (self.keys, self.values))
+        return packed_attention(query_BHqd, self.blocks, keys, values, scale, self.tail_start_B)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""
@@ -103,6 +104,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         if with_prompt:
             self.blocks = select_samples(self.blocks, samples.tolist(), self.keys.shape[1])
         self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
+        if self.tail_start_B is not None:
+            self.tail_start_B = self.tail_start_B.index_select(0, samples.to(self.tail_start_B.device))
 
     def reset(self) -> None:
         """Empty again."""
@@ -160,6 +163,16 @@ class PackedCache(Cache):  # type: ignore[misc]
         layer = self.layers[0]
         assert isinstance(layer, PackedLayer)
         return layer.prompt_length
+
+    def pad_tail(self, padding_B: Tensor) -> None:
+        """Hide the first ``padding_B`` tokens that will be appended: texts of unequal length, padded on the left.
+
+        Only in front of everything else that is appended.
+        """
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            assert layer.tail_length == 0
+            layer.tail_start_B = padding_B
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""

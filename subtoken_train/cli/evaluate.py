@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.compression import add_compression_options
+from subtoken_train.cli.evaluate_grid import add_grid_options, check_modes, run_grids
 
 if TYPE_CHECKING:
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.answer import Answers
     from subtoken_train.evaluation.report import ArmFacts
 
-HELP = """Answer the questions of a data file greedily, with reducer, routers and KV eviction, and score them.
+HELP = """Score adapters, or a backbone alone, with reducer, routers and KV eviction.
 
-The file is in LLaVA's instruction format; the last turn of every record is asked. Scores are exact match (F1 of the
-described objects for scene descriptions). Several adapters give several rows; --backbone alone gives one."""
+  --data FILE          questions in LLaVA's instruction format: a table on the terminal
+  --tasks NAME,NAME    benchmarks, from files on disk or the Hub: a folder of records, one per sample, that a second
+  --config GRID.yaml   call continues and 'subtoken-train report' reads; a grid has many arms
+  --suite mini         the embedded models, minutes on two cores
+
+With --data the last turn of every record is asked; scores are exact match (F1 of the described objects for scene
+descriptions). On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --config GRID.yaml ..."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,22 +32,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--adapter", action="append", default=[], metavar="DIR|ID", help="adapter: folder or Hub id; repeatable"
     )
     parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
-    parser.add_argument("--data", required=True, metavar="FILE", help="questions (JSON list or JSON lines)")
-    parser.add_argument("--image-folder", metavar="DIR", help="where image paths start (default: the file's folder)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
+    what.add_argument("--tasks", metavar="NAME,...", help="benchmarks by name")
+    what.add_argument("--config", metavar="FILE", help="a grid: arms x tasks (recipes/eval)")
+    what.add_argument("--suite", metavar="NAME", help="a grid that ships with its models: mini")
+    parser.add_argument("--image-folder", metavar="DIR", help="--data: where image paths start (default: its folder)")
     add_compression_options(parser)
-    parser.add_argument("--batch-size", type=int, default=64, help="prompts decoded together (default: 64)")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on an answer (default: 64)")
-    parser.add_argument("--max-length", type=int, default=2048, help="prompt tokens (default: 2048)")
-    parser.add_argument("--limit", type=int, help="only the first N questions")
-    parser.add_argument("--out", metavar="FILE", help="write the records of all arms as a JSON list")
+    parser.add_argument("--batch-size", type=int, help="prompts decoded together (default: 64; grids: 16)")
+    parser.add_argument("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
+    parser.add_argument("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
+    parser.add_argument("--limit", type=int, help="only the first N questions (of each task)")
+    parser.add_argument("--out", metavar="PATH", help="--data: write the records as one JSON file; grids: their folder")
+    add_grid_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, answer, print."""
-    for name in ("batch_size", "max_new_tokens", "limit"):
+    for name in ("batch_size", "max_new_tokens", "max_length", "limit"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    check_modes(args)
+    if args.data is None:
+        return run_grids(args)
+    return _run_file(args)
+
+
+def _run_file(args: argparse.Namespace) -> int:
+    """One data file, all adapters, a table."""
     if not args.adapter and not args.backbone:
         raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     if args.out and Path(args.out).exists():
@@ -84,9 +103,9 @@ def _answer(adapter: str | None, records: InstructionRecords, args: argparse.Nam
     answers = answer_all(
         model.backbone,
         records,
-        args.max_length,
-        args.batch_size,
-        args.max_new_tokens,
+        args.max_length or 2048,
+        args.batch_size or 64,
+        args.max_new_tokens or 64,
         args.limit,
         counter("questions"),
         model.compression,

@@ -58,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
     data_root = None if args.data_root is None else Path(args.data_root)
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is no folder")
-    from rich.console import Console
-
     from subtoken_train.evaluation.reporting.report import make_report
 
     folders = [Path(name) for name in args.results]
@@ -69,11 +67,7 @@ def run(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     for name in formats:
         (out / FILES[name]).write_text(_writer(name)(report), encoding="utf-8")
-    Console(width=None if sys.stdout.isatty() else 120).print(_summary(report))
-    for table in report.tables:
-        for row in table.rows:
-            for flag in row.flags:
-                print(f"{row.arm.name}: {flag}")
+    print_summary(report)
     if paper is not None and not report.comparisons:
         print(f"no arm has the backbone, reducer and groups of a row of {paper}")
     print(f"{', '.join(FILES[name] for name in formats)} written to {out}")
@@ -87,6 +81,17 @@ def _writer(name: str) -> Callable[[Report], str]:
     from subtoken_train.evaluation.reporting.page import report_html
 
     return {"markdown": report_markdown, "csv": report_csv, "latex": report_latex, "html": report_html}[name]
+
+
+def print_summary(report: Report) -> None:
+    """A table of all arms, and what is wrong with any of them."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 120).print(_summary(report))
+    for table in report.tables:
+        for row in table.rows:
+            for flag in row.flags:
+                print(f"{row.arm.name}: {flag}")
 
 
 def _summary(report: Report) -> Table:

@@ -5,6 +5,7 @@ Legend: B batch, T generated tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,16 +39,44 @@ def generate_greedy(
         max_new_tokens: at most this many tokens per sample; decoding stops when all samples have ended.
         compression: eviction and precision; None: none, the model's dtype.
     """
-    family = backbone.family
-    end, pad = family.tokenizer.eos_token_id, family.tokenizer.pad_token_id
-    cache = PackedCache(family.shape.num_layers)
+    cache = PackedCache(backbone.family.shape.num_layers)
     first = prefill(backbone, prompts, cache, Compression() if compression is None else compression)
-    next_B = first.logits_BV.argmax(-1)
-    done_B = torch.zeros_like(next_B, dtype=torch.bool)
+    tokens, _ = greedy_tokens(backbone, cache, first.logits_BV, max_new_tokens)
+    return Generation(tokens, first.plan, cache)
+
+
+@torch.no_grad()
+def greedy_tokens(
+    backbone: CompressedBackbone,
+    cache: PackedCache,
+    logits_BV: Tensor,
+    max_new_tokens: int,
+    ended: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Go on greedily from a filled cache.
+
+    Args:
+        backbone: in evaluation mode.
+        cache: with the prompts; it grows.
+        logits_BV: of the first token.
+        max_new_tokens: at least 1.
+        ended: called with the ids [B, T] so far; says which samples are done (bool [B]) beside those that said
+            end-of-text.
+
+    Returns:
+        Ids [B, T], padding after a sample's end; and how many of them are the sample's own, end-of-text included, [B].
+    """
+    tokenizer = backbone.family.tokenizer
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    next_B = logits_BV.argmax(-1)
+    done_B, count_B = torch.zeros_like(next_B, dtype=torch.bool), torch.zeros_like(next_B)
     generated: list[Tensor] = []
     while True:
         generated.append(next_B.masked_fill(done_B, end if pad is None else pad))
+        count_B = count_B + ~done_B
         done_B = done_B | (next_B == end)
+        if ended is not None:
+            done_B = done_B | ended(torch.stack(generated, dim=1))
         if len(generated) == max_new_tokens or bool(done_B.all()):
-            return Generation(torch.stack(generated, dim=1), first.plan, cache)
+            return torch.stack(generated, dim=1), count_B
         next_B = decode(backbone, next_B[:, None], cache).argmax(-1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from subtoken_train.artifact.folder import read_adapter, read_config
 from subtoken_train.artifact.source import find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.load import BackboneConfig, load_family
+from subtoken_train.errors import unknown_name
 from subtoken_train.reducers import ReducerConfig, build_reducer
 
 
@@ -39,3 +42,17 @@ def load_backbone(
         raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
     own = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
     return read_adapter(folder, own)[1]
+
+
+def device_of(name: str) -> torch.device:
+    """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    known = ["auto", "cpu", *[f"cuda:{i}" for i in range(torch.cuda.device_count())]]
+    if name not in (*known, "cuda") or (name == "cuda" and "cuda:0" not in known):
+        raise unknown_name("device of this machine", name, known)
+    return torch.device(name)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -16,14 +15,13 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import Scope, build_eviction
 from subtoken_train.functional.images import to_rgb
 from subtoken_train.functional.ledger import KVBudget, nominal_ledger
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generation import check_settings, compressed
-from subtoken_train.inference.loading import load_backbone
+from subtoken_train.inference.loading import device_of, load_backbone
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompts import batch_from_inputs
 from subtoken_train.inference.report import CacheReport, report
@@ -100,7 +98,7 @@ class SubTokenModel:
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
         compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype)
-        device = None if device_map is None else _device(device_map)
+        device = None if device_map is None else device_of(device_map)
         loaded = load_backbone(path, revision, backbone, reducer)
         if device is not None:
             loaded.to(device)
@@ -227,13 +225,3 @@ class SubTokenModel:
 def _with_placeholders(prompt: str, images: int) -> str:
     """Images stand before a prompt that places none."""
     return prompt if "<image>" in prompt or not images else "<image>\n" * images + prompt
-
-
-def _device(name: str) -> torch.device:
-    """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    known = ["auto", "cpu", *[f"cuda:{i}" for i in range(torch.cuda.device_count())]]
-    if name not in (*known, "cuda") or (name == "cuda" and "cuda:0" not in known):
-        raise unknown_name("device of this machine", name, known)
-    return torch.device(name)

@@ -47,7 +47,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     family = backbone.family
     compression.check(family)
     compression.check_prompts(prompts)
-    _check_length(prompts, family.decoder.config)
+    check_length(prompts, family.decoder.config)
     use_packed_attention(family.decoder.config)
     dense = DynamicCache(config=family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family)
@@ -72,15 +72,42 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
 
 @torch.no_grad()
-def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
-    """Append tokens to a filled cache; logits of the last one, [B, V]. No router and no reducer runs."""
+def append(
+    backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache, padding_B: Tensor | None = None
+) -> Tensor:
+    """Append tokens to a filled cache; their hidden states before the final norm, [B, q, D].
+
+    No router and no reducer runs.
+
+    Args:
+        backbone: in evaluation mode.
+        token_ids_Bq: text, causal.
+        cache: with the prompts.
+        padding_B: how many of the tokens are padding on the left, int64; they are seen by none. Only right after the
+            prompt. None: none is.
+    """
     family = backbone.family
     assert cache.next_position is not None
     new = token_ids_Bq.shape[1]
-    positions = cache.next_position + torch.arange(new, device=token_ids_Bq.device)
+    start = cache.next_position
+    if padding_B is not None:
+        cache.pad_tail(padding_B)
+        start = start - padding_B[:, None]
+    positions = start + torch.arange(new, device=token_ids_Bq.device)
     hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
-    cache.next_position = cache.next_position + new
-    return family.logits(hidden[:, -1:])[:, -1]
+    cache.next_position = start + new
+    return hidden
+
+
+def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
+    """The same; logits of the last token, [B, V]."""
+    return next_logits(backbone, append(backbone, token_ids_Bq, cache))
+
+
+@torch.no_grad()
+def next_logits(backbone: CompressedBackbone, hidden_BqD: Tensor) -> Tensor:
+    """Logits after the last of appended tokens, [B, V]."""
+    return backbone.family.logits(hidden_BqD[:, -1:])[:, -1]
 
 
 def _last_visible(visible_BM: Tensor) -> Tensor:
@@ -89,8 +116,8 @@ def _last_visible(visible_BM: Tensor) -> Tensor:
     return (visible_BM * places_M).argmax(-1, keepdim=True)
 
 
-def _check_length(prompts: Batch, config: object) -> None:
-    """A prompt must fit the model's positions."""
+def check_length(prompts: Batch, config: object) -> None:
+    """Raise a worded ``ValueError`` unless every prompt fits the model's positions."""
     longest = int((prompts.regions_BN != Region.PADDING).sum(-1).max())
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and longest > limit:

@@ -23,7 +23,12 @@ MANY = 4  # query rows of a head from which one product per piece beats one bag 
 
 
 def packed_attention(
-    query_BHqd: Tensor, blocks: Sequence[Block], tail_keys_BhTd: Tensor, tail_values_BhTd: Tensor, scale: float
+    query_BHqd: Tensor,
+    blocks: Sequence[Block],
+    tail_keys_BhTd: Tensor,
+    tail_values_BhTd: Tensor,
+    scale: float,
+    tail_start_B: Tensor | None = None,
 ) -> Tensor:
     """Attention of the last q tokens over packed entries and the tail, [B, H, q, d].
 
@@ -33,23 +38,27 @@ def packed_attention(
         tail_keys_BhTd: keys of everything since the prompt, the q new tokens last; causal.
         tail_values_BhTd: their values.
         scale: factor of the scores.
+        tail_start_B: first real token of each sample's tail, where tails are padded on the left; padding is seen by
+            nothing but itself.
     """
     batch, heads, new, width = query_BHqd.shape
     kv_heads = tail_keys_BhTd.shape[1]
     grouped = query_BHqd.reshape(batch, kv_heads, heads // kv_heads * new, width)
-    out = torch.empty_like(grouped)
+    out = grouped.new_empty(grouped.shape)  # contiguous, whatever the queries' strides are
     for block in blocks:
         shared = block.whole_keys.data.shape[1] == kv_heads
         # where heads have entries of their own, a row is one head
         by_row = [x if shared else x.flatten(0, 1)[:, None] for x in (grouped, tail_keys_BhTd, tail_values_BhTd)]
+        start = tail_start_B if shared or tail_start_B is None else tail_start_B.repeat_interleave(kv_heads)
         if block.rows is None:
-            return _attend(block, by_row, scale, new).reshape(query_BHqd.shape)
-        result = _attend(block, [x.index_select(0, block.rows) for x in by_row], scale, new)
+            return _attend(block, by_row, scale, new, start).reshape(query_BHqd.shape)
+        start = None if start is None else start[block.rows]
+        result = _attend(block, [x.index_select(0, block.rows) for x in by_row], scale, new, start)
         (out if shared else out.view(-1, 1, *out.shape[2:])).index_copy_(0, block.rows, result)
     return out.reshape(query_BHqd.shape)
 
 
-def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int) -> Tensor:
+def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, start_R: Tensor | None) -> Tensor:
     """One block's rows: scores over all its parts, one softmax, then each part's values, [R, c, G * q, d].
 
     ``states`` are the rows' queries [R, c, G * q, d] and their tail's keys and values [R, c, T, d].
@@ -57,7 +66,7 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int) -> T
     query, tail_keys, tail_values = states
     query = query * scale
     logits = [] if block.routed_keys is None else [_scores(query, block.routed_keys)]
-    logits += [_scores(query, block.whole_keys), _causal(tail_keys @ query.transpose(-1, -2), new)]
+    logits += [_scores(query, block.whole_keys), _causal(tail_keys @ query.transpose(-1, -2), new, start_R)]
     weight = torch.cat(logits, dim=2).softmax(2, dtype=torch.float32).to(query.dtype)
     routed, whole, tail = torch.tensor_split(
         weight, (weight.shape[2] - sum(part.shape[2] for part in logits[-2:]), weight.shape[2] - logits[-1].shape[2]), 2
@@ -84,14 +93,20 @@ def _scores(query_RcGd: Tensor, keys: Payload) -> Tensor:
     return scores[0] if len(scores) == 1 else torch.cat(scores, dim=2)
 
 
-def _causal(scores_RcTG: Tensor, new: int) -> Tensor:
-    """Hide from each of the last ``new`` tokens those that come after it; the query axis is G * new, new fastest."""
-    if new == 1:
+def _causal(scores_RcTG: Tensor, new: int, start_R: Tensor | None) -> Tensor:
+    """Hide from each of the last ``new`` tokens those that come after it; the query axis is G * new, new fastest.
+
+    Padding before ``start_R`` is hidden too; a row of padding sees itself, because one that sees nothing turns NaN.
+    """
+    if new == 1 and start_R is None:
         return scores_RcTG
     length, columns = scores_RcTG.shape[2:]
     places_T = torch.arange(length, device=scores_RcTG.device)[:, None]
     own_G = length - new + torch.arange(new, device=scores_RcTG.device).repeat(columns // new)
-    return scores_RcTG.masked_fill(places_T > own_G, -torch.inf)
+    hidden = places_T > own_G
+    if start_R is not None:
+        hidden = hidden | (places_T < start_R[:, None, None, None]) & (places_T != own_G)
+    return scores_RcTG.masked_fill(hidden, -torch.inf)
 
 
 def _weighted(weight_RcMG: Tensor, values: Payload) -> Tensor:

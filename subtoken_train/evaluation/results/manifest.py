@@ -1,8 +1,8 @@
 """What a folder of results says of itself: which arm answered which task, under which settings.
 
-Layout of a results folder: ``ARM/TASK/`` with ``manifest.json`` (written before the first answer),
-``samples-RANK-of-PROCESSES.jsonl`` (one ``SampleRecord`` a line, appended as batches finish) and ``scores.json``
-(written when all samples are there).
+Layout of a results folder: ``ARM/TASK/`` with ``manifest.json`` (written before the first answer) and
+``samples-RANK-of-PROCESSES.jsonl`` (one ``SampleRecord`` a line, appended as batches finish). Scores are no file: they
+are computed from the records, by the task's metric, whenever they are asked for.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from subtoken_train.inference.protocol import Protocol
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
-SCORES_FILE = "scores.json"
 SAMPLES_GLOB = "samples-*.jsonl"
-
-Protocol = Literal["query_aware", "context_first"]
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,13 @@ class Task(ABC):
     def metric(self) -> TaskMetric:
         """A fresh metric."""
 
+    def check_requirements(self) -> None:  # noqa: B027  (most tasks need nothing, and say so by not defining it)
+        """Raise where the metric could not score here (a library or program is missing); asked before any model runs.
+
+        Raises:
+            ValueError: what is missing, and how to get it.
+        """
+
     @property
     def expected_rows(self) -> int | None:
         """Samples of the complete set under these options; ``rows`` unless an option changes the split."""

@@ -1,0 +1,113 @@
+"""The grid side of ``subtoken-train evaluate``: options to a grid, and what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from subtoken_train.evaluation.runner.spec import Grid
+
+ARM_OPTIONS = (
+    "adapter", "backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "eviction_option", "scope",
+    "protocol",
+)  # fmt: skip
+"""Options that say who answers; a grid file says it itself."""
+GRID_ONLY = ("selector", "protocol", "data_root", "anchors", "device")
+FILE_ONLY = ("image_folder", "max_new_tokens")
+
+
+def add_grid_options(parser: argparse.ArgumentParser) -> None:
+    """Options of grids alone."""
+    parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
+    parser.add_argument(
+        "--selector", metavar="NAME", help="untrained control: none, value_norm, random, ... instead of the routers"
+    )
+    parser.add_argument(
+        "--protocol",
+        metavar="NAME",
+        help="query_aware (default), or context_first: the context is compressed before the question is seen",
+    )
+    parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
+    parser.add_argument("--device", help="cuda:0, cpu, ... (default: the first GPU where there is one)")
+
+
+def check_modes(args: argparse.Namespace) -> None:
+    """Raise a worded ``ValueError`` for options that mean nothing to what is evaluated."""
+    mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
+    strangers: tuple[str, ...] = GRID_ONLY if mode == "data" else FILE_ONLY
+    if mode in ("config", "suite"):
+        strangers = (*FILE_ONLY, *ARM_OPTIONS)
+    for name in strangers:
+        if getattr(args, name):
+            raise ValueError(f"--{name.replace('_', '-')} means nothing to --{mode}; leave it out")
+    if mode in ("config", "suite") and args.kv_dtype != "model":
+        raise ValueError(f"--kv-dtype means nothing to --{mode}; write kv_dtype into its arms")
+    if mode in ("tasks", "suite") and args.out is None:
+        raise ValueError(f"--{mode} needs --out DIR, the folder of its records")
+
+
+def run_grids(args: argparse.Namespace) -> int:
+    """Run the grid, or the suite's, and print where the scores stand."""
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.cli.progress import counter
+    from subtoken_train.evaluation.runner.processes import Processes
+    from subtoken_train.evaluation.runner.run import run_grid
+
+    grids = _grids(args)
+    with Processes.from_environment() as processes:
+        for grid in grids:
+            run_grid(grid, processes=processes, device=args.device, say=_say, counter=counter)
+        if processes.first:
+            print_results(grids[0].out)
+    return 0
+
+
+def _grids(args: argparse.Namespace) -> list[Grid]:
+    from subtoken_train.evaluation.runner.read_grid import read_grid
+    from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
+    from subtoken_train.evaluation.runner.suites import suite
+
+    shared: dict[str, Any] = {name: getattr(args, name) for name in ("limit", "batch_size", "max_length", "anchors")}
+    shared["data_root"] = None if args.data_root is None else Path(args.data_root)
+    out = None if args.out is None else Path(args.out)
+    if args.config is not None:
+        return [read_grid(Path(args.config), out=out, **shared)]
+    assert out is not None
+    if args.suite is not None:
+        return suite(args.suite, out, **shared)
+    settings = {key: value for key, value in shared.items() if value is not None}
+    tasks = tuple(TaskSpec(name.strip()) for name in args.tasks.split(","))
+    return [Grid(arms=tuple(expand_arms(_arm(args))), tasks=tasks, out=out, **settings)]
+
+
+def _arm(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags as an entry of a grid."""
+    from subtoken_train.inference.options import parse_settings
+
+    if not args.adapter and not args.backbone:
+        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
+    own = {name: getattr(args, name) for name in ARM_OPTIONS if name not in ("adapter", "eviction_option")}
+    entry = {name: value for name, value in own.items() if value is not None}
+    if args.adapter:
+        entry["adapter"] = args.adapter
+    if args.eviction_option:
+        entry["eviction_options"] = parse_settings(str(args.eviction), args.eviction_option)
+    return {**entry, "kv_dtype": args.kv_dtype}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_results(folder: Path) -> None:
+    """A table of everything in the results folder, and how to make the rest of the report."""
+    from subtoken_train.cli.report import print_summary
+    from subtoken_train.evaluation.reporting.report import make_report
+
+    print_summary(make_report([folder]))
+    print(f"records are in {folder}; 'subtoken-train report {folder}' makes tables, curves and a page of them")

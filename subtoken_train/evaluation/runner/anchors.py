@@ -1,0 +1,109 @@
+"""Matched token-only anchors: which of the arms is one, and a spec where none is.
+
+The anchor of a routed arm keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for,
+rounded up: its bytes are never below the arm's. A *trained* anchor is an adapter of its own. Where no arm of the grid
+is one, the arm's own LoRA runs token-only at that ratio: an untrained anchor, named so, since LoRA adapts to what it
+was trained under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from subtoken_train.evaluation.runner.arms import Arm, describe_arm, load_arm
+from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.functional.ledger import KVBudget, exact, solve_anchor
+from subtoken_train.inference.pool import ModelPool
+from subtoken_train.reducers import ReducerConfig, build_reducer
+
+SUFFIX = "untrained_anchor"
+
+
+def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:
+    """The arms with their anchors named, followed by the untrained anchors that had to be added.
+
+    Returns:
+        (arms, notes): a note for every routed arm that has no anchor, with the reason.
+    """
+    named: list[Arm] = []
+    added: list[Arm] = []
+    notes: list[str] = []
+    for arm in arms:
+        if arm.routing is None:
+            named.append(arm)
+            continue
+        try:
+            solved = solve(arm)
+        except ValueError as error:
+            notes.append(f"{arm.facts.name} has no matched anchor: {error}")
+            named.append(arm)
+            continue
+        anchor = next((other for other in [*arms, *added] if _serves(other, arm, solved)), None)
+        if anchor is None:
+            spec = _untrained(arm, solved)
+            anchor = describe_arm(spec, load_arm(spec, pool))
+            added.append(anchor)
+        named.append(replace(arm, facts=replace(arm.facts, anchor=anchor.facts.name)))
+    return named + added, notes
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A matched anchor: its reducer, and the tokens of a nominal prompt that it keeps."""
+
+    reducer: ReducerConfig
+    kept: int
+
+
+def solve(arm: Arm) -> Solved:
+    """The anchor of a routed arm.
+
+    Raises:
+        ValueError: there is none: no token reducer, or layers below its cut that alone cost more.
+    """
+    assert arm.routing is not None
+    if arm.reducer.name == "none":
+        raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
+    value = KVBudget(1.0, arm.routing.num_groups, arm.routing.kept_groups).exact_total
+    ratio = exact(arm.reducer.keep_ratio) * value
+    depth, cut = arm.shape.num_layers, arm.cut_layer
+    # layers below the cut hold every token with every group, in both arms
+    solve_anchor(arm.shape, arm.tokens, (cut + (depth - cut) * ratio) / depth, cut)
+    config = replace(arm.reducer, keep_ratio=float(ratio), round_up=True)
+    return Solved(config, build_reducer(config, depth).kept_tokens(arm.tokens))
+
+
+def _serves(other: Arm, arm: Arm, solved: Solved) -> bool:
+    """Whether an arm is token-only, of the same reducer, compression and backbone, and keeps as many tokens.
+
+    One that was added must have the arm's own LoRA.
+    """
+    own = other.facts.name.endswith(SUFFIX)
+    return (
+        other.routing is None
+        and other.facts.backbone == arm.facts.backbone
+        and _kind(other.reducer) == _kind(solved.reducer)
+        and other.kept == solved.kept
+        and _compression(other.spec) == _compression(arm.spec)
+        and (not own or other.spec.adapter == arm.spec.adapter)
+    )
+
+
+def _kind(config: ReducerConfig) -> tuple[object, ...]:
+    return config.name, config.stage, config.layer, config.page_size, config.window
+
+
+def _compression(spec: ArmSpec) -> tuple[object, ...]:
+    keep = None if spec.eviction_keep is None else str(spec.eviction_keep)
+    return spec.eviction, keep, dict(spec.eviction_options), spec.scope, spec.kv_dtype, spec.protocol
+
+
+def _untrained(arm: Arm, solved: Solved) -> ArmSpec:
+    return replace(
+        arm.spec,
+        name=f"{arm.facts.name}-{SUFFIX}",
+        selector="none",
+        keep_ratio=solved.reducer.keep_ratio,
+        reducer_options={**arm.spec.reducer_options, "round_up": True},
+    )

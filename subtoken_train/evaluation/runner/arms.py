@@ -1,0 +1,161 @@
+"""An arm that can answer: its spec, what tables say of it, and its model, taken from a pool when its turn comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from subtoken_train.artifact.folder import AdapterConfig, read_config
+from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.evaluation.results.manifest import ArmFacts
+from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.pool import ModelPool
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+
+NOMINAL_CONTEXT = 1024
+"""Context tokens that a language model's nominal budget is stated for (the paper's)."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm of a run, and what of its model the ledger reads, so that anchors need no model.
+
+    Attributes:
+        spec: as the grid wrote it.
+        facts: what tables say of it.
+        reducer: its token reducer's settings.
+        cut_layer: first layer that sees the reduced set.
+        tokens: tokens of a nominal prompt's compressed region, before reduction.
+        kept: those that the reducer keeps.
+        routing: groups, where the arm selects any.
+        shape: cache geometry.
+    """
+
+    spec: ArmSpec
+    facts: ArmFacts
+    reducer: ReducerConfig
+    cut_layer: int
+    tokens: int
+    kept: int
+    routing: RoutingConfig | None
+    shape: KVShape
+
+    def load(self, pool: ModelPool) -> CompressedBackbone:
+        """The arm's model; another arm's on the same weights ends with it."""
+        return load_arm(self.spec, pool)
+
+
+def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
+    """A spec's model.
+
+    Raises:
+        ValueError: paths, names or settings that do not exist or do not fit each other.
+    """
+    reducer = None
+    if spec.reducer is not None or spec.keep_ratio is not None or spec.reducer_options:
+        own = ReducerConfig(name="none") if spec.adapter is None else _adapter(spec.adapter).reducer
+        changed: dict[str, object] = {**asdict(own)} if spec.reducer in (None, own.name) else {"name": spec.reducer}
+        if spec.keep_ratio is not None:
+            changed["keep_ratio"] = spec.keep_ratio
+        try:
+            reducer = ReducerConfig(**{**changed, **spec.reducer_options})
+        except TypeError as error:
+            raise ValueError(f"reducer_options: {error}") from None
+    path = spec.adapter or spec.backbone
+    assert path is not None
+    backbone = spec.backbone if spec.adapter is not None else None
+    return pool.get(path, backbone=backbone, reducer=reducer, selector=spec.selector)
+
+
+def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
+    """Load every arm once, so that mistakes show before anything is answered, and state its facts.
+
+    Raises:
+        ValueError: see ``load_arm``; a compression that does not fit; two arms of one name.
+    """
+    arms: list[Arm] = []
+    for spec in specs:
+        arm = describe_arm(spec, load_arm(spec, pool))
+        if arm.facts.name in [other.facts.name for other in arms]:
+            raise ValueError(f"two arms are named {arm.facts.name!r}; give them names of their own (name: ...)")
+        arms.append(arm)
+    return arms
+
+
+def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
+    """The arm that a spec and its loaded model make; no anchor is named yet.
+
+    Raises:
+        ValueError: the compression does not fit the backbone.
+    """
+    compression, reducer, family = spec.compression(), backbone.reducer.config, backbone.family
+    compression.check(family)
+    tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()
+    routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
+    reduces = reducer.name != "none" and reducer.keep_ratio < 1
+    config = None if spec.adapter is None else _adapter(spec.adapter)
+    seed = None if config is None else config.training.get("seed")
+    kept = backbone.reducer.kept_tokens(tokens)
+    facts = ArmFacts(
+        name=spec.name or arm_name(spec),
+        backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
+        adapter=spec.adapter,
+        reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reduces else "-",
+        groups="-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}",
+        eviction=compression.label,
+        protocol=spec.protocol,
+        acts=_acts(reduces or routing is not None, compression.label != "-", spec.protocol),
+        nominal_kv=nominal_fraction(family.shape, tokens, kept, backbone.reducer.cut_layer, routing, compression),
+        anchor=None,
+        trained=config is not None and not spec.overrides and compression.eviction is None,
+        seed=routing.seed if spec.selector == "random" and routing is not None else seed,
+    )
+    return Arm(spec, facts, reducer, backbone.reducer.cut_layer, tokens, kept, routing, family.shape)
+
+
+def nominal_fraction(
+    shape: KVShape, tokens: int, kept: int, cut_layer: int, routing: RoutingConfig | None, compression: Compression
+) -> float:
+    """Share of the compressed region's KV that the ledger promises, without the index and in the model's dtype.
+
+    A budget in tokens or bytes is no share of anything before a prompt is there: it is left out.
+    """
+    budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
+    ledger = nominal_ledger(shape, {"visual": tokens}, budget, cut_layer, kept)
+    share = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
+    return ledger.fraction() * share
+
+
+def arm_name(spec: ArmSpec) -> str:
+    """A name made of what the arm is; safe as a folder's."""
+    parts = [adapter_name(spec.adapter) if spec.adapter is not None else Path(str(spec.backbone)).name]
+    if spec.reducer is not None or spec.keep_ratio is not None:
+        parts.append(f"{spec.reducer or 'keep'}{'' if spec.keep_ratio is None else format(spec.keep_ratio, '.6g')}")
+    if spec.selector is not None:
+        parts.append("token_only" if spec.selector == "none" else spec.selector)
+    if spec.eviction is not None:
+        parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+    parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
+    return "-".join(parts).replace("/", "_")
+
+
+def adapter_name(path: str) -> str:
+    """The name that an adapter was trained under, else its folder's."""
+    return str(_adapter(path).training.get("name", Path(path).name))
+
+
+def _adapter(path: str) -> AdapterConfig:
+    return read_config(adapter_folder(path))
+
+
+def _acts(in_prefill: bool, after_prefill: bool, protocol: str) -> str:
+    places = [word for word, there in (("in", in_prefill), ("after", after_prefill)) if there]
+    if not places:
+        return "-"
+    where = f"{' and '.join(places)} prefill"
+    return where if protocol == "query_aware" else f"{where} of the context"

@@ -1,0 +1,71 @@
+"""The processes of one evaluation, as torchrun starts them: who does what, and waiting for the others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+_PATIENCE = timedelta(days=1)  # between two meetings lies what one process answers of a task
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all; a context manager that opens and closes their group.
+
+    Attributes:
+        rank: of this process.
+        count: of all.
+        local_rank: of this process on its machine, which is its GPU.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def from_environment(cls) -> Processes:
+        """What torchrun says (RANK, WORLD_SIZE, LOCAL_RANK); one process without it."""
+        rank, count, local = (
+            int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+        )
+        return cls(rank, count, local)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def mine(self, number: int) -> bool:
+        """Whether piece ``number`` of the work is this process's; every piece is exactly one's."""
+        return number % self.count == self.rank
+
+    def device(self, wanted: str | None) -> str:
+        """``wanted``, or this process's GPU where there is one, else the CPU."""
+        if wanted not in (None, "auto"):
+            assert wanted is not None
+            return wanted
+        return f"cuda:{self.local_rank}" if torch.cuda.is_available() else "cpu"
+
+    def meet(self) -> None:
+        """Wait until all processes are here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def __enter__(self) -> Processes:
+        if self.count > 1:
+            dist.init_process_group("gloo", timeout=_PATIENCE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.count > 1:
+            dist.destroy_process_group()
+
+
+ONE = Processes()

@@ -1,0 +1,179 @@
+"""Run a grid: all arms on all tasks, one folder of records per pair; the same call again goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
+from subtoken_train.evaluation.runner.anchors import with_anchors
+from subtoken_train.evaluation.runner.arms import prepare
+from subtoken_train.evaluation.runner.cell import Cell
+from subtoken_train.evaluation.runner.processes import ONE, Processes
+from subtoken_train.evaluation.runner.spec import Grid
+from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.check import check_complete, check_samples
+from subtoken_train.inference.pool import ModelPool
+
+Say = Callable[[str], None]
+Counter = Callable[[str], Callable[[int, int], None]]
+
+
+def run_grid(
+    grid: Grid,
+    *,
+    device: str | None = None,
+    say: Say = print,
+    counter: Counter | None = None,
+    processes: Processes = ONE,
+) -> list[Path]:
+    """Answer everything that the grid asks and that is not on disk yet.
+
+    Tasks are read and arms loaded before the first answer, so that mistakes cost no time. One process of several
+    answers every n-th batch; records of all processes count, whoever wrote them, so a restart may have another number
+    of them.
+
+    Args:
+        grid: what to run.
+        device: of the models; None: this process's GPU, or the CPU.
+        say: told what is done.
+        counter: makes the progress display of a cell from its name.
+        processes: this process among others, which have met (``with Processes.from_environment()``).
+
+    Returns:
+        The cells' folders, arm by arm.
+
+    Raises:
+        ValueError: arms, tasks, data or settings that are wrong; an unreadable image, when its turn comes; records of
+            other settings in the folder; or a run that is writing into it. What was answered before stays on disk.
+    """
+    with _Alone(grid.out, processes):
+        tasks = read_tasks(grid)
+        pool = ModelPool(processes.device(device))
+        arms = prepare(grid.arms, pool)
+        notes: list[str] = []
+        if grid.anchors == "auto":
+            arms, notes = with_anchors(arms, pool)
+        folders = []
+        scored = [task.name for task, samples in tasks if samples and samples[0].choices]
+        blind = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
+        if scored and blind:
+            notes.append(
+                f"{', '.join(blind)}: an eviction acts after the prompt's pass, so that choices of one token keep "
+                f"their log-likelihoods ({', '.join(scored)}); protocol context_first compresses before the question"
+            )
+        for line in notes if processes.first else ():
+            say(line)
+        for arm in arms:
+            backbone = arm.load(pool)
+            for task, samples in tasks:
+                cell = Cell(arm, task, samples, grid.out / arm.facts.name / task.name, grid.batch_size, grid.max_length)
+                if processes.first:
+                    describe(cell, backbone, grid, processes)
+                name = f"{arm.facts.name} / {task.name}"
+                cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
+                folders.append(cell.folder)
+        return folders
+
+
+def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
+    """The tasks with the samples that are asked.
+
+    Raises:
+        ValueError: a task that does not exist or that this machine cannot score, files that are missing or broken, or a
+            set that is not complete while there is no ``limit``.
+    """
+    read = []
+    for spec in grid.tasks:
+        own = grid.data_root / spec.name
+        source = spec.source or (str(own) if own.is_dir() else None)
+        task = build_task(spec.name, source, **spec.options)
+        task.check_requirements()
+        samples = task.samples()
+        check_complete(task, samples, grid.limit)
+        check_samples(task, samples)
+        read.append((task, samples if grid.limit is None else samples[: grid.limit]))
+    return read
+
+
+def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
+    """Write the cell's manifest, or compare it with the one that is there.
+
+    Raises:
+        ValueError: the folder's records were made by another arm, task or setting; or the task asks what the arm's
+            model cannot be asked.
+    """
+    family, task = backbone.family, cell.task
+    sees = "image" if family.image_token_id is not None else "text"
+    if task.modality != sees:
+        raise ValueError(
+            f"task {task.name} asks about {task.modality}s and {cell.arm.facts.name} is a {sees} model; run them apart"
+        )
+    asked = [[s.id, s.prompt, list(s.choices), dict(s.reference)] for s in cell.samples]
+    metric = task.metric()
+    manifest = Manifest(
+        arm=cell.arm.facts,
+        task=task.name,
+        options=json.loads(json.dumps(task.options, default=str)),
+        source=None if task.source is None else str(task.source),
+        rows=len(cell.samples),
+        expected_rows=task.expected_rows,
+        primary=task.primary,
+        points=sorted(metric.points),
+        samples_sha256=hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest(),
+        settings={
+            "batch_size": grid.batch_size,
+            "max_length": grid.max_length,
+            "dtype": str(family.model.dtype).removeprefix("torch."),
+            "device": family.model.device.type,
+            "processes": processes.count,
+            "versions": {name: version(name) for name in ("subtoken_train", "torch", "transformers")},
+        },
+    )
+    if (cell.folder / MANIFEST_FILE).is_file():
+        _check_same(Manifest.read(cell.folder), manifest, cell.folder)
+    manifest.write(cell.folder)
+
+
+def _check_same(there: Manifest, now: Manifest, folder: Path) -> None:
+    """Records may only be joined by records of the same arm and task; more samples may be asked."""
+    kept = ("dtype", "max_length")
+    pairs = {
+        **{f"arm.{key}": (value, asdict(now.arm)[key]) for key, value in asdict(there.arm).items()},
+        "task options": (there.options, now.options),
+        **{key: (there.settings.get(key), now.settings[key]) for key in kept},
+    }
+    for name, (old, new) in pairs.items():
+        if old != new:
+            raise ValueError(
+                f"{folder} holds answers with {name} {old!r}, and now it is {new!r}; choose another results folder"
+            )
+
+
+class _Alone:
+    """Only one run writes into a results folder."""
+
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self.folder, self.processes = folder, processes
+        self.lock = FileLock(folder / ".lock")
+
+    def __enter__(self) -> None:
+        if not self.processes.first:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(f"another evaluation writes into {self.folder}; wait for it, or choose another") from None
+
+    def __exit__(self, *error: object) -> None:
+        if self.processes.first:
+            self.lock.release()

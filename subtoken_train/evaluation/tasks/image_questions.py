@@ -1,0 +1,99 @@
+"""What tasks of one image and one question per row have in common: reading rows, and words around a question."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from subtoken_train.datasets.images import ImageSource
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.reading import Row, read_split, unique_ids
+
+SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
+"""LLaVA-1.5's words for short answers; lmms-eval's default too."""
+
+
+@dataclass
+class ImageQuestions(Task):
+    """A benchmark in Parquet files, one question and its image a row; a subclass turns a row into a sample."""
+
+    modality = "image"
+    answered: ClassVar[str]
+    """The split whose answers are public."""
+    columns: ClassVar[tuple[str, ...]]
+    """What a sample is made of, beside the column ``image``."""
+    config: ClassVar[str | None] = None
+    """The set's configuration; None: its default one."""
+
+    @abstractmethod
+    def sample(self, row: Row, number: int) -> Sample:
+        """The sample of one row.
+
+        Args:
+            row: with ``columns`` and ``image``.
+            number: of the row in the whole split, from 0.
+
+        Raises:
+            ValueError: a value is none that the benchmark has; the message names file and row.
+        """
+
+    def samples(self) -> Sequence[Sample]:
+        """All samples in the order of the files; images are not opened.
+
+        Raises:
+            ValueError: files are missing, truncated or of another kind, an id is there twice, or answers are missing.
+        """
+        rows = read_split(self, self.answered, self.columns, ["image"], self.config)
+        samples = [self.sample(row, number) for number, row in enumerate(rows)]
+        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
+        return samples
+
+
+def about_image(text: str) -> str:
+    """The user's turn: an image, then ``text``."""
+    return f"<image>\n{text}"
+
+
+def image_of(row: Row) -> tuple[ImageSource]:
+    """The row's image.
+
+    Raises:
+        ValueError: it has none.
+    """
+    image = row.values["image"]
+    if image is None:
+        raise ValueError(f"{row.place}: the row has no image; fetch the file again")
+    return (image,)
+
+
+def people_answers(row: Row, answered: str) -> dict[str, list[str]]:
+    """What metrics over several accepted answers read: ``answers``, a list of texts.
+
+    Args:
+        row: with a column ``answers`` of texts, or of mappings with ``answer``.
+        answered: the split that has some, for the message.
+
+    Raises:
+        ValueError: there are none.
+    """
+    answers = row.values.get("answers")
+    if not answers:
+        raise without_answer(row, answered)
+    return {"answers": [answer["answer"] if isinstance(answer, Mapping) else answer for answer in answers]}
+
+
+def without_answer(row: Row, answered: str) -> ValueError:
+    """The error for a row that cannot be scored.
+
+    Args:
+        row: without answers.
+        answered: the split that has some.
+    """
+    return ValueError(f"{row.place}: no answers, so this is another split's file; use that of {answered!r}")
+
+
+def first_of(values: Any, default: str = "question") -> str:
+    """The first of a row's labels; ``default`` where it has none."""
+    return str(values[0]) if values else default

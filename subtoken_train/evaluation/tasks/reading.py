@@ -1,0 +1,244 @@
+"""Parquet sets of a task: in a folder as ``hf download --local-dir`` leaves it, or on the Hub; images stay encoded.
+
+Text files are read by ``text_files``. All that is read is a list of ``Row``: values by column, and the place for
+messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+from datasets import Dataset, Image, load_dataset
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError, DatasetsError
+from pyarrow import ArrowInvalid
+
+from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.evaluation.tasks.base import Task
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.parquet")
+_ORGANISATIONS = ("lmms-lab", "lmms-lab-encoder")  # renamed; releases of lmms-eval up to 0.7.2 use the first
+
+
+class Row(NamedTuple):
+    """One row of a file.
+
+    Attributes:
+        values: by column; images are ``EncodedImage`` or None.
+        place: file and line or row, counted from 1.
+    """
+
+    values: Mapping[str, Any]
+    place: str
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Reads the encoded image of one row."""
+
+    dataset: Dataset
+    row: int
+    column: str
+
+    def __call__(self) -> bytes:
+        value = self.dataset[self.row][self.column]
+        if isinstance(value, dict):
+            value = value["bytes"] if value.get("bytes") is not None else Path(value["path"]).read_bytes()
+        return bytes(value)
+
+
+def task_source(task: Task) -> Path | str:
+    """Where a task's files are: a folder, or a Hub id.
+
+    Raises:
+        ValueError: neither; the message says how to get the files.
+    """
+    source = task.source if task.source is not None else task.hub_id
+    if source is None:
+        raise ValueError(f"task {task.name} is on no hub: give source, the folder with its files. {task.where}")
+    if Path(source).is_dir():
+        return Path(source)
+    if isinstance(source, str) and _HUB_ID.fullmatch(source) and not source.startswith("."):
+        return source
+    raise ValueError(f"task {task.name}: {source} is neither a folder nor a Hub id (owner/name). {task.where}")
+
+
+def find_file(task: Task, folder: Path, *names: str) -> Path:
+    """The first of ``names`` that is in ``folder``.
+
+    Raises:
+        ValueError: none is; the message says how to get the files.
+    """
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(f"task {task.name}: {folder} has no {' or '.join(names)}. {task.where}")
+
+
+def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
+    """The Parquet files of one split, in order; empty where there is none.
+
+    Args:
+        folder: as ``hf download OWNER/NAME --repo-type dataset --local-dir folder`` leaves it, or one configuration's
+            folder of it.
+        split: first part of the file names.
+        config: its folder's name; None: the default configuration (``data``, ``default``).
+    """
+    below = ("data", "default", "") if config is None else (config, "")
+    for name in below:
+        found = sorted((folder / name).glob(f"{split}-*-of-*.parquet")) or sorted(
+            (folder / name).glob(f"{split}.parquet")
+        )
+        if found:
+            return found
+    return []
+
+
+def read_split(
+    task: Task, split: str, columns: Sequence[str], images: Sequence[str] = (), config: str | None = None
+) -> list[Row]:
+    """All rows of one split of the task's Parquet set.
+
+    Shards that are missing are no error here: ``check_complete`` names them.
+
+    Args:
+        task: whose source is read.
+        split: ``test``.
+        columns: those to read at once.
+        images: columns of images, which are read when they are asked for.
+        config: configuration; None: the default one.
+
+    Raises:
+        ValueError: there is no such split, configuration or column, a file is truncated, or a download failed.
+    """
+    source = task_source(task)
+    label = split if config is None else f"{config}, {split}"
+    if isinstance(source, str):
+        dataset = _from_hub(task, source, split, config)
+        places = [f"{source} ({label}), row {row + 1}" for row in range(len(dataset))]
+    else:
+        paths = parquet_files(source, split, config)
+        if not paths:
+            below = "data" if config is None else config
+            raise ValueError(f"task {task.name}: {source} has no {below}/{split}-*.parquet. {task.where}")
+        places = [f"{path}, row {row + 1}" for path in paths for row in range(_count_rows(path))]
+        dataset = _from_files(paths)
+    if missing := [name for name in (*columns, *images) if name not in dataset.column_names]:
+        here = ", ".join(dataset.column_names)
+        raise ValueError(f"{source} ({label}) has no column {', '.join(missing)}; its columns are {here}")
+    return _rows(dataset, places, columns, images)
+
+
+def check_complete(task: Task, found: int) -> None:
+    """Refuse a set with fewer or more samples than the complete one.
+
+    Args:
+        task: whose files were read.
+        found: its samples.
+
+    Raises:
+        ValueError: another number than ``task.expected_rows``; missing shards are named.
+    """
+    expected = task.expected_rows
+    if expected is None or found == expected:
+        return
+    missing = missing_shards(Path(task.source)) if task.source is not None else []
+    hint = f" Missing: {', '.join(missing)}." if missing else ""
+    raise ValueError(
+        f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint} "
+        f"Get the rest, or limit the run. {task.where}"
+    )
+
+
+def missing_shards(folder: Path) -> list[str]:
+    """Parquet shards below ``folder`` that the names of others promise (``-00000-of-00003``) but that are not there."""
+    present: dict[tuple[Path, str, int], set[int]] = {}
+    for path in folder.rglob("*.parquet"):
+        if match := _SHARD.fullmatch(path.name):
+            key = (path.parent.relative_to(folder), match["stem"], int(match["total"]))
+            present.setdefault(key, set()).add(int(match["number"]))
+    return [
+        (parent / f"{stem}-{number:05}-of-{total:05}.parquet").as_posix()
+        for (parent, stem, total), numbers in sorted(present.items())
+        for number in sorted(set(range(total)) - numbers)
+    ]
+
+
+def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
+    """Refuse an id that is there twice.
+
+    Args:
+        ids: each with its place.
+
+    Raises:
+        ValueError: the message names both places.
+    """
+    seen: dict[str, str] = {}
+    for name, place in ids:
+        if name in seen:
+            raise ValueError(f"{place}: id {name!r} is there twice, first in {seen[name]}; keep one")
+        seen[name] = place
+
+
+def no_answers(place: str, split: str, answered: str) -> ValueError:
+    """The error for a split whose answers are not public.
+
+    Args:
+        place: file and line of the first row without one.
+        split: that was asked for.
+        answered: a split with answers.
+    """
+    return ValueError(f"{place}: split {split!r} has no answers and cannot be scored; use split {answered!r}")
+
+
+def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: Sequence[str]) -> list[Row]:
+    content = {name: dataset.data.column(name).to_pylist() for name in columns}
+    absent = {name: dataset.data.column(name).is_null().to_pylist() for name in images}
+    rows = []
+    for number, place in enumerate(places):
+        values: dict[str, Any] = {name: column[number] for name, column in content.items()}
+        for name in images:
+            values[name] = None if absent[name][number] else EncodedImage(_Cell(dataset, number, name), place)
+        rows.append(Row(values, place))
+    return rows
+
+
+def _count_rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is cut off or no Parquet file ({error}); fetch it again") from None
+
+
+def _from_files(paths: list[Path]) -> Dataset:
+    try:
+        return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train"))
+    except DatasetGenerationError as error:
+        raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({error.__cause__ or error})") from None
+
+
+def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Dataset:
+    owner, _, name = hub_id.partition("/")
+    others = [f"{other}/{name}" for other in _ORGANISATIONS if other != owner] if owner in _ORGANISATIONS else []
+    reason: Exception | None = None
+    for candidate in (hub_id, *others):
+        try:
+            return _encoded(load_dataset(candidate, config, split=split))
+        except DatasetNotFoundError as error:
+            reason = reason or error
+        except (OSError, ValueError, DatasetsError) as error:  # no network, no such configuration or split, a bad file
+            reason = error
+            break
+    raise ValueError(f"task {task.name}: {hub_id} cannot be loaded ({reason}). {task.where}")
+
+
+def _encoded(dataset: Dataset) -> Dataset:
+    for name, feature in dataset.features.items():
+        if isinstance(feature, Image):
+            dataset = dataset.cast_column(name, Image(decode=False))
+    return dataset

@@ -1,0 +1,226 @@
+"""JSON, JSON-lines, CSV and TSV files of a task; errors name file and line."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.evaluation.tasks.reading import Row
+
+_CUT_OFF = "the file may be cut off: fetch it again"
+
+
+class _CountedLines:
+    """The lines of a file as text, and how many bytes were read."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self.path = path
+        self.bytes = start
+
+    def __iter__(self) -> Iterator[str]:
+        with self.path.open("rb") as file:
+            file.seek(self.bytes)
+            for line in file:
+                self.bytes += len(line)
+                yield line.decode().removeprefix("\ufeff")
+
+
+@dataclass(frozen=True)
+class _Base64Cell:
+    """Reads an image that is base64 text in the row of a table that starts at byte ``offset``."""
+
+    path: Path
+    offset: int
+    delimiter: str
+    column: int
+    place: str
+
+    def __call__(self) -> bytes:
+        with _long_cells():
+            row = next(csv.reader(_CountedLines(self.path, self.offset), delimiter=self.delimiter))
+        try:
+            return base64.b64decode(row[self.column], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"image {self.place} is no base64 text ({error}); {_CUT_OFF}") from None
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: the file is missing, not UTF-8, or not JSON.
+    """
+    try:
+        return json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {error.lineno}: invalid JSON ({error.msg}); {_CUT_OFF}") from None
+
+
+def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[Row]:
+    """The objects of the list that a JSON file holds under a key.
+
+    Args:
+        path: of the file.
+        key: of the list.
+        columns: that each object must have; others are read, too.
+
+    Raises:
+        ValueError: the file is missing or not JSON, there is no such list, or an entry lacks a column.
+    """
+    content = read_json(path)
+    entries = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} has no list {key!r}; is it another file?")
+    return [_object(values, f"{path}, {key}[{number}]", columns) for number, values in enumerate(entries)]
+
+
+def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, Row]:
+    """The objects of a JSON file that is one object of objects, by their names.
+
+    Args:
+        path: of the file.
+        columns: that each object must have; others are read, too.
+
+    Raises:
+        ValueError: the file is missing or not JSON, holds something else, or an entry lacks a column.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__} instead of named objects; is it another file?")
+    return {name: _object(values, f"{path}, {name!r}", columns) for name, values in content.items()}
+
+
+def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
+    """The objects of a JSON-lines file, whatever its suffix; empty lines are passed over.
+
+    Args:
+        path: one object a line.
+        columns: that each must have; others are read, too.
+
+    Raises:
+        ValueError: the file is missing, a line is no JSON object, or it lacks a column.
+    """
+    rows = []
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        place = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{place}: invalid JSON ({error.msg}); {_CUT_OFF}") from None
+        rows.append(_object(values, place, columns))
+    return rows
+
+
+def read_lines(path: Path) -> list[Row]:
+    """The lines of a text file that are not empty, column ``text``.
+
+    Raises:
+        ValueError: the file is missing or not UTF-8.
+    """
+    lines = enumerate(_text(path).splitlines(), start=1)
+    return [Row({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
+
+
+def read_table(
+    path: Path,
+    columns: Sequence[str],
+    delimiter: str = ",",
+    image: str | None = None,
+    header: bool = True,
+) -> list[Row]:
+    """The rows of a CSV or TSV file; all values are text.
+
+    Args:
+        path: UTF-8; cells may be quoted and hold line breaks.
+        columns: that it must have; others are read, too. Without ``header``: exactly these, in order.
+        delimiter: between cells.
+        image: column of base64 images, which becomes ``EncodedImage``; their text is not kept in memory.
+        header: the first line names the columns.
+
+    Raises:
+        ValueError: the file is missing or not UTF-8, lacks a column, or a row has another number of cells.
+    """
+    needed = (*columns, image) if image else columns
+    try:
+        with _long_cells():
+            lines = _cells(path, delimiter)
+            first = next(lines, None) if header else (0, "", columns)
+            if first is None:
+                raise ValueError(f"{path} is empty; {_CUT_OFF}")
+            names = list(first[2])
+            _check_columns(str(path), needed, names)
+            return [_row(path, delimiter, names, image, *line) for line in lines]
+    except OSError:
+        raise ValueError(f"{path} is missing or cannot be read; check the path") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason})") from None
+
+
+def _cells(path: Path, delimiter: str) -> Iterator[tuple[int, str, Sequence[str]]]:
+    """Offset, place and cells of each row; empty lines are passed over."""
+    lines = _CountedLines(path)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        offset, place = lines.bytes, f"{path}, line {reader.line_num + 1}"
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(f"{place}: {error}; {_CUT_OFF}") from None
+        if cells is None:
+            return
+        if cells:
+            yield offset, place, cells
+
+
+def _row(
+    path: Path, delimiter: str, names: list[str], image: str | None, offset: int, place: str, cells: Sequence[str]
+) -> Row:
+    if len(cells) != len(names):
+        raise ValueError(f"{place}: {len(cells)} cells, {len(names)} are wanted; {_CUT_OFF}")
+    values: dict[str, Any] = dict(zip(names, cells, strict=True))
+    if image:
+        values[image] = EncodedImage(_Base64Cell(path, offset, delimiter, names.index(image), place), place)
+    return Row(values, place)
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Cells as long as images; the library's limit is for the whole process, so it is put back."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        raise ValueError(f"{path} is missing or cannot be read; check the path") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
+
+
+def _object(values: Any, place: str, columns: Sequence[str]) -> Row:
+    if not isinstance(values, dict):
+        raise ValueError(f"{place}: a JSON object is wanted, got {type(values).__name__}")
+    _check_columns(place, columns, list(values))
+    return Row(values, place)
+
+
+def _check_columns(place: str, wanted: Sequence[str], present: Sequence[str]) -> None:
+    if missing := [name for name in wanted if name not in present]:
+        raise ValueError(f"{place}: no column {', '.join(missing)}; it has {', '.join(present)}")

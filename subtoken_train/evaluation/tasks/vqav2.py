@@ -1,0 +1,111 @@
+"""VQAv2 (Goyal et al., arXiv:1612.00837): questions about COCO photographs, ten answers each.
+
+Read from lmms-eval's Parquet form, or from the challenge's own two JSON files with COCO's images beside them. The test
+splits (test-dev: what LLaVA's table shows) have no public answers; only the challenge's server scores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.metrics.vqav2 import VQAv2Accuracy
+from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.image_questions import (
+    SHORT_ANSWER,
+    ImageQuestions,
+    about_image,
+    image_of,
+    people_answers,
+)
+from subtoken_train.evaluation.tasks.reading import Row, find_file, no_answers, task_source, unique_ids
+from subtoken_train.evaluation.tasks.text_files import read_entries
+
+QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
+ANSWERS = "v2_mscoco_val2014_annotations.json"
+IMAGES = "val2014"
+SPLITS = ("validation", "testdev", "test")
+
+
+@dataclass
+class VQAv2(ImageQuestions):
+    """The validation set.
+
+    Attributes:
+        split: ``validation``; the others are known, and refused because they cannot be scored here.
+    """
+
+    name = "vqav2"
+    hub_id = "lmms-lab/VQAv2"
+    rows = 214_354
+    primary = "llava_accuracy"
+    answered = "validation"
+    columns = ("question_id", "question", "answers", "answer_type")
+    where = (
+        "Parquet: hf download lmms-lab/VQAv2 --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
+        "The challenge's own form, unpacked in DIR: https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa/"
+        "v2_Questions_Val_mscoco.zip, .../v2_Annotations_Val_mscoco.zip, http://images.cocodataset.org/zips/val2014.zip"
+    )
+
+    split: str = "validation"
+
+    def __post_init__(self) -> None:
+        """Refuse a split that cannot be scored.
+
+        Raises:
+            ValueError: it has no public answers, or there is no such split.
+        """
+        if self.split not in SPLITS:
+            raise unknown_name("split of vqav2", self.split, SPLITS)
+        if self.split != self.answered:
+            raise no_answers("task vqav2", self.split, self.answered)
+
+    def samples(self) -> Sequence[Sample]:
+        """All samples in the order of the files; images are not opened.
+
+        Raises:
+            ValueError: a file is missing, truncated or malformed, an id is there twice or has no answers, or the two
+                files are of different splits.
+        """
+        source = task_source(self)
+        if isinstance(source, Path) and any((source / name).is_file() for name in (QUESTIONS, ANSWERS)):
+            return self._official_samples(source)
+        return super().samples()
+
+    def metric(self) -> VQAv2Accuracy:
+        """Accuracy in three readings."""
+        return VQAv2Accuracy()
+
+    def sample(self, row: Row, number: int) -> Sample:
+        """The sample of a row or of an annotated question."""
+        return Sample(
+            str(row.values["question_id"]),
+            about_image(row.values["question"] + SHORT_ANSWER),
+            people_answers(row, self.answered),
+            image_of(row),
+            kind=row.values["answer_type"],
+        )
+
+    def _official_samples(self, folder: Path) -> list[Sample]:
+        paths = find_file(self, folder, QUESTIONS), find_file(self, folder, ANSWERS)
+        questions = _by_id(read_entries(paths[0], "questions", ("question_id", "image_id", "question")))
+        annotations = _by_id(read_entries(paths[1], "annotations", ("question_id", "answers", "answer_type")))
+        for asked, path, others in ((questions, paths[1], annotations), (annotations, paths[0], questions)):
+            if strangers := asked.keys() - others.keys():
+                first = asked[min(strangers)]
+                raise ValueError(
+                    f"{first.place}: question {min(strangers)} is not in {path}; the two must be of the same split"
+                )
+        samples = []
+        for number, (name, row) in enumerate(questions.items()):
+            image = folder / IMAGES / f"COCO_{IMAGES}_{row.values['image_id']:012}.jpg"
+            values = {**row.values, **annotations[name].values, "image": image}
+            samples.append(self.sample(Row(values, annotations[name].place), number))
+        return samples
+
+
+def _by_id(rows: list[Row]) -> dict[int, Row]:
+    unique_ids((str(row.values["question_id"]), row.place) for row in rows)
+    return {row.values["question_id"]: row for row in rows}

@@ -1,0 +1,105 @@
+"""What each sample's prompt takes in a packed cache, measured on the stored tensors.
+
+Legend: B batch, L layers, M positions of the part that was compressed, S value groups, h key-value heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.cache.cache import PackedCache, PackedLayer
+from subtoken_train.cache.shares import sample_shares, slice_bytes
+from subtoken_train.functional.gather import take_rows
+from subtoken_train.inference.opening import Opened
+from subtoken_train.types import Batch, LayerPlan, Region
+
+
+@dataclass(frozen=True)
+class PromptBytes:
+    """One sample's prompt, in all layers.
+
+    Attributes:
+        kv_bytes: everything that is stored of it, index included.
+        dense_kv_bytes: the same prompt uncompressed.
+        region_bytes: its compressed region (visual or context) with the index of its value groups.
+        region_dense_bytes: the same region uncompressed.
+        index_bytes: of ``region_bytes``, those that find the stored value groups.
+        entries_before: (token, layer) entries of the region.
+        entries_after: those that any head keeps.
+        values_after: their stored values, in whole ones, rounded to 4 places.
+        kept_visual: which visual tokens the last layer keeps, a bit each, in hexadecimal: the first token is the
+            highest bit of the first digit, zeros fill the last. None without visual tokens, and where the reducer
+            merges them into tokens without a place (VisionZip on LLaVA).
+    """
+
+    kv_bytes: int
+    dense_kv_bytes: int
+    region_bytes: int
+    region_dense_bytes: int
+    index_bytes: int
+    entries_before: int
+    entries_after: int
+    values_after: float
+    kept_visual: str | None
+
+
+def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache: PackedCache) -> list[PromptBytes]:
+    """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
+    shape, family = backbone.family.shape, backbone.family
+    in_region_BM = (opened.regions_BM == Region.VISUAL) | (opened.regions_BM == Region.CONTEXT)
+    region_B = in_region_BM.sum(-1).tolist()
+    tokens_B = (prompts.regions_BN != Region.PADDING).sum(-1)
+    total_B = tokens_B.tolist()
+    appended_B = (tokens_B - (opened.regions_BM != Region.PADDING).sum(-1)).tolist()
+    counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
+    entries_LB, whole_LB = torch.stack(counts, dim=1).tolist()
+    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
+    shares_LB = [sample_shares(layer) for layer in layers]
+    slices_L = [slice_bytes(layer) for layer in layers]
+    placeless = backbone.reducer.stage == "tower" and family.tower_positions == "renumber"
+    kept = [None] * len(region_B) if placeless and backbone.reducer.config.keep_ratio < 1 else _kept_visual(opened)
+    made = []
+    for b, region in enumerate(region_B):
+        shares = [of_layer[b] for of_layer in shares_LB]
+        whole_L = [of_layer[b] for of_layer in whole_LB]
+        whole_bytes = sum(whole * size for whole, size in zip(whole_L, slices_L, strict=True))
+        channels = sum(share.routed_channels for share in shares) + sum(whole_L) * shape.head_dim
+        made.append(
+            PromptBytes(
+                kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
+                dense_kv_bytes=total_B[b] * shape.token_bytes,
+                region_bytes=sum(share.routed_bytes for share in shares) + whole_bytes,
+                region_dense_bytes=region * shape.token_bytes,
+                index_bytes=sum(share.index_bytes for share in shares),
+                entries_before=region * shape.num_layers,
+                entries_after=sum(of_layer[b] for of_layer in entries_LB),
+                values_after=round(channels / shape.value_dim, 4),
+                kept_visual=kept[b],
+            )
+        )
+    return made
+
+
+def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
+    """Entries of the region in a layer, and heads' slices of those whose value is stored whole, [2, B]."""
+    valid_BN = plan.entries_BN >= 0
+    region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & valid_BN
+    heads_BN = torch.full_like(plan.entries_BN, kv_heads) if plan.heads_BNh is None else plan.heads_BNh.sum(-1)
+    whole_BN = region_BN if plan.group_mask_BNS is None else region_BN & plan.group_mask_BNS.all(-1)
+    return torch.stack([region_BN.sum(-1), (heads_BN * whole_BN).sum(-1)])
+
+
+def _kept_visual(opened: Opened) -> list[str | None]:
+    visual_BM, last = opened.regions_BM == Region.VISUAL, opened.plan.layers[-1].entries_BN
+    kept: list[str | None] = []
+    for visual, entries in zip(visual_BM.cpu(), last.cpu(), strict=True):
+        stays = torch.zeros_like(visual)
+        stays[entries[entries >= 0]] = True
+        bits = "".join("1" if bit else "0" for bit in stays[visual].tolist())
+        digits = -(-len(bits) // 4)
+        kept.append(f"{int(bits.ljust(4 * digits, '0'), 2):0{digits}x}" if bits else None)
+    return kept

@@ -1,0 +1,223 @@
+"""Whole batches of prompts: generate answers, or score continuations, with what every sample's cache took.
+
+Legend: B batch, q appended tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.inference.accounting import PromptBytes, account
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.continuations import appended_tokens, check_continuations, first_tokens
+from subtoken_train.inference.greedy import greedy_tokens
+from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.protocol import Protocol
+from subtoken_train.types import Batch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One prompt of a batch.
+
+    Attributes:
+        text: generated text, special tokens and everything from the first stop text on cut, not stripped; "" when
+            scored.
+        token_ids: generated ids, end-of-text and what follows cut; [] when scored.
+        logprobs: sum of the log-probabilities of each continuation; [] when generated.
+        greedy: whether each continuation is what greedy decoding would say; [] when generated.
+        kv_bytes: see ``PromptBytes``, as all up to ``kept_visual``.
+        dense_kv_bytes: see there.
+        region_bytes: see there.
+        region_dense_bytes: see there.
+        index_bytes: see there.
+        entries_before: see there.
+        entries_after: see there.
+        values_after: see there.
+        kept_visual: see there.
+        new_tokens: tokens generated, end-of-text included, or tokens scored.
+        batch_size: prompts that shared the passes.
+        prefill_seconds: until the batch's prompts were in the cache, over ``batch_size``.
+        decode_seconds: what came after it, likewise.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    greedy: list[bool]
+    kv_bytes: int
+    dense_kv_bytes: int
+    region_bytes: int
+    region_dense_bytes: int
+    index_bytes: int
+    entries_before: int
+    entries_after: int
+    values_after: float
+    kept_visual: str | None
+    new_tokens: int
+    batch_size: int
+    prefill_seconds: float
+    decode_seconds: float
+
+
+@torch.no_grad()
+def generate_batch(
+    backbone: CompressedBackbone,
+    prompts: Batch,
+    *,
+    max_new_tokens: int,
+    stop: Sequence[str] = (),
+    compression: Compression | None = None,
+    protocol: Protocol = "query_aware",
+) -> list[Outcome]:
+    """Greedy answers to a batch of prompts.
+
+    Args:
+        backbone: in evaluation mode.
+        prompts: a batch without answers, on the model's device, padded on either side.
+        max_new_tokens: at most this many tokens per sample.
+        stop: texts that end an answer; an empty one ends none.
+        compression: eviction and precision; None: none, the model's dtype.
+        protocol: what is seen when the cache is compressed, see ``open_prompts``.
+
+    Raises:
+        ValueError: as ``open_prompts``, or ``max_new_tokens`` below 1.
+    """
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    tokenizer, clock = backbone.family.tokenizer, _Clock(prompts)
+    stops = [text for text in stop if text]
+    # a special token is no part of the decoded text
+    end_ids = {tokenizer.eos_token_id, *(i for text, i in _special_ids(tokenizer).items() if text in stops)}
+
+    def ended(ids_BT: Tensor) -> Tensor:
+        rows = ids_BT.tolist()
+        texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+        said = [
+            row[-1] in end_ids or any(each in text for each in stops) for row, text in zip(rows, texts, strict=True)
+        ]
+        return torch.tensor(said, device=ids_BT.device)
+
+    cache = PackedCache(backbone.family.shape.num_layers)
+    opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
+    clock.filled()
+    tokens_BT, count_B = greedy_tokens(backbone, cache, opened.logits_BV, max_new_tokens, ended if stops else None)
+    clock.done()
+    outcomes = _outcomes(account(backbone, prompts, opened, cache), clock)
+    for i, (row, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
+        ids = row[: count - 1] if row[count - 1] in end_ids else row[:count]
+        text: str = tokenizer.decode(ids, skip_special_tokens=True)
+        cut = min((text.find(each) for each in stops if each in text), default=len(text))
+        outcomes[i] = replace(outcomes[i], text=text[:cut], token_ids=ids, new_tokens=count)
+    return outcomes
+
+
+@torch.no_grad()
+def score_batch(
+    backbone: CompressedBackbone,
+    prompts: Batch,
+    continuations: Sequence[Sequence[Sequence[int]]],
+    *,
+    compression: Compression | None = None,
+    protocol: Protocol = "query_aware",
+) -> list[Outcome]:
+    """Log-probabilities of each prompt's continuations, log-softmax in fp32.
+
+    A prompt runs once for all of its continuations, and its next-token logits score their first tokens; single tokens
+    need nothing else. The others are appended to the cache one after another (those of a batch together, long ones with
+    long ones), and cropped off again.
+
+    Args:
+        backbone: in evaluation mode.
+        prompts: a batch without answers, on the model's device, padded on either side.
+        continuations: token ids of each prompt's continuations; prompts may have different numbers of them.
+        compression: eviction and precision; None: none, the model's dtype.
+        protocol: what is seen when the cache is compressed, see ``open_prompts``.
+
+    Raises:
+        ValueError: as ``open_prompts``; an empty continuation, or one that leaves the model's positions.
+    """
+    check_continuations(backbone, prompts, continuations)
+    clock, cache = _Clock(prompts), PackedCache(backbone.family.shape.num_layers)
+    opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
+    clock.filled()
+    places = [(b, k) for b, of_prompt in enumerate(continuations) for k in range(len(of_prompt))]
+    rows = torch.tensor([b for b, _ in places], device=opened.logits_BV.device, dtype=torch.long)
+    first = [continuations[b][k][0] for b, k in places]
+    table = dict(zip(places, first_tokens(opened.logits_BV, rows, first), strict=True))
+    by_length = [sorted(range(len(c)), key=lambda k, c=c: -len(c[k])) for c in continuations]  # type: ignore[misc]
+    for turn in range(max(map(len, by_length))):
+        chosen = {b: order[turn] for b, order in enumerate(by_length) if turn < len(order)}
+        ids = [list(continuations[b][chosen[b]]) if b in chosen else [] for b in range(len(by_length))]
+        if max(map(len, ids)) < 2:
+            break
+        appended = appended_tokens(backbone, cache, ids)
+        for b, k in chosen.items():
+            table[b, k] = (table[b, k][0] + appended[b][0], table[b, k][1] and appended[b][1])
+    clock.done()
+    outcomes = _outcomes(account(backbone, prompts, opened, cache), clock)
+    for b, of_prompt in enumerate(continuations):
+        found = [table[b, k] for k in range(len(of_prompt))]
+        outcomes[b] = replace(
+            outcomes[b],
+            logprobs=[logprob for logprob, _ in found],
+            greedy=[greedy for _, greedy in found],
+            new_tokens=sum(map(len, of_prompt)),
+        )
+    return outcomes
+
+
+class _Clock:
+    """Seconds per prompt of a batch's prompt pass and of what follows; waits for the device."""
+
+    def __init__(self, prompts: Batch) -> None:
+        self.batch, self._device = len(prompts.record_ids), prompts.input_ids_BN.device
+        self._last = self._now()
+
+    def filled(self) -> None:
+        """The prompts are in the cache."""
+        self.prefill = self._lap()
+
+    def done(self) -> None:
+        """All tokens are there."""
+        self.decode = self._lap()
+
+    def _lap(self) -> float:
+        now, before = self._now(), self._last
+        self._last = now
+        return (now - before) / self.batch
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def _outcomes(parts: list[PromptBytes], clock: _Clock) -> list[Outcome]:
+    """Outcomes without answers."""
+    return [
+        Outcome(
+            text="",
+            token_ids=[],
+            logprobs=[],
+            greedy=[],
+            new_tokens=0,
+            batch_size=clock.batch,
+            prefill_seconds=clock.prefill,
+            decode_seconds=clock.decode,
+            **asdict(part),
+        )
+        for part in parts
+    ]
+
+
+def _special_ids(tokenizer: object) -> dict[str, int]:
+    tokens, ids = tokenizer.all_special_tokens, tokenizer.all_special_ids  # type: ignore[attr-defined]
+    return dict(zip(tokens, ids, strict=True))

@@ -1,0 +1,168 @@
+"""Texts and continuations as token ids, by lm-evaluation-harness's rules, so that log-likelihoods are the same.
+
+The rules (``TemplateLM._encode_pair`` and ``HFLM`` of lm_eval 0.4.13): a prompt and a continuation are encoded
+together, and the continuation's ids are what comes after as many ids as the prompt alone has; white space at the end of
+the prompt moves to the continuation first; BOS is what the tokenizer adds, unless the text starts with it.
+
+Legend: B batch, N positions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subtoken_train.backbones.base import Family
+from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
+from subtoken_train.functional.objective import IGNORE_INDEX
+from subtoken_train.inference.prompts import context_tokens
+from subtoken_train.types import Batch
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """One prompt of a language model.
+
+    Attributes:
+        input_ids: the prompt's, BOS included.
+        context_length: of them, those that may be compressed; the others ask.
+        continuations: token ids of each continuation.
+        record_id: made of the prompt, so that random choices do not depend on the batch.
+        dropped_tokens: ids cut from the left.
+    """
+
+    input_ids: tuple[int, ...]
+    context_length: int
+    continuations: tuple[tuple[int, ...], ...] = ()
+    record_id: str = "text"
+    dropped_tokens: int = 0
+
+
+def encode_text(
+    family: Family,
+    prompt: str,
+    continuations: Sequence[str] = (),
+    context_characters: int | None = None,
+    *,
+    max_length: int | None = None,
+    truncate_left: bool = False,
+) -> EncodedText:
+    """Encode one prompt.
+
+    Args:
+        family: a language model.
+        prompt: what the model reads. With continuations, white space at its end moves to them.
+        continuations: what is scored.
+        context_characters: how much of the prompt, from its start, may be compressed; a token across that boundary is
+            not in it. None: the default split, see ``context_tokens``.
+        max_length: positions for prompt and continuation (its last token needs none); None: the model's.
+        truncate_left: cut a longer prompt from the left, and say so in ``dropped_tokens``; the continuation is never
+            cut.
+
+    Raises:
+        ValueError: a model that sees images, an empty prompt or continuation, a context that leaves nothing to ask, or
+            a prompt that is too long.
+    """
+    if family.image_token_id is not None:
+        raise ValueError(f"{family.name} is no language model; its prompts are made by its chat format")
+    moved = prompt[len(prompt.rstrip()) :] if continuations else ""
+    kept = prompt.removesuffix(moved) if moved else prompt
+    if not kept:
+        raise ValueError("the prompt is empty; a language model needs at least one token to go on from")
+    if context_characters is not None and not 0 <= context_characters < len(prompt):
+        raise ValueError(
+            f"context_characters={context_characters} must lie between 0 and {len(prompt) - 1}, the prompt's "
+            "characters less one that asks"
+        )
+    ids = _encode(family, kept)
+    pairs = [tuple(_encode(family, kept + moved + each)[len(ids) :]) for each in continuations]
+    for text, pair in zip(continuations, pairs, strict=True):
+        if not pair:
+            raise ValueError(f"continuation {text!r} adds no token to the prompt; there is nothing to score")
+    dropped = _too_long(family, ids, pairs, max_length)
+    if dropped and (not truncate_left or dropped >= len(ids)):
+        total, limit = len(ids) + _room(pairs), len(ids) + _room(pairs) - dropped
+        raise ValueError(f"the prompt needs {total} positions and there are {limit}; shorten it, or cut it on the left")
+    if context_characters is None:
+        context = context_tokens(family, ids[dropped:])
+    else:
+        context = max(0, min(_tokens_within(family, kept, context_characters), len(ids) - 1) - dropped)
+    record_id = f"text {hashlib.sha256(prompt.encode()).hexdigest()[:16]}"
+    return EncodedText(tuple(ids[dropped:]), context, tuple(pairs), record_id, dropped)
+
+
+def encode_rolling(family: Family, text: str, max_length: int | None = None) -> list[EncodedText]:
+    """A whole text to be scored, as windows that follow one another: the log-likelihoods of all of them add up to its.
+
+    lm-evaluation-harness's ``loglikelihood_rolling``: every token is scored once, the first one after BOS (EOS where
+    there is none); each window but the last starts from one token of the one before, the last is filled up with older
+    ones. Windows have no context: nothing of them is compressed.
+
+    Args:
+        family: a language model.
+        text: not empty.
+        max_length: positions of a window; None: the model's.
+
+    Raises:
+        ValueError: an empty text.
+    """
+    ids, tokenizer = _encode(family, text), family.tokenizer
+    if not text or not ids:
+        raise ValueError("the text is empty; there is nothing to score")
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    width = _positions(family) if max_length is None else max_length
+    width = len(ids) if width is None else width
+    ids = [start, *ids]
+    windows = []
+    for first in range(1, len(ids), width):
+        last = min(first + width, len(ids))
+        prompt = ids[max(0, last - 1 - width) : first]
+        name = f"text {hashlib.sha256(text.encode()).hexdigest()[:16]} from {first - 1}"
+        windows.append(EncodedText(tuple(prompt), 0, (tuple(ids[first:last]),), name))
+    return windows
+
+
+def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
+    """Prompts as a batch of CONTEXT and QUERY regions, padded on the right; continuations are left out."""
+    samples = [
+        TextSample(x.input_ids, x.context_length, len(x.input_ids) - x.context_length, x.record_id) for x in encoded
+    ]
+    batch = collate_text(samples, padding_id(family.tokenizer))
+    batch.labels_BN.fill_(IGNORE_INDEX)
+    return batch
+
+
+def _encode(family: Family, text: str) -> list[int]:
+    """Ids with what the tokenizer adds."""
+    bos = family.tokenizer.bos_token
+    ids: list[int] = family.tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos)))
+    return ids
+
+
+def _tokens_within(family: Family, text: str, characters: int) -> int:
+    """Leading tokens that end at or before a character."""
+    tokenizer = family.tokenizer
+    if not tokenizer.is_fast:
+        raise ValueError("the tokenizer tells no character offsets; install its fast (tokenizer.json) version")
+    bos = tokenizer.bos_token
+    made = tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_offsets_mapping=True)
+    ends = [end for _, end in made["offset_mapping"]]
+    return next((i for i, end in enumerate(ends) if end > characters), len(ends)) if characters else 0
+
+
+def _room(continuations: Sequence[Sequence[int]]) -> int:
+    """Positions that the longest continuation needs."""
+    return max((len(ids) for ids in continuations), default=1) - 1
+
+
+def _positions(family: Family) -> int | None:
+    """Positions of the model; None where it names none."""
+    limit = getattr(family.decoder.config, "max_position_embeddings", None)
+    return None if limit is None else int(limit)
+
+
+def _too_long(family: Family, ids: list[int], continuations: Sequence[Sequence[int]], max_length: int | None) -> int:
+    """Tokens by which a prompt is too long."""
+    limit = _positions(family) if max_length is None else max_length
+    return 0 if limit is None else max(0, len(ids) + _room(continuations) - limit)

@@ -1,0 +1,75 @@
+"""Known answers on the shipped models: a random choice of groups is worse, full budgets are the backbone itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
+
+from eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scene_split(folder, "test", 400, seed=3)
+    return folder
+
+
+def test_random_groups_score_lower_than_the_trained_router(scenes, tmp_path):
+    random = replace(ROUTED, selector="random")
+    trained, drawn = (
+        list(read_samples(folder).values())
+        for folder in run_grid(scenes_grid(scenes, tmp_path, ROUTED, random, tasks=("scenes_caption",), batch_size=16))
+    )
+    assert mean(record.score for record in trained) > mean(record.score for record in drawn) + 0.05
+    assert [record.region_bytes for record in trained] == [record.region_bytes for record in drawn]
+
+
+def test_a_budget_of_one_is_the_backbone(scenes, tmp_path):
+    backbone = ArmSpec(backbone="checkpoints/tiny-llava")
+    kept = [
+        replace(backbone, name="reducer", reducer="fastv", keep_ratio=1.0),
+        replace(backbone, name="eviction", eviction="snapkv", eviction_keep=1.0, scope="visual"),
+        replace(backbone, name="context_first", protocol="context_first"),
+    ]
+    alone, *others = (
+        {key: record.prediction for key, record in read_samples(folder).items()}
+        for folder in run_grid(scenes_grid(scenes, tmp_path, backbone, *kept, limit=40))
+    )
+    assert all(other == alone for other in others)
+
+
+def test_the_anchor_costs_at_least_as_much(scenes, tmp_path):
+    """Keys and values; the index, a bit per group, is ours to bear and is measured apart."""
+    folders = run_grid(scenes_grid(scenes, tmp_path, ROUTED, ANCHOR, limit=8, anchors="auto"))
+    routed, anchor = (Manifest.read(folder).arm for folder in folders)
+    assert routed.anchor == anchor.name
+    assert anchor.nominal_kv >= routed.nominal_kv
+    ours, theirs = ({r.id: r for r in read_samples(folder).values()} for folder in folders)
+    for key, record in ours.items():
+        assert record.region_bytes - record.index_bytes <= theirs[key].region_bytes - theirs[key].index_bytes
+        assert theirs[key].index_bytes == 0
+
+
+def test_recall_under_quest(tmp_path):
+    names = ("tinylm_lora_only", "tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")
+    grid = scenes_grid(tmp_path, tmp_path, *(ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in names), anchors="auto")
+    tasks = (TaskSpec("recall", options={"contexts": 24}),)
+    folders = run_grid(replace(grid, tasks=tasks, batch_size=8))
+    whole, routed, anchor = (mean(r.score for r in read_samples(folder).values()) for folder in folders)
+    assert whole == 1
+    assert anchor < routed < whole
+    assert Manifest.read(folders[1]).arm.anchor == Manifest.read(folders[2]).arm.name
+
+
+def test_whole_is_not_its_own_anchor(scenes, tmp_path):
+    (folder,) = run_grid(scenes_grid(scenes, tmp_path, WHOLE, limit=1, anchors="auto"))
+    assert Manifest.read(folder).arm.anchor is None

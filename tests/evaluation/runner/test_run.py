@@ -1,0 +1,213 @@
+"""A grid runs, stops and goes on without repeating or losing anything, on one process or two."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.runner import cell
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
+from subtoken_train.inference import pool
+
+from eval_runs import ANCHOR, ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
+
+KILLED = ("scenes_pope", "scenes_gqa", "scenes_caption")
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scene_split(folder, "test", 120, seed=3)
+    return folder
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Ids of the samples that the model was asked, in order."""
+    seen: list[str] = []
+    generate = cell.generate_batch
+
+    def counted(backbone, prompts, **settings):
+        seen.extend(prompts.record_ids)
+        return generate(backbone, prompts, **settings)
+
+    monkeypatch.setattr(cell, "generate_batch", counted)
+    return seen
+
+
+def test_killed_in_the_middle_it_goes_on(scenes, tmp_path, asked):
+    whole = scenes_grid(scenes, tmp_path / "whole", ROUTED, WHOLE, tasks=KILLED)
+    expected = {folder.relative_to(whole.out): records(folder) for folder in run_grid(whole)}
+    total = sum(map(len, expected.values()))
+    cut = replace(whole, out=tmp_path / "cut")
+    process = start(cut)
+    while written(cut.out) < total // 4 and process.is_alive():
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    kept = written(cut.out)
+    assert 0 < kept < total
+    with next(cut.out.glob("*/*/samples-*")).open("a") as file:
+        file.write('{"id": "half a li')  # a line that the kill cut off
+    asked.clear()
+    found = {folder.relative_to(cut.out): records(folder) for folder in run_grid(cut)}
+    assert found == expected
+    assert len(asked) == total - kept
+    asked.clear()
+    assert run_grid(cut)
+    assert asked == []
+
+
+def written(folder) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/*/samples-*"))
+
+
+def test_answers_do_not_depend_on_the_batch(scenes, tmp_path):
+    one, eight = (
+        scenes_grid(scenes, tmp_path / str(size), ROUTED, tasks=("scenes_textvqa", "scenes_caption"), batch_size=size)
+        for size in (1, 8)
+    )
+    for first, second in zip(run_grid(one), run_grid(eight), strict=True):
+        assert answers(first) == answers(second)
+
+
+@pytest.mark.parametrize("finished", [0, 2])
+def test_two_processes_answer_as_one(scenes, tmp_path, finished):
+    """``finished``: what one process left before two went on."""
+    alone = scenes_grid(scenes, tmp_path / "alone", ROUTED, tasks=("scenes_gqa", "scenes_caption"))
+    read = answers if finished else records  # a batch that goes on is smaller
+    expected = {folder.relative_to(alone.out): read(folder) for folder in run_grid(alone)}
+    both, port = replace(alone, out=tmp_path / "both"), free_port()
+    if finished:
+        run_grid(replace(both, limit=finished))
+    processes = [start(both, rank, 2, port) for rank in range(2)]
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert {path: read(both.out / path) for path in expected} == expected
+    shares = [len(path.read_text().splitlines()) for path in sorted(both.out.glob("*/scenes_gqa/samples-?-of-2.jsonl"))]
+    assert len(shares) == 2
+    assert min(shares) > 0
+
+
+def test_several_arms_take_turns_on_one_backbone(scenes, tmp_path, monkeypatch):
+    loads = []
+    load = pool.load_family
+    monkeypatch.setattr(pool, "load_family", lambda source: loads.append(source) or load(source))
+    together = run_grid(scenes_grid(scenes, tmp_path / "together", ROUTED, ANCHOR, WHOLE))
+    assert len(loads) == 1
+    for arm, folder in zip((ROUTED, ANCHOR, WHOLE), together, strict=True):
+        (alone,) = run_grid(scenes_grid(scenes, tmp_path / "alone", arm))
+        assert records(alone) == records(folder)
+
+
+def test_manifest_says_who_answered_what(scenes, tmp_path):
+    (folder,) = run_grid(scenes_grid(scenes, tmp_path, ROUTED, limit=3))
+    manifest = Manifest.read(folder)
+    assert (manifest.rows, manifest.task, manifest.source) == (3, "scenes_gqa", str(scenes))
+    assert manifest.arm.groups == "S16K4 linear"
+    assert manifest.arm.acts == "in prefill"
+    assert manifest.arm.trained
+    assert manifest.settings["dtype"] == "float32"
+    assert len(read_samples(folder)) == 3
+
+
+def test_records_prove_that_compression_acted(scenes, tmp_path):
+    evicted = ArmSpec(adapter=WHOLE.adapter, eviction="snapkv", eviction_keep=0.25, scope="visual")
+    folders = run_grid(scenes_grid(scenes, tmp_path, WHOLE, ROUTED, evicted, limit=4, batch_size=1))
+    whole, routed, snapped = (list(read_samples(folder).values()) for folder in folders)
+    for record in whole:
+        assert record.entries_after == record.entries_before == 64 * 6
+        assert record.kv_bytes == record.dense_kv_bytes
+    for record in routed:
+        assert record.entries_after == 16 * 6
+        assert record.values_after == 16 * 6 / 4
+        assert record.region_bytes < 0.16 * record.region_dense_bytes
+        assert bin(int(record.kept_visual, 16)).count("1") == 16
+    for record in snapped:
+        assert record.entries_after < record.entries_before
+        assert record.region_bytes == record.region_dense_bytes / 4
+
+
+def test_more_samples_may_be_asked_later(scenes, tmp_path, asked):
+    grid = scenes_grid(scenes, tmp_path, ROUTED, limit=3)
+    run_grid(grid)
+    asked.clear()
+    (folder,) = run_grid(replace(grid, limit=7))
+    assert len(asked) == 4
+    assert Manifest.read(folder).rows == len(read_samples(folder)) == 7
+    with pytest.raises(ValueError, match="which is not asked here"):
+        run_grid(grid)
+
+
+def test_another_arm_may_not_answer_into_the_folder(scenes, tmp_path):
+    grid = scenes_grid(scenes, tmp_path, replace(ROUTED, name="arm"), limit=3)
+    run_grid(grid)
+    with pytest.raises(ValueError, match=r"arm\.kv_dtype|arm\.eviction|arm\.groups"):
+        run_grid(replace(grid, arms=(replace(ROUTED, name="arm", selector="none"),)))
+    with pytest.raises(ValueError, match="max_length"):
+        run_grid(replace(grid, max_length=100))
+
+
+def test_another_prompt_is_refused(scenes, tmp_path):
+    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=3)
+    (folder,) = run_grid(grid)
+    path = next(folder.glob("samples-*"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["prompt_sha256"] = "0" * 64
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match="with another prompt"):
+        run_grid(grid)
+
+
+def test_an_unreadable_image_stops_the_run_and_finished_samples_stay(tmp_path):
+    write_scene_split(tmp_path / "scenes", "test", 60, seed=3)
+    grid = scenes_grid(tmp_path / "scenes", tmp_path / "out", ROUTED, batch_size=1)
+    records_file = json.loads((tmp_path / "scenes/test.json").read_text())
+    broken = [record["image"] for record in records_file if record["kind"] == "count"][-1]
+    (tmp_path / "scenes" / broken).write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=f"{broken}.*cannot be read"):
+        run_grid(grid)
+    assert written(grid.out) > 0
+    whole = scenes_grid(tmp_path / "scenes", tmp_path / "out", ROUTED, batch_size=1)
+    write_scene_split(tmp_path / "scenes", "test", 60, seed=3)
+    (folder,) = run_grid(whole)
+    assert len(read_samples(folder)) == Manifest.read(folder).rows
+
+
+def test_only_one_run_writes_into_a_folder(scenes, tmp_path):
+    from filelock import FileLock
+
+    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation writes into"):
+        run_grid(scenes_grid(scenes, tmp_path, ROUTED))
+
+
+def test_text_tasks_are_for_language_models(tmp_path):
+    grid = scenes_grid(tmp_path, tmp_path / "out", ROUTED)
+    with pytest.raises(ValueError, match="run them apart"):
+        run_grid(replace(grid, tasks=(TaskSpec("recall", options={"contexts": 1}),)))
+
+
+def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):
+    """One-token choices are scored by the prompt's own pass."""
+    (tmp_path / "mmlu/test").mkdir(parents=True)
+    (tmp_path / "mmlu/test/anatomy_test.csv").write_text("Which?,1,2,3,4,B\nWhere?,5,6,7,8,D\n")
+    arm = ArmSpec(backbone="checkpoints/tiny-llama", eviction="snapkv", eviction_keep=0.5)
+    task = TaskSpec("mmlu", options={"num_fewshot": 0})
+    grid = scenes_grid(tmp_path, tmp_path / "out", arm, limit=2, data_root=tmp_path)
+    said: list[str] = []
+    run_grid(replace(grid, tasks=(task,)), say=said.append)
+    assert len(said) == 1
+    assert "protocol context_first" in said[0]
+    said.clear()
+    run_grid(replace(grid, tasks=(task,), arms=(replace(arm, protocol="context_first"),)), say=said.append)
+    assert said == []

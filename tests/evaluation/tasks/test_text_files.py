@@ -1,0 +1,98 @@
+"""JSON, JSON-lines, CSV and TSV: what is read, and messages with file and line."""
+
+import base64
+import csv
+
+import pytest
+
+from subtoken_train.evaluation.tasks.text_files import read_json, read_jsonl, read_table
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="file.txt"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def test_json_lines_with_their_places(write):
+    path = write('{"a": 1}\n\n{"a": "\u2028x", "b": 2}\n')
+    rows = read_jsonl(path, ["a"])
+    assert [(row.values, row.place) for row in rows] == [
+        ({"a": 1}, f"{path}, line 1"),
+        ({"a": "\u2028x", "b": 2}, f"{path}, line 3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\n{"a": ', r"file\.txt, line 2: invalid JSON \(.*\); the file may be cut off"),
+        ('{"a": 1}\n[1]\n', r"file\.txt, line 2: a JSON object is wanted, got list"),
+        ('{"a": 1}\n{"b": 1}\n', r"file\.txt, line 2: no column a; it has b"),
+        (b'{"a": 1}\n{"a": "\xff"}\n', r"file\.txt, line 2: not UTF-8"),
+    ],
+)
+def test_bad_json_lines(write, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_jsonl(write(text), ["a"])
+
+
+def test_json(write):
+    assert read_json(write('{"a": [1]}')) == {"a": [1]}
+    with pytest.raises(ValueError, match=r"file\.txt, line 2: invalid JSON"):
+        read_json(write('{"a":\n [1,'))
+
+
+@pytest.mark.parametrize("read", [read_json, read_jsonl, lambda path: read_table(path, ["a"])])
+def test_a_missing_file(tmp_path, read):
+    with pytest.raises(ValueError, match=r"absent\.txt is missing or cannot be read"):
+        read(tmp_path / "absent.txt")
+
+
+def test_tables_quote_and_break_lines(write):
+    path = write('\ufeffa,b\n"x, ""y""\nz",1\n\np,2\n')
+    rows = read_table(path, ["a"])
+    assert [row.values for row in rows] == [{"a": 'x, "y"\nz', "b": "1"}, {"a": "p", "b": "2"}]
+    assert [row.place for row in rows] == [f"{path}, line 2", f"{path}, line 5"]
+
+
+def test_a_table_without_header(write):
+    (row,) = read_table(write("x,1\n"), ["a", "b"], header=False)
+    assert row.values == {"a": "x", "b": "1"}
+
+
+def test_base64_images_are_read_when_asked_for(write):
+    contents = [bytes(range(200)) * 1000, "é".encode() * 3]  # the first is longer than the csv module's own limit
+    lines = [f'"{number}\né"\t{base64.b64encode(content).decode()}' for number, content in enumerate(contents)]
+    limit = csv.field_size_limit()
+    rows = read_table(write("\n".join(["index\timage", *lines])), ["index"], "\t", image="image")
+    assert csv.field_size_limit() == limit
+    assert [row.values["image"].read() for row in rows] == contents
+    assert rows[1].values["index"] == "1\né"
+    assert rows[1].values["image"].place == rows[1].place
+    assert csv.field_size_limit() == limit
+
+
+def test_a_cell_that_is_no_image(write):
+    (row,) = read_table(write("index\timage\n1\t?!\n"), ["index"], "\t", image="image")
+    with pytest.raises(ValueError, match=r"file\.txt, line 2 is no base64 text"):
+        row.values["image"].read()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a,c\n1,2\n", r"file\.txt: no column b; it has a, c"),
+        ("a,b\n1,2\n3\n", r"file\.txt, line 3: 1 cells, 2 are wanted; the file may be cut off"),
+        ('a,b\n1,2\n3,"4', r"file\.txt, line 3: unexpected end of data"),
+        (b"a,b\n1,\xff\n", r"file\.txt is not UTF-8"),
+    ],
+)
+def test_bad_tables(write, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_table(write(text), ["a", "b"])

@@ -1,0 +1,157 @@
+"""TextVQA in LLaVA's form and in the Parquet form: prompts, answers, and files that do not belong together."""
+
+import json
+
+import pytest
+
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.tasks import build_task
+
+from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+
+HOW = "Answer the question using a single word or phrase."
+QUESTIONS, ANSWERS = "llava_textvqa_val_v051_ocr.jsonl", "TextVQA_0.5.1_val.json"
+CAMERA = "what is the brand of this camera?"
+LINES = [
+    {
+        "question_id": "003a8ae2ef43b901",
+        "image": "003a8ae2ef43b901.jpg",
+        "text": "What is the brand of this camera?\nReference OCR token: DAKOTA, DIGITAL, Single-Use, Camera, Pire, "
+        f"digitat\n{HOW}",
+        "category": "default",
+    },
+    {
+        "question_id": "b9dc400eb20bad64",
+        "image": "b9dc400eb20bad64.jpg",
+        "text": f"What does the small white text spell?\nReference OCR token: \n{HOW}",
+        "category": "default",
+    },
+    {
+        "question_id": "003a8ae2ef43b901",
+        "image": "003a8ae2ef43b901.jpg",
+        "text": f"Is it digital?\nReference OCR token: DAKOTA\n{HOW}",
+        "category": "default",
+    },
+]
+DATA = [
+    {"question_id": 34603, "image_id": "b9dc400eb20bad64", "question": "what does the small white text spell?"},
+    {"question_id": 34602, "image_id": "003a8ae2ef43b901", "question": CAMERA},
+    {"question_id": 34604, "image_id": "003a8ae2ef43b901", "question": "is it digital?"},
+]
+GIVEN = [["copenhagen"] * 10, ["dakota"] * 7 + ["dakota digital"] * 3, ["yes"] * 10]
+NOTED = [{**row, "answers": answers, "set_name": "val"} for row, answers in zip(DATA, GIVEN, strict=True)]
+
+
+def llava_folder(folder, lines=LINES, data=NOTED):
+    (folder / QUESTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / ANSWERS).write_text(json.dumps({"dataset_type": "val", "data": data}))
+    (folder / "train_images").mkdir()
+    (folder / "train_images" / "003a8ae2ef43b901.jpg").write_bytes(picture(7))
+    return folder
+
+
+def parquet(folder, documents):
+    rows = [{"question_id": n, "answers": ["x"] * 10, **document} for n, document in enumerate(documents)]
+    return write_rows(folder, "data/validation-00000-of-00001", rows)
+
+
+def test_llava_form(tmp_path):
+    task = build_task("textvqa", llava_folder(tmp_path))
+    samples = task.samples()
+    assert [sample.id for sample in samples] == ["34602", "34603", "34604"]
+    assert samples[0].prompt == (
+        "<image>\nWhat is the brand of this camera?\n"
+        "Reference OCR token: DAKOTA, DIGITAL, Single-Use, Camera, Pire, digitat\n"
+        "Answer the question using a single word or phrase."
+    )
+    assert samples[1].prompt.split("\n")[2] == "Reference OCR token: "
+    assert samples[0].reference == {"answers": GIVEN[1]}
+    assert open_image(samples[0].images[0]).getpixel((0, 0)) == (7, 0, 0)
+    assert task.metric().score("Dakota", samples[0].reference) == 1
+    assert task.metric().score("dakota digital", samples[0].reference) == pytest.approx(0.9)
+    assert {sample.max_new_tokens for sample in samples} == {128}
+    assert task.options == {"ocr": True}
+    assert task.expected_rows == 5000
+
+
+def test_without_ocr_tokens_only_their_line_is_gone(tmp_path):
+    task = build_task("textvqa", llava_folder(tmp_path), ocr=False)
+    assert task.options == {"ocr": False}
+    assert prompts_of(task)[0] == (
+        "<image>\nWhat is the brand of this camera?\nAnswer the question using a single word or phrase."
+    )
+    short = [{**line, "text": f"{line['text'].splitlines()[0]}\n{HOW}"} for line in LINES]
+    (tmp_path / QUESTIONS).write_text("".join(json.dumps(line) + "\n" for line in short))
+    assert len(prompts_of(task)) == 3
+    with pytest.raises(ValueError, match=r"ocr\.jsonl, line 1: a text must have a line each"):
+        build_task("textvqa", tmp_path).samples()
+
+
+def test_parquet_form(tmp_path):
+    documents = [
+        {"question": "what is the brand of this Camera?", "ocr_tokens": ["DAKOTA", "digital"]},
+        {"question": "is it?", "ocr_tokens": []},
+    ]
+    folder = parquet(tmp_path, documents)
+    assert prompts_of(build_task("textvqa", folder)) == [
+        "<image>\nWhat is the brand of this camera?\nReference OCR token: DAKOTA, digital\n"
+        "Answer the question using a single word or phrase.",
+        "<image>\nIs it?\nReference OCR token: \nAnswer the question using a single word or phrase.",
+    ]
+    assert prompts_of(build_task("textvqa", folder, ocr=False)) == [
+        "<image>\nWhat is the brand of this camera?\nAnswer the question using a single word or phrase.",
+        "<image>\nIs it?\nAnswer the question using a single word or phrase.",
+    ]
+
+
+@pytest.mark.parametrize("ocr", [True, False])
+def test_reference_prompts(shared, tmp_path, ocr):
+    documents, expected = reference_prompts(shared, "textvqa", ocr=ocr)
+    assert prompts_of(build_task("textvqa", parquet(tmp_path, documents), ocr=ocr)) == expected
+
+
+def test_a_question_put_twice_takes_its_answers_in_order(tmp_path):
+    twice = {**NOTED[1], "question_id": 9, "answers": ["kodak"] * 10}
+    folder = llava_folder(tmp_path, [*LINES, LINES[0]], [*NOTED, twice])
+    samples = build_task("textvqa", folder).samples()
+    assert [sample.id for sample in samples] == ["34602", "34603", "34604", "9"]
+    assert samples[3].reference == {"answers": ["kodak"] * 10}
+
+
+@pytest.mark.parametrize(
+    ("lines", "data", "message"),
+    [
+        ([*LINES, LINES[0]], NOTED, r"ocr\.jsonl, line 4: .*no \(further\) answers for question 'What is the brand"),
+        (LINES, NOTED[1:], r"line 2: .*val\.json has no .* of image 'b9dc400eb20bad64'; .* of the same split"),
+        (LINES, [*NOTED, NOTED[0]], r"data\[3\]: id '34603' is there twice, first in .*data\[0\]"),
+        (LINES, [*NOTED[1:], DATA[0]], r"data\[2\]: no answers, so this is another split's file; use .*'validation'"),
+        ([{**LINES[0], "text": "What?"}], NOTED, r"line 1: a text must have a line each for the question"),
+        ([{"question_id": "x", "text": "What?"}], NOTED, r"line 1: no column image"),
+        (LINES, [{"image_id": "x"}], r"data\[0\]: no column question, question_id"),
+    ],
+)
+def test_files_that_do_not_belong_together(tmp_path, lines, data, message):
+    with pytest.raises(ValueError, match=message):
+        build_task("textvqa", llava_folder(tmp_path, lines, data)).samples()
+
+
+def test_missing_and_truncated_files(tmp_path):
+    folder = llava_folder(tmp_path)
+    content = (folder / ANSWERS).read_text()
+    (folder / ANSWERS).write_text(content[:-40])
+    with pytest.raises(ValueError, match=r"val\.json, line 1: invalid JSON .*cut off"):
+        build_task("textvqa", folder).samples()
+    (folder / ANSWERS).write_text("[]")
+    with pytest.raises(ValueError, match=r"val\.json has no list 'data'"):
+        build_task("textvqa", folder).samples()
+    (folder / ANSWERS).unlink()
+    with pytest.raises(ValueError, match=r"task textvqa: .* has no TextVQA_0\.5\.1_val\.json\. Parquet: hf download"):
+        build_task("textvqa", folder).samples()
+    (folder / ANSWERS).write_text(content)
+    whole = (folder / QUESTIONS).read_text()
+    (folder / QUESTIONS).write_text(whole[:-30])
+    with pytest.raises(ValueError, match=r"ocr\.jsonl, line 3: invalid JSON .*cut off"):
+        build_task("textvqa", folder).samples()
+    (folder / QUESTIONS).unlink()
+    with pytest.raises(ValueError, match=r"has no llava_textvqa_val_v051_ocr\.jsonl"):
+        build_task("textvqa", folder).samples()
