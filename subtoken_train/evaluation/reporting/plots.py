@@ -42,7 +42,7 @@ def curve_chart(curves: Sequence[Curve], title: str) -> Drawing:
         drawing.line([(x, TOP), (x, BOTTOM)], "grid")
         drawing.text((x, BOTTOM + 18), f"{100 * 2.0**power:.4g}%")
     drawing.line([(LEFT, TOP), (LEFT, BOTTOM), (RIGHT, BOTTOM)], "axis")
-    drawing.text(((LEFT + RIGHT) / 2, BOTTOM + 38), "KV of the compressed region that is kept, measured", "label")
+    drawing.text(((LEFT + RIGHT) / 2, BOTTOM + 38), "KV of the compressed region that is kept, index included", "label")
     drawing.text((16, (TOP + BOTTOM) / 2), "score, %", "label", turned=True)
     for number, curve in enumerate(curves):
         style = series_style(number)
