@@ -36,7 +36,7 @@ def test_keys_are_the_same_in_every_process():
 def test_circular_is_never_above_vanilla_of_whole_groups(rows):
     """Every question has two rows, so a question counts for both scores alike."""
     metric = MMBenchScores()
-    rows = {question: letter for question, letter in rows}.items()
+    rows = dict(rows).items()
     for question, letter in rows:
         for rotation in (0, 1_000_000):
             reference = {"index": question + rotation, "answer": "A", "options": {"A": "cat", "B": "dog"}}
