@@ -104,7 +104,8 @@ def read_split(
 ) -> list[Row]:
     """All rows of one split of the task's Parquet set.
 
-    Shards that are missing are no error here: ``check_complete`` names them.
+    ``datasets`` converts the files once, into its own cache. Shards that are missing are no error here:
+    ``check_complete`` names them.
 
     Args:
         task: whose source is read.

@@ -1,0 +1,61 @@
+"""A few answers for every task's metric: what the tests of all metrics run on. A new task is one line in ``CASES``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Answered = Sequence[tuple[Any, Mapping[str, Any]]]
+"""Predictions with the references of their samples."""
+
+YES_NO = [("Yes", "yes"), ("no", "no"), ("No, it is", "yes"), ("yes.", "no"), ("NO", "no")]
+FREE = [("0.28", ["0.28"]), ("itc", ["ITC Limited", "itc ltd"]), ("cat", ["dog"]), ("new  york", ["new york"] * 3)]
+
+
+def _pope() -> Answered:
+    kinds = ("random", "random", "popular", "popular", "adversarial")
+    return [(text, {"label": label, "category": kind}) for (text, label), kind in zip(YES_NO, kinds, strict=True)]
+
+
+def _mme() -> Answered:
+    pairs = ("count/1", "OCR/1", "count/1", "OCR/1", "OCR/2")
+    return [
+        (text, {"answer": answer, "category": pair.partition("/")[0], "pair": pair})
+        for (text, answer), pair in zip(YES_NO, pairs, strict=True)
+    ]
+
+
+def _mmbench() -> Answered:
+    options = {"A": "cat", "B": "red dog"}
+    rows = [("A", 1, "A"), ("B. red dog", 2, "B"), ("a red dog", 1_000_001, "B"), ("B", 1_000_002, "A"), ("?", 3, "A")]
+    return [(text, {"index": index, "answer": answer, "options": options}) for text, index, answer in rows]
+
+
+def _scienceqa() -> Answered:
+    rows = [("A", True), ("b", True), ("B. x", False), ("The answer is B.", True), ("", False)]
+    return [(text, {"answer": 1, "choices": 3, "image": image}) for text, image in rows]
+
+
+def _people() -> Answered:
+    return [(text, {"answers": answers}) for text, answers in FREE]
+
+
+def _chartqa() -> Answered:
+    rows = [("1", "1", "human"), ("2", "9", "human"), ("3%", "0.03", "human"), ("4", "4", "augmented")]
+    return [(text, {"answer": answer, "kind": kind}) for text, answer, kind in rows]
+
+
+CASES: dict[str, Answered] = {
+    "chartqa": _chartqa(),
+    "docvqa": _people(),
+    "gqa": [("Surfing.", {"answer": "surfing"}), ('"no"', {"answer": "no"}), ("a", {"answer": "b"})],
+    "infographicvqa": _people(),
+    "mmbench": _mmbench(),
+    "mme": _mme(),
+    "mmlu": [([-1.0, -2.0], {"answer": 0}), ([-1.0, -2.0], {"answer": 1}), ([-3.0, -2.0], {"answer": 1})],
+    "pope": _pope(),
+    "scienceqa": _scienceqa(),
+    "textvqa": _people(),
+    "vizwiz": _people(),
+    "vqav2": _people(),
+}
