@@ -27,7 +27,12 @@ _LMMS_FRAMES = (
     (":", ")"),
     (":", ")."),
 )
-_STATIC_PHRASES = ("answer is", "correct option is", "best option is", "choice is", "i choose", "i select", "i pick")
+_STATIC_PHRASES = (
+    *(f"{before}{what} is" for what in ("answer", "option", "choice") for before in ("correct ", "the correct ")),
+    *(f"{before}{what} is" for what in ("answer", "option") for before in ("best ", "the best ")),
+    *(f"{before}{what} is" for what in ("answer", "choice") for before in ("", "the ", "my ")),
+    *(f"i {verb}" for verb in ("choose", "select", "pick")),
+)
 _STATIC_FRAMES = ((3, "{})"), (4, "{}:"), (5, "{}."), (6, "({})"), (2, "{} "))
 _REFUSALS = (
     "Sorry, I can't help with images of people yet.",

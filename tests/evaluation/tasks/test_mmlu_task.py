@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from datasets import Dataset
 
+from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
 from subtoken_train.evaluation.tasks import build_task
 
 from vqa_cases import reference_cases
@@ -77,12 +78,12 @@ def test_all_real_questions_and_reference_prompts(shared):
     samples = {sample.id: sample for sample in task.samples()}
     assert len(samples) == task.expected_rows == 14_042
     assert len(Counter(sample.kind for sample in samples.values())) == 57
-    forms = {
-        (style, shots): samples if (style, shots) == ("lm_eval", 5) else other(folder, style, shots)
-        for style in ("lm_eval", "hendrycks")
-        for shots in (0, 5)
-    }
     cases = reference_cases(shared, "mmlu")
+    forms = {
+        (style, shots): other(folder, style, shots)
+        for style in ("lm_eval", "hendrycks")
+        for shots in {0, *(case["num_fewshot"] for case in cases)}
+    }
     for case in cases:
         name = f"{case['subject']}/{case['index']}"
         sample = forms["lm_eval", case["num_fewshot"]][name]
@@ -91,6 +92,12 @@ def test_all_real_questions_and_reference_prompts(shared):
         assert sample.reference["answer"] == case["doc"]["answer"]
         assert sample.prompt[: sample.context_characters].endswith("\n\n")
         assert forms["hendrycks", case["num_fewshot"]][name].prompt == case["hendrycks_prompt"]
+    scored = [case for case in reference_cases(shared, "lm_loglikelihood") if case["kind"] == "multiple_choice"]
+    assert len(scored) >= 24
+    for case in scored:
+        sample = forms["lm_eval", 0][f"{case['subject']}/{case['index']}"]
+        assert (sample.prompt, list(sample.choices)) == (case["context"], case["continuations"])
+        assert MultipleChoice.score(case["loglikelihood"], sample.reference) == (case["pred"] == case["answer"])
 
 
 def other(folder, style, shots):
