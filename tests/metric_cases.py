@@ -45,17 +45,55 @@ def _chartqa() -> Answered:
     return [(text, {"answer": answer, "kind": kind}) for text, answer, kind in rows]
 
 
+def _captions() -> Answered:
+    rows = [("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hündchen", ["a cat"]), ("", ["two red cars", "cars"])]
+    return [(text, {"captions": captions}) for text, captions in rows]
+
+
+def _local() -> Answered:
+    rows = [("exact_match", "a cat."), ("contains", "not it"), ("relaxed", "9"), ("anls", "a cta")]
+    return [(text, {"answers": ["a cat"], "metric": metric}) for metric, text in rows]
+
+
+def _mathvista() -> Answered:
+    rows = [("float", "1.23", 1.0, "1.2"), ("integer", "it is 7", None, "7"), ("list", "none", None, "[1, 2]")]
+    kinds = {"choices": None, "question_type": "free_form"}
+    return [
+        (text, {**kinds, "answer_type": kind, "precision": precision, "answer": answer})
+        for kind, text, precision, answer in rows
+    ]
+
+
+def _ruler() -> Answered:
+    rows = [("vt", "AB and CD"), ("vt", "AB"), ("qa_1", "cd"), ("cwe", "nothing")]
+    return [(text, {"task": task, "answers": ["AB", "CD"]}) for task, text in rows]
+
+
 CASES: dict[str, Answered] = {
     "chartqa": _chartqa(),
+    "coco_caption": _captions(),
     "docvqa": _people(),
     "gqa": [("Surfing.", {"answer": "surfing"}), ('"no"', {"answer": "no"}), ("a", {"answer": "b"})],
     "infographicvqa": _people(),
+    "local": _local(),
+    "local_text": _local(),
+    "mathvista": _mathvista(),
     "mmbench": _mmbench(),
+    "mmbench_video": [("a man", {}), ("", {}), ("B", {})],
     "mme": _mme(),
     "mmlu": [([-1.0, -2.0], {"answer": 0}), ([-1.0, -2.0], {"answer": 1}), ([-3.0, -2.0], {"answer": 1})],
     "pope": _pope(),
+    "ruler": _ruler(),
+    "ruler_synthetic": _ruler(),
     "scienceqa": _scienceqa(),
+    "textcaps": _captions(),
     "textvqa": _people(),
+    "video_tt": [("A", {}), ("", {})],
     "vizwiz": _people(),
     "vqav2": _people(),
+    "wikitext": [
+        ([-9.5], {"words": 2, "bytes": 9}),
+        ([-3.0], {"words": 1, "bytes": 5}),
+        ([-40.0], {"words": 8, "bytes": 41}),
+    ],
 }

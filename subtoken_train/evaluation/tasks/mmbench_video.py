@@ -30,7 +30,7 @@ class MMBenchVideo(Task):
     """Open questions; the predictions are for a judge (``frames.write_judge_file``).
 
     Attributes:
-        frames: images of each video, evenly spaced over its folder's.
+        frames: images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
     """
 
     frames: int = 8
@@ -41,8 +41,8 @@ class MMBenchVideo(Task):
     rows = None
     primary = "answered"
     where = (
-        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR (its videos are pickled "
-        "archives, which VLMEvalKit unpacks), then extract frames of each into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 "
+        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR (its videos are pickled archives, "
+        "which VLMEvalKit unpacks), then extract frames of each into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 "
         f"DIR/frames/VIDEO/%06d.jpg); DIR holds {FILE}"
     )
 

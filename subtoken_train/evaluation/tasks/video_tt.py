@@ -25,7 +25,7 @@ class VideoTT(Task):
     """Questions with options; the predictions are for a judge (``frames.write_judge_file``).
 
     Attributes:
-        frames: images of each video, evenly spaced over its folder's.
+        frames: images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
     """
 
     frames: int = 8
