@@ -14,7 +14,7 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.cache.shares import sample_shares, slice_bytes
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.inference.protocol import Opened
+from subtoken_train.inference.opening import Opened
 from subtoken_train.types import Batch, LayerPlan, Region
 
 
