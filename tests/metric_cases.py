@@ -69,6 +69,10 @@ def _ruler() -> Answered:
     return [(text, {"task": task, "answers": ["AB", "CD"]}) for task, text in rows]
 
 
+def _scenes(kind: str, *answers: str) -> Answered:
+    return [(answers[0], {"kind": kind, "answer": answer}) for answer in answers]
+
+
 CASES: dict[str, Answered] = {
     "chartqa": _chartqa(),
     "coco_caption": _captions(),
@@ -83,9 +87,18 @@ CASES: dict[str, Answered] = {
     "mme": _mme(),
     "mmlu": [([-1.0, -2.0], {"answer": 0}), ([-1.0, -2.0], {"answer": 1}), ([-3.0, -2.0], {"answer": 1})],
     "pope": _pope(),
+    "recall": [
+        (" baran amber falcon.", {"codes": {"baran": "amber falcon", "calek": "icy owl"}}),
+        ("", {"codes": {"a": "b"}}),
+    ],
     "ruler": _ruler(),
     "ruler_synthetic": _ruler(),
     "scienceqa": _scienceqa(),
+    "scenes_caption": _scenes("describe", "A1 red 7", "A1 red 7 B2 blue 3"),
+    "scenes_gqa": _scenes("color", "red", "blue"),
+    "scenes_mmbench": _scenes("choice", "A", "B"),
+    "scenes_pope": _scenes("exists", "yes", "no"),
+    "scenes_textvqa": _scenes("read", "red 7", "red 8"),
     "textcaps": _captions(),
     "textvqa": _people(),
     "video_tt": [("A", {}), ("", {})],
