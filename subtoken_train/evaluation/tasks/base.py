@@ -67,6 +67,9 @@ class Task(ABC):
     where: ClassVar[str]
     """How to get the files: commands and addresses, in plain text (``subtoken-train data NAME`` prints it)."""
 
+    needs_files: ClassVar[bool] = True
+    """False for a task that makes its samples itself, by its options."""
+
     source: str | Path | None = field(default=None, kw_only=True)
 
     @abstractmethod
