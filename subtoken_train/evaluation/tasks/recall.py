@@ -32,6 +32,7 @@ class Recall(Task):
     modality = "text"
     hub_id = None
     rows = None
+    needs_files = False
     primary = "score"
     where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
 
