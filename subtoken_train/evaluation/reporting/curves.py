@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from subtoken_train.evaluation.metrics.answered import Answered
 from subtoken_train.evaluation.reporting.figures import Figure, mean_figure, score_part
 from subtoken_train.evaluation.reporting.layout import cost_of
 from subtoken_train.evaluation.reporting.reading import Arm
@@ -157,8 +158,11 @@ def _curve(backbone: str, name: str, members: list[Arm], arms: Sequence[Arm]) ->
 
 
 def _usable(arm: Arm, task: str) -> bool:
+    """Whether the score is an accuracy of some kind: how much was answered for a judge is none."""
     part = score_part(arm, task)
-    return part is not None and part.form == "fraction"
+    if part is None or part.form != "fraction":
+        return False
+    return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
 
 
 def _point(arm: Arm, tasks: tuple[str, ...], reference: Arm | None) -> Point | None:
