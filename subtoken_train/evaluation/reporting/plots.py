@@ -15,13 +15,14 @@ from subtoken_train.evaluation.reporting.words import difference_text, interval_
 WIDTH = 600.0
 LEFT, TOP, RIGHT, BOTTOM = 58.0, 16.0, 584.0, 320.0
 """The plot's box, for charts with two scales."""
-LABELS, LETTER, LEGEND = 190.0, 6.9, 22.0
+LABELS, LETTER, LEGEND = 216.0, 6.9, 22.0
 """Room for the names of rows, the width of a letter (longer names are cut), the height of a line of the legend."""
 
 
 def curve_chart(curves: Sequence[Curve], title: str) -> Drawing:
     """Mean score over the share of KV that is kept (logarithmic), a line per method, whiskers of one standard error."""
-    height = BOTTOM + 50 + LEGEND * math.ceil(len(curves) / 2)
+    columns = _legend_columns([curve.name for curve in curves])
+    height = BOTTOM + 50 + LEGEND * math.ceil(len(curves) / columns)
     drawing = Drawing(WIDTH, height, title, "; ".join(map(_curve_words, curves)))
     points = [point for curve in curves for point in curve.points]
     ends = [100 * (point.figure.value + sign * (point.figure.error or 0)) for point in points for sign in (-1, 1)]
@@ -42,7 +43,7 @@ def curve_chart(curves: Sequence[Curve], title: str) -> Drawing:
         drawing.line([(x, TOP), (x, BOTTOM)], "grid")
         drawing.text((x, BOTTOM + 18), f"{100 * 2.0**power:.4g}%")
     drawing.line([(LEFT, TOP), (LEFT, BOTTOM), (RIGHT, BOTTOM)], "axis")
-    drawing.text(((LEFT + RIGHT) / 2, BOTTOM + 38), "KV of the compressed region that is kept, measured", "label")
+    drawing.text(((LEFT + RIGHT) / 2, BOTTOM + 38), "KV of the compressed region that is kept, index included", "label")
     drawing.text((16, (TOP + BOTTOM) / 2), "score, %", "label", turned=True)
     for number, curve in enumerate(curves):
         style = series_style(number)
@@ -51,9 +52,9 @@ def curve_chart(curves: Sequence[Curve], title: str) -> Drawing:
             error = point.figure.error or 0
             drawing.line([place(point, -error), place(point, error)], f"whisker {style}")
             drawing.marker(place(point), number, _point_words(point))
-        x, y = LEFT + number % 2 * 270, BOTTOM + 62 + LEGEND * (number // 2)
+        x, y = LEFT + number % columns * 270, BOTTOM + 62 + LEGEND * (number // columns)
         drawing.marker((x, y - 4), number, curve.name)
-        drawing.text((x + 12, y), _cut(curve.name, 250), anchor="start")
+        drawing.text((x + 12, y), _cut(curve.name, 520 / columns), anchor="start")
     return drawing
 
 
@@ -96,7 +97,8 @@ def kind_chart(scores: KindScores) -> Drawing:
     step, room = 11.0, 12.0
     block = step * len(arms) + room
     bottom = 14 + block * len(scores.kinds)
-    legend = LEGEND * math.ceil(len(arms) / 2)
+    columns = _legend_columns(arms)
+    legend = LEGEND * math.ceil(len(arms) / columns)
     words = "; ".join(
         f"{kind}: "
         + ", ".join(f"{arm} {value_text(scores.arms[arm][kind])}" for arm in arms if kind in scores.arms[arm])
@@ -116,9 +118,9 @@ def kind_chart(scores: KindScores) -> Drawing:
                 _kind_bar(drawing, top + step * number, series_style(number), f"{arm}, {kind}", figure)
     drawing.line([(LABELS, 10), (LABELS, bottom)], "axis")
     for number, arm in enumerate(arms):
-        x, y = 20 + number % 2 * 290.0, bottom + 48 + LEGEND * (number // 2)
+        x, y = 20 + number % columns * 290.0, bottom + 48 + LEGEND * (number // columns)
         drawing.bar(x, y - 10, x + 12, y + 1, series_style(number), arm)
-        drawing.text((x + 20, y), _cut(arm, 250), anchor="start")
+        drawing.text((x + 20, y), _cut(arm, 520 / columns), anchor="start")
     return drawing
 
 
@@ -136,8 +138,13 @@ def _up(value: float, ticks: Sequence[float]) -> float:
 
 
 def _cut(words: str, room: float) -> str:
+    """Words that fit into some width; of longer ones the middle goes, because names differ at their ends."""
     most = int(room / LETTER)
-    return words if len(words) <= most else words[: most - 1] + "…"
+    return words if len(words) <= most else f"{words[: most // 2]}…{words[-(most - most // 2 - 1) :]}"
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    return 1 if max(map(len, names)) * LETTER > 260 else 2
 
 
 def _point_words(point: Point) -> str:
