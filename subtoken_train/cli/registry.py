@@ -30,6 +30,7 @@ COMMANDS = {
     "check": Command("what a recipe trains and costs, before it runs", "subtoken_train.cli.check", raw=True),
     "preview": Command("training samples as the loss sees them", "subtoken_train.cli.preview", raw=True),
     "evaluate": Command("score an adapter, or a backbone, on a data file", "subtoken_train.cli.evaluate"),
+    "report": Command("tables, curves and one HTML page from results", "subtoken_train.cli.report"),
     "generate": Command("answer one prompt from a compressed cache", "subtoken_train.cli.generate"),
     "diagnose": Command("what an adapter's routers do with their budget", "subtoken_train.cli.diagnose"),
     "export": Command("adapter folder or merged weights from a run, and the Hub", "subtoken_train.cli.export"),

@@ -1,6 +1,6 @@
 """Bootstrap intervals over questions, and over training seeds where there are several.
 
-Legend: s seeds, n questions.
+Legend: s seeds, n questions, u different columns, p resamples drawn together.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 2000
+CHUNKS = 20  # parts in which resamples are drawn, so that a task of many different scores fits into memory
 
 
 def bootstrap_interval(
@@ -38,5 +39,43 @@ def bootstrap_interval(
         weight_s = np.bincount(rng.integers(0, num_seeds, num_seeds), minlength=num_seeds) / num_seeds
         weight_n = np.bincount(rng.integers(0, num_questions, num_questions), minlength=num_questions) / num_questions
         means[i] = weight_s @ values_sn @ weight_n
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return quantile_interval(means, level)
+
+
+def resampled_means(
+    tables: Sequence[Sequence[float] | npt.NDArray[np.float64]], seed: int = 0
+) -> npt.NDArray[np.float64]:
+    """Bootstrap draws of the mean over tasks of the tasks' mean scores, [``RESAMPLES``].
+
+    Questions are resampled within their task, so that a large task weighs no more than a small one. Seeds are resampled
+    too; tables with equally many seeds share the draw, because one training answers all tasks. A resample is drawn as
+    the counts of equal columns (a multinomial), which has the distribution of drawing questions one by one.
+
+    Args:
+        tables: per task scores as ``bootstrap_interval`` takes them, [n] or [s, n]; paired: differences.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: a task has no scores.
+    """
+    rng = np.random.default_rng(seed)
+    weights: dict[int, npt.NDArray[np.float64]] = {}
+    means = np.zeros(RESAMPLES)
+    for table in tables:
+        values_sn = np.atleast_2d(np.asarray(table, dtype=np.float64))
+        if not values_sn.size:
+            raise ValueError("no scores to resample")
+        num_seeds, num_questions = values_sn.shape
+        if num_seeds not in weights:
+            weights[num_seeds] = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), RESAMPLES) / num_seeds
+        columns_su, counts_u = np.unique(values_sn, axis=1, return_counts=True)
+        for part in np.array_split(np.arange(RESAMPLES), CHUNKS):
+            drawn_pu = rng.multinomial(num_questions, counts_u / num_questions, len(part)) / num_questions
+            means[part] += (drawn_pu @ columns_su.T * weights[num_seeds][part]).sum(1)
+    return means / len(tables)
+
+
+def quantile_interval(draws: npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+    """The percentile interval of bootstrap draws."""
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

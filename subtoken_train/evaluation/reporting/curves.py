@@ -1,0 +1,171 @@
+"""Accuracy against KV: arms of one method at several budgets, the area under their curve, and what a tolerance buys.
+
+After KVCompose (Akulov et al.): r is the share of KV that is gone; the relative loss of a budget is eq. 10, the mean
+over tasks of (R(full) - R(compressed)) / R(full); the compression reached under a tolerance is the largest r of the
+piecewise linear curve whose loss is not above it (eq. 7 and 8; the curve may cross the tolerance more than once). For
+the area that paper prints no formula. Its values (90.2 where r ends at 0.9) are too large for an undivided area, so the
+trapezoid area is divided by its width here: it is the mean score over the range of r. Areas therefore compare only
+between curves over one range, and the range is printed with them.
+
+Legend: p points of a curve, ascending in r.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from subtoken_train.evaluation.reporting.figures import Figure, mean_figure, score_part
+from subtoken_train.evaluation.reporting.layout import cost_of
+from subtoken_train.evaluation.reporting.reading import Arm
+
+TOLERANCES = (0.10, 0.20)
+
+
+@dataclass(frozen=True)
+class Point:
+    """An arm on a curve: measured share of the compressed region's KV, mean score, and relative loss (eq. 10)."""
+
+    arm: Arm
+    kv: float
+    figure: Figure
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method at several budgets.
+
+    Attributes:
+        backbone: of all its arms.
+        name: what its arms share, in words.
+        tasks: those that all of its arms answered, and its scores are means over.
+        points: ascending in compression; an uncompressed arm of the same backbone is the first, where there is one.
+        reference: whether that one is there.
+        area: mean score over the range of r; None for a single point.
+        reached: tolerance -> largest r within it; None without a reference.
+        first_crossed: tolerance -> r where the curve first leaves it; another than ``reached`` where it comes back.
+    """
+
+    backbone: str
+    name: str
+    tasks: tuple[str, ...]
+    points: tuple[Point, ...]
+    reference: bool
+    area: float | None
+    reached: dict[float, float]
+    first_crossed: dict[float, float]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Smallest and largest r."""
+        return 1 - self.points[0].kv, 1 - self.points[-1].kv
+
+
+def area(ratios_p: Sequence[float], scores_p: Sequence[float]) -> float:
+    """Trapezoid area under the scores over its width: in units of the scores."""
+    return float(np.trapezoid(scores_p, ratios_p) / (ratios_p[-1] - ratios_p[0]))
+
+
+def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: float) -> tuple[float, float] | None:
+    """The largest r with a loss not above ``tolerance`` on the piecewise linear curve, and where it first leaves it.
+
+    The two are equal on a curve that crosses the tolerance once, and the last r on one that never does. None where all
+    of the curve is above.
+    """
+    crossings = [
+        r + (tolerance - loss) / (next_loss - loss) * (next_r - r)
+        for r, next_r, loss, next_loss in zip(ratios_p, ratios_p[1:], losses_p, losses_p[1:], strict=False)
+        if (loss <= tolerance) != (next_loss <= tolerance)
+    ]
+    if losses_p[-1] <= tolerance:
+        crossings.append(ratios_p[-1])
+    return (float(crossings[-1]), float(crossings[0])) if crossings else None
+
+
+def make_curves(arms: Sequence[Arm]) -> list[Curve]:
+    """All methods that stand at one budget at least; those without a measured region are left out."""
+    families: dict[tuple[str, str], list[Arm]] = defaultdict(list)
+    for arm in arms:
+        if arm.facts.nominal_kv < 1:
+            families[arm.facts.backbone, method_words(arm)].append(arm)
+    curves = [_curve(backbone, name, members, arms) for (backbone, name), members in sorted(families.items())]
+    return [curve for curve in curves if curve is not None]
+
+
+def method_words(arm: Arm) -> str:
+    """What arms of one curve share. The budget is the reducer's, or the eviction's where there is one."""
+    facts = arm.facts
+    evicts, reduces = facts.eviction != "-", facts.reducer != "-"
+    parts = [facts.reducer if evicts else facts.reducer.split()[0]] if reduces else []
+    parts += [facts.groups] if facts.groups != "-" else []
+    parts += [_without_numbers(facts.eviction)] if evicts else []
+    words = " + ".join(parts) or "uncompressed"
+    notes = [
+        *([] if facts.trained else ["untrained"]),
+        *(["context first"] if facts.protocol == "context_first" else []),
+    ]
+    return f"{words} ({', '.join(notes)})" if notes else words
+
+
+def _without_numbers(words: str) -> str:
+    return " ".join(word for word in words.split() if not word.replace(".", "").isdigit())
+
+
+def _reference(members: Sequence[Arm], arms: Sequence[Arm]) -> Arm | None:
+    """The uncompressed arm that the members are measured against: of their adapter, else with or without one as they.
+
+    None where there is none, or several that nothing tells apart.
+    """
+    facts = members[0].facts
+    full = [arm for arm in arms if arm.facts.nominal_kv >= 1 and arm.facts.backbone == facts.backbone]
+    same = [arm for arm in full if arm.facts.adapter == facts.adapter]
+    alike = [arm for arm in full if (arm.facts.adapter is None) == (facts.adapter is None)]
+    chosen = next((group for group in (same, alike, full) if group), [])
+    return chosen[0] if len(chosen) == 1 else None
+
+
+def _curve(backbone: str, name: str, members: list[Arm], arms: Sequence[Arm]) -> Curve | None:
+    reference = _reference(members, arms)
+    chosen = [*([] if reference is None else [reference]), *members]
+    tasks = tuple(task for task in chosen[0].runs if all(_usable(arm, task) for arm in chosen))
+    points = [point for arm in chosen if (point := _point(arm, tasks, reference)) is not None]
+    if not points or all(point.arm is reference for point in points):
+        return None
+    points.sort(key=lambda point: -point.kv)
+    ratios, scores = [1 - point.kv for point in points], [point.figure.value for point in points]
+    wide = ratios[-1] > ratios[0]
+    losses = [point.loss for point in points if point.loss is not None]
+    found = {tolerance: within(ratios, losses, tolerance) for tolerance in TOLERANCES if len(losses) == len(points)}
+    edges = {tolerance: edge for tolerance, edge in found.items() if edge is not None}
+    return Curve(
+        backbone,
+        name,
+        tasks,
+        tuple(points),
+        reference is not None,
+        area(ratios, scores) if wide else None,
+        {tolerance: edge[0] for tolerance, edge in edges.items()},
+        {tolerance: edge[1] for tolerance, edge in edges.items()},
+    )
+
+
+def _usable(arm: Arm, task: str) -> bool:
+    part = score_part(arm, task)
+    return part is not None and part.form == "fraction"
+
+
+def _point(arm: Arm, tasks: tuple[str, ...], reference: Arm | None) -> Point | None:
+    kv = cost_of(arm, tasks).region_share
+    figure = mean_figure(arm, tasks) if tasks else None
+    if kv is None or figure is None:
+        return None
+    if reference is None:
+        return Point(arm, kv, figure, None)
+    pairs = [(score_part(reference, task), score_part(arm, task)) for task in tasks]
+    values = [(full.value, mine.value) for full, mine in pairs if full and mine]
+    whole = all(full for full, _ in values)
+    return Point(arm, kv, figure, float(np.mean([(full - mine) / full for full, mine in values])) if whole else None)

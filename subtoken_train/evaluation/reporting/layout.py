@@ -1,0 +1,163 @@
+"""The paper's layout: arms in rows, tasks in columns, means over them, each arm below its matched anchor.
+
+Tasks outside the paper's seven make a table of their own, without means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subtoken_train.evaluation.reporting.cost import Cost
+from subtoken_train.evaluation.reporting.figures import (
+    Figure,
+    difference_figure,
+    mean_difference,
+    mean_figure,
+    score_figure,
+)
+from subtoken_train.evaluation.reporting.reading import Arm
+
+PAPER_TASKS = {
+    "mmbench": "MMBench",
+    "textvqa": "TextVQA",
+    "gqa": "GQA",
+    "pope": "POPE",
+    "mme": "MME",
+    "scienceqa": "SciQA",
+    "vqav2": "VQAv2",
+}
+"""Task -> the paper's name of the column."""
+
+MEANS = {"3-mean": ("mmbench", "textvqa", "gqa"), "7-mean": tuple(PAPER_TASKS)}
+"""Declared in the paper's section 4.1; computed here, and only where all of the tasks are there."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm in a table.
+
+    Attributes:
+        arm: with all seeds.
+        anchor: what it is compared with; None where it names none or that one is not among the results.
+        scores: column -> score.
+        differences: column -> arm minus anchor; words where the two cannot be paired; empty without an anchor.
+        cost: of the table's tasks, all seeds together.
+        anchor_ratio: measured share of KV that the anchor keeps over ours, on the tasks of both; None without one.
+        flags: what a reader must know, in words.
+    """
+
+    arm: Arm
+    anchor: Arm | None
+    scores: dict[str, Figure | None]
+    differences: dict[str, Figure | str | None]
+    cost: Cost
+    anchor_ratio: float | None
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Arms and columns.
+
+    Attributes:
+        title: in words.
+        columns: key (task or mean) -> heading.
+        samples: column -> samples that its largest cell rests on.
+        rows: in the paper's order.
+    """
+
+    title: str
+    columns: dict[str, str]
+    samples: dict[str, int]
+    rows: tuple[Row, ...]
+
+
+def make_tables(arms: Sequence[Arm]) -> tuple[Table, ...]:
+    """The table of the paper's tasks and that of all others, as far as there are results."""
+    present = {task: None for arm in arms for task in arm.runs}
+    tables = []
+    if any(task in PAPER_TASKS for task in present):
+        columns = {**PAPER_TASKS, **{mean: mean for mean in MEANS}}
+        tables.append(_table("Scores, the paper's layout", columns, arms))
+    others = {task: task for task in sorted(present) if task not in PAPER_TASKS}
+    if others:
+        tables.append(_table("Scores, other tasks" if tables else "Scores", others, arms))
+    return tuple(tables)
+
+
+def anchor_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
+    """The arm that ``arm`` names as its anchor."""
+    return next((other for other in arms if other.name == arm.facts.anchor), None)
+
+
+def ordered(arms: Sequence[Arm]) -> list[Arm]:
+    """By backbone, then uncompressed arms, then reducers with their largest budget first; an anchor above its arms."""
+
+    def place(arm: Arm) -> tuple[str, bool, str, float, str, bool, str]:
+        facts = (anchor_of(arm, arms) or arm).facts
+        compressed = facts.nominal_kv < 1
+        block = arm.facts.anchor or arm.name
+        return (
+            facts.backbone,
+            compressed,
+            facts.reducer.split()[0],
+            -facts.nominal_kv,
+            block,
+            arm.facts.anchor is not None,
+            arm.name,
+        )
+
+    return sorted(arms, key=place)
+
+
+def _table(title: str, columns: dict[str, str], arms: Sequence[Arm]) -> Table:
+    tasks = [column for column in columns if column not in MEANS]
+    shown = [arm for arm in ordered(arms) if any(task in arm.runs for task in tasks)]
+    rows = tuple(_row(arm, anchor_of(arm, arms), columns, tasks) for arm in shown)
+    figures = {column: [row.scores[column] for row in rows] for column in columns}
+    samples = {column: max((part.n for part in parts if part), default=0) for column, parts in figures.items()}
+    return Table(title, columns, samples, rows)
+
+
+def _row(arm: Arm, anchor: Arm | None, columns: dict[str, str], tasks: list[str]) -> Row:
+    scores: dict[str, Figure | None] = {}
+    differences: dict[str, Figure | str | None] = {}
+    for column in columns:
+        mean = MEANS.get(column)
+        scores[column] = score_figure(arm, column) if mean is None else mean_figure(arm, mean)
+        if anchor is not None:
+            differences[column] = (
+                difference_figure(arm, anchor, column) if mean is None else mean_difference(arm, anchor, mean)
+            )
+    ratio = None if anchor is None else _anchor_ratio(arm, anchor, tasks)
+    cost = cost_of(arm, tasks)
+    return Row(arm, anchor, scores, differences, cost, ratio, tuple(_flags(arm, anchor, cost, ratio, tasks)))
+
+
+def cost_of(arm: Arm, tasks: Sequence[str]) -> Cost:
+    """What the arm's caches cost on these tasks, all seeds together."""
+    return sum((run.cost for task in tasks for run in arm.runs.get(task, {}).values()), Cost())
+
+
+def _anchor_ratio(arm: Arm, anchor: Arm, tasks: Sequence[str]) -> float | None:
+    shared = [task for task in tasks if task in arm.runs and task in anchor.runs]
+    ours, its = cost_of(arm, shared).region_share, cost_of(anchor, shared).region_share
+    return its / ours if ours and its else None
+
+
+def _flags(arm: Arm, anchor: Arm | None, cost: Cost, ratio: float | None, tasks: Sequence[str]) -> list[str]:
+    facts, flags = arm.facts, []
+    if facts.anchor is not None and anchor is None:
+        flags.append(f"its anchor {facts.anchor} has no results here")
+    if anchor is not None and anchor.facts.nominal_kv < facts.nominal_kv:
+        flags.append(f"the anchor keeps less: {anchor.facts.nominal_kv:.3%} of the KV against {facts.nominal_kv:.3%}")
+    if ratio is not None and ratio < 1:
+        flags.append(f"measured, index included, the anchor takes {1 - ratio:.2%} fewer bytes")
+    if facts.nominal_kv < 1 and cost.dense_kv_bytes and not cost.acted:
+        flags.append("compression did not act: nothing left the cache")
+    runs = [run for task in tasks for run in arm.runs.get(task, {}).values() if run.ids]
+    if facts.acts == "after prefill" and facts.protocol == "query_aware" and any(run.one_token for run in runs):
+        names = ", ".join(dict.fromkeys(run.manifest.task for run in runs if run.one_token))
+        flags.append(f"compression after prefill cannot change a first token or a log-likelihood ({names})")
+    return flags

@@ -1,0 +1,139 @@
+"""Printed rows of the paper beside ours: what is printed, the means of the printed cells, and what was measured here.
+
+The printed tables are a file that the reader passes; the package ships none of them. Twelve of the paper's 93 printed
+3-means are means over other columns, so each mean is shown both as printed and as its cells give it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from subtoken_train.evaluation.reporting.figures import Figure, mean_difference, mean_figure, score_figure
+from subtoken_train.evaluation.reporting.layout import MEANS, PAPER_TASKS, anchor_of
+from subtoken_train.evaluation.reporting.reading import Arm
+
+VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}
+"""How an arm's router is called here and there."""
+TWO_STAGE = "4"
+"""The paper's table of two-stage training."""
+DELTAS = {"Δ 3-mean": ("3-mean", "printed_d3"), "Δ 7-mean": ("7-mean", "printed_d7")}
+COLUMNS = (*PAPER_TASKS.values(), *MEANS, *DELTAS)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm and one printed row; every mapping is column -> score in % or points of %, absent where there is none.
+
+    Attributes:
+        arm: ours.
+        words: table, model and method of the printed row.
+        printed: as printed.
+        recomputed: means and differences from the printed cells.
+        ours: measured here.
+    """
+
+    arm: str
+    words: str
+    printed: dict[str, float]
+    recomputed: dict[str, float]
+    ours: dict[str, Figure]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the printed row has."""
+        return [column for column in (*COLUMNS, "MMLU", "Δ MMLU") if column in self.printed]
+
+
+def compare_paper(arms: Sequence[Arm], path: Path) -> list[Comparison]:
+    """All arms whose backbone, reducer and groups are those of a printed row.
+
+    Raises:
+        ValueError: ``path`` is not there, or is no file of printed tables.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = [*content["vlm_rows"], *content["llm_rows"]]
+        return [
+            _comparison(arm, anchor_of(arm, arms), row, rows) for arm in arms for row in rows if _same_method(arm, row)
+        ]
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; --compare-paper takes the JSON file of the printed tables") from None
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no file of printed tables ({type(error).__name__} {error})") from None
+
+
+def recomputed_means(scores: dict[str, float]) -> dict[str, float]:
+    """The declared means of printed cells, in their units."""
+    cells = {mean: [scores[PAPER_TASKS[task]] for task in tasks] for mean, tasks in MEANS.items()}
+    return {mean: float(np.mean(values)) for mean, values in cells.items()}
+
+
+def _same_method(arm: Arm, row: dict[str, Any]) -> bool:
+    facts = arm.facts
+    name, _, keep = facts.reducer.partition(" ")
+    printed = (row["token_method"] or "-").lower()
+    if facts.eviction != "-" or name.lower() != printed or not _same_backbone(facts.backbone, row["model"]):
+        return False
+    if keep and not math.isclose(100 * float(keep), row["token_keep"], abs_tol=0.01):
+        return False
+    words = f"{facts.name} {facts.adapter or ''}".lower()
+    if facts.groups == "-":
+        return (
+            row["S"] is None and row["table"] != TWO_STAGE and (facts.adapter is not None or row["variant"] == "full")
+        )
+    groups, selector = facts.groups.split()[:2]
+    variant = VARIANTS.get("olora" if "olora" in words else selector)
+    two_stage = "stage2" in words
+    return (
+        groups == f"S{row['S']}K{row['K']}" and row["variant"] == variant and (row["table"] == TWO_STAGE) == two_stage
+    )
+
+
+def _same_backbone(backbone: str, model: str) -> bool:
+    """``llava-hf/llava-1.5-7b-hf`` is LLaVA-1.5-7B."""
+    return model.lower() in backbone.lower()
+
+
+def _comparison(arm: Arm, anchor: Arm | None, row: dict[str, Any], rows: list[dict[str, Any]]) -> Comparison:
+    words = f"Table {row['table']}, {row['model']}, {row['method']}"
+    if "mmlu" in row:
+        return _language_comparison(arm, anchor, row, rows, words)
+    printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
+    recomputed = recomputed_means(row["scores"])
+    base = _printed_anchor(row, rows)
+    base_means = None if base is None else recomputed_means(base["scores"])
+    ours = {label: score_figure(arm, task) for task, label in PAPER_TASKS.items()}
+    for label, (mean, key) in DELTAS.items():
+        ours[mean] = mean_figure(arm, MEANS[mean])
+        if row[key] is not None and base_means is not None:
+            printed[label], recomputed[label] = row[key], recomputed[mean] - base_means[mean]
+            ours[label] = None if anchor is None else mean_difference(arm, anchor, MEANS[mean])
+    return Comparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
+
+
+def _language_comparison(
+    arm: Arm, anchor: Arm | None, row: dict[str, Any], rows: list[dict[str, Any]], words: str
+) -> Comparison:
+    printed, recomputed = {"MMLU": row["mmlu"]}, {}
+    ours = {"MMLU": score_figure(arm, "mmlu")}
+    base = _printed_anchor(row, rows)
+    if row["printed_delta"] is not None and base is not None:
+        printed["Δ MMLU"], recomputed["Δ MMLU"] = row["printed_delta"], row["mmlu"] - base["mmlu"]
+        ours["Δ MMLU"] = None if anchor is None else mean_difference(arm, anchor, ["mmlu"])
+    return Comparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
+
+
+def _printed_anchor(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The printed token-only row of the same table, model, method and budget."""
+    if row["variant"] in {"token_only", "full", "lora_only"}:
+        return None
+    keys = ("table", "model", "token_method", "total_kv")
+    alike = (other for other in rows if all(other[key] == row[key] for key in keys))
+    return next((other for other in alike if other["variant"] == "token_only"), None)

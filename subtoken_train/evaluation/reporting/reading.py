@@ -1,0 +1,176 @@
+"""Results folders -> arms with their runs, one per task and seed.
+
+Scores are computed anew from the records with the task's metric; ``scores.json`` is not read, so that nothing stale is
+shown. Of the records only what statistics need is held: one number or word a sample.
+
+Legend: n samples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.reporting.cost import Cost
+from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, ArmFacts, Manifest
+from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.tasks import TASKS, build_task
+
+SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)
+SAME_FACTS = ("reducer", "groups", "eviction", "protocol", "acts", "nominal_kv", "trained")
+"""What runs of one arm must share; paths of backbone and adapter differ between machines and seeds."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm, trained with one seed, on one task.
+
+    Attributes:
+        folder: where it lies.
+        manifest: what it says of itself.
+        ids: of the answered samples, in order of the files.
+        kinds: their question kinds.
+        scores_n: their scores, each of its sample alone.
+        scores: of the task's metric, over all of them.
+        cost: of all samples together.
+        higher_is_better: whether a larger score of a sample is the better one.
+        one_token: whether no answer needed a second token, or only log-likelihoods were asked.
+        grid_bits: bits of ``kept_visual`` where they are the same number in all samples; None otherwise.
+    """
+
+    folder: Path
+    manifest: Manifest
+    ids: list[str]
+    kinds: list[str]
+    scores_n: npt.NDArray[np.float64]
+    scores: dict[str, float]
+    cost: Cost
+    higher_is_better: bool
+    one_token: bool
+    grid_bits: int | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples that were asked are answered."""
+        return len(self.ids) == self.manifest.rows
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the printed score is the mean of the samples' scores: only then resampling samples describes it."""
+        primary = self.scores.get(self.manifest.primary)
+        return primary is not None and bool(np.isclose(primary, self.scores_n.mean(), rtol=0, atol=1e-5))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm with all of its seeds.
+
+    Attributes:
+        name: without the seed.
+        facts: of the first run; ``anchor`` without its seed.
+        runs: task -> seed -> run, both in order.
+    """
+
+    name: str
+    facts: ArmFacts
+    runs: dict[str, dict[int | None, Run]]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All known seeds, ascending."""
+        return sorted({seed for runs in self.runs.values() for seed in runs if seed is not None})
+
+
+def without_seed(name: str) -> str:
+    """``tiny_fastv25-seed1`` -> ``tiny_fastv25``."""
+    return SEED_WORD.sub("", name)
+
+
+def read_results(folders: Sequence[Path]) -> list[Arm]:
+    """All arms of some results folders; an arm may be spread over them, by task or by seed.
+
+    Raises:
+        ValueError: no results, an unknown task, records that cannot be read (file and line), the same run twice, or
+            runs of one arm that differ in what they did or were asked.
+    """
+    arms: dict[str, Arm] = {}
+    for folder in folders:
+        places = sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
+        if not places:
+            raise ValueError(
+                f"{folder} holds no results (ARM/TASK/{MANIFEST_FILE}); 'subtoken-train evaluate' makes them"
+            )
+        for place in places:
+            _add(arms, _read_run(place))
+    return list(arms.values())
+
+
+def _add(arms: dict[str, Arm], run: Run) -> None:
+    """Put a run to the others of its arm."""
+    facts = run.manifest.arm
+    name = without_seed(facts.name)
+    anchor = None if facts.anchor is None else without_seed(facts.anchor)
+    arm = arms.setdefault(name, Arm(name, replace(facts, anchor=anchor), {}))
+    for fact in SAME_FACTS:
+        mine, other = getattr(facts, fact), getattr(arm.facts, fact)
+        if mine != other:
+            raise ValueError(f"{run.folder}: arm {name} has {fact} {mine}, but {other} elsewhere; rename one of them")
+    if anchor != arm.facts.anchor:
+        raise ValueError(f"{run.folder}: arm {name} names anchor {anchor}, but {arm.facts.anchor} elsewhere")
+    runs = arm.runs.setdefault(run.manifest.task, {})
+    if facts.seed in runs:
+        raise ValueError(
+            f"arm {name}, seed {facts.seed} is twice on {run.manifest.task}: {runs[facts.seed].folder} and "
+            f"{run.folder}; name one of them"
+        )
+    for other_run in runs.values():
+        if other_run.manifest.samples_sha256 != run.manifest.samples_sha256:
+            raise ValueError(
+                f"arm {name} answered different samples of {run.manifest.task} in {other_run.folder} and "
+                f"{run.folder}: these cannot be compared; evaluate both with the same files and options"
+            )
+    runs[facts.seed] = run
+
+
+def _read_run(folder: Path) -> Run:
+    """Read a folder and score its records."""
+    manifest = Manifest.read(folder)
+    if manifest.task not in TASKS:
+        raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('task', manifest.task, TASKS)}")
+    records = list(read_samples(folder).values())
+    if len(records) > manifest.rows:
+        raise ValueError(
+            f"{folder} holds {len(records)} samples, but its manifest says {manifest.rows}; remove the folder"
+        )
+    metric = build_task(manifest.task, manifest.source, **manifest.options).metric()
+    scores: dict[str, float] = {}
+    if records:
+        try:
+            metric.update([record.prediction for record in records], [record.reference for record in records])
+            scores = {name: float(value) for name, value in metric.compute().items()}
+            scores_n = np.array([metric.score(record.prediction, record.reference) for record in records])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder}: its records cannot be scored ({type(error).__name__} {error})") from error
+        if manifest.primary not in scores:
+            raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('score', manifest.primary, scores)}")
+    else:
+        scores_n = np.empty(0)
+    lengths = {4 * len(record.kept_visual or "") for record in records}
+    return Run(
+        folder,
+        manifest,
+        [record.id for record in records],
+        [record.kind for record in records],
+        scores_n,
+        scores,
+        Cost.of(records),
+        bool(metric.higher_is_better),
+        one_token=all(isinstance(record.prediction, list) or record.new_tokens <= 1 for record in records),
+        grid_bits=lengths.pop() if len(lengths) == 1 and lengths != {0} else None,
+    )
