@@ -66,14 +66,22 @@ def only_sample(batch: Batch, index: int) -> Batch:
     images = int(batch.images_per_sample_B[index])
     rank = int(batch.rank_position_B[index])
     shift = int(real.long().argmax()) if rank >= 0 else 0
+    own = slice(first_image, first_image + images)
+    grid = batch.image_grid_I3
+    if grid is not None:  # patches of all images in one row
+        patches = grid.prod(-1)
+        start = int(patches[:first_image].sum())
+        own = slice(start, start + int(patches[own].sum()))
+        grid = grid[first_image : first_image + images] if images else None
     return Batch(
         batch.input_ids_BN[index : index + 1, real],
         batch.labels_BN[index : index + 1, real],
         batch.regions_BN[index : index + 1, real],
         torch.tensor([rank - shift]),
-        batch.pixel_values[first_image : first_image + images] if images else None,
+        batch.pixel_values[own] if images else None,
         batch.images_per_sample_B[index : index + 1],
         batch.record_ids[index : index + 1],
+        grid,
     )
 
 

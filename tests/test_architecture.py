@@ -16,7 +16,7 @@ ROOMS = [
     {"artifact", "backbones"},
     {"datasets", "inference"},
     {"training", "evaluation"},
-    {"cli", "__main__"},
+    {"cli", "plugins", "__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 STRANGERS = {frozenset({"training", "evaluation"})}

@@ -53,10 +53,9 @@ class CompressedBackbone(nn.Module):
         self.model = family.model
         self.reducer = reducer
         self.bank = bank
-        _check_fit(reducer, family)
+        reducer.check_fit(family.name, sees_images=family.image_token_id is not None)
         self.routes = bank is not None and not bank.neutral
-        self._hooks: list[RemovableHandle] = []
-        self._detached = False
+        self._hooks: list[RemovableHandle] | None = []
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.routes)
         """Whether context and query rows of a language model see different caches."""
         if self.splits:
@@ -71,9 +70,9 @@ class CompressedBackbone(nn.Module):
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
-        for hook in self._hooks:
+        for hook in self._hooks or ():
             hook.remove()
-        self._detached = True
+        self._hooks = None
 
     def run(
         self,
@@ -92,7 +91,7 @@ class CompressedBackbone(nn.Module):
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
         """
-        assert not self._detached, "this backbone's family was handed on to another"
+        assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         visible = batch.regions_BN != Region.PADDING
         index = torch.arange(visible.shape[1], device=visible.device).expand(visible.shape)
@@ -247,13 +246,3 @@ class CompressedBackbone(nn.Module):
             below = self.family.run_layers(hidden[:, :length], visible, position, stop=layer)
             row = attention_row(self.family, layer, below, visible, position, batch.rank_position_B)
         return nn.functional.pad(row, (0, hidden.shape[1] - length))
-
-
-def _check_fit(reducer: Reducer, family: Family) -> None:
-    """Context reducers are for language models, the others for models that see images."""
-    is_text, name = family.image_token_id is None, reducer.config.name
-    if reducer.stage == "context" and not is_text:
-        allowed = f"{family.name} takes fastv or visionzip"
-        raise ValueError(f"reducer {name!r} evicts the context of a language model; {allowed}")
-    if reducer.stage in ("tower", "embeds", "decoder") and is_text:
-        raise ValueError(f"reducer {name!r} reduces visual tokens and {family.name} has none; use quest or none")

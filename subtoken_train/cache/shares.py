@@ -18,11 +18,13 @@ class Share:
     Attributes:
         total_bytes: everything that is stored for it, index included.
         routed_bytes: of entries whose values are stored in part: keys, pieces and what finds them.
+        index_bytes: of them, those that find the pieces.
         routed_channels: value channels that are stored of those entries, in all heads.
     """
 
     total_bytes: int = 0
     routed_bytes: int = 0
+    index_bytes: int = 0
     routed_channels: int = 0
 
 
@@ -41,9 +43,10 @@ def sample_shares(layer: PackedLayer) -> list[Share]:
         whole = block.whole_keys.nbytes // count + block.whole_values.nbytes // count
         for place, row in enumerate(rows):
             share = shares[row // per_sample]
-            routed, channels = _routed(block, place, count, width)
-            share.total_bytes += whole + index_row + routed
-            share.routed_bytes += routed
+            payload, index, channels = _routed(block, place, count, width)
+            share.total_bytes += whole + index_row + payload + index
+            share.routed_bytes += payload + index
+            share.index_bytes += index
             share.routed_channels += channels
     return shares
 
@@ -60,11 +63,11 @@ def vector_bytes(payload: Payload) -> int:
     return payload.data.shape[-1] * payload.data.element_size() + scale
 
 
-def _routed(block: Block, place: int, count: int, width: int) -> tuple[int, int]:
-    """(bytes, value channels) of one row's routed entries."""
+def _routed(block: Block, place: int, count: int, width: int) -> tuple[int, int, int]:
+    """(bytes of keys and pieces, bytes of the index, value channels) of one row's routed entries."""
     values = block.routed_values
     if values is None:
-        return 0, 0
+        return 0, 0, 0
     assert block.routed_keys is not None
     pieces = len(values.piece_bit)
     stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
@@ -72,6 +75,6 @@ def _routed(block: Block, place: int, count: int, width: int) -> tuple[int, int]
     if values.index.dim() > 1:  # bits: as many for every row
         in_index = values.index.nbytes // count
     shared = values.piece_bit.nbytes
-    total = block.routed_keys.nbytes // count + stored * vector_bytes(values.pieces) + in_index
-    total += values.offsets.element_size() * pieces + shared // count + (place < shared % count)
-    return total, stored * (width * values.heads // pieces)
+    payload = block.routed_keys.nbytes // count + stored * vector_bytes(values.pieces)
+    index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)
+    return payload, index, stored * (width * values.heads // pieces)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from subtoken_train.errors import unknown_name
+
 HELP = """Make a data set that recipes name, or check what of a public one is there.
 
 made here:
@@ -17,19 +19,24 @@ checked below --root (nothing is downloaded; exit code 2 where something is miss
   llava665k    LLaVA-v1.5's mix665k: where its parts come from, the number of records, every image that they name
   images       the images of any data file (--file) in the same format, below --root
   wikitext103  WikiText-103 (raw) as Parquet files: splits and their rows
+  a benchmark  by its name in 'evaluate' (pope, textvqa, ruler, ...): where to get it; below --root its rows, ids and
+               images, of which a few are opened
 
 data/README.md is the page for all of it."""
+
+_MADE = ("scenes", "english")
 
 _OPTIONS = {
     "llava665k": ("root", "missing_list"),
     "images": ("root", "file", "missing_list"),
     "wikitext103": ("root",),
 }
+_BENCHMARK_OPTIONS = ("root", "option")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("name", choices=["scenes", "english", *_OPTIONS], help="which data set")
+    parser.add_argument("name", metavar="NAME", help="which data set")
     parser.add_argument("--out", default=None, help="folder to write (default: data/scenes, data/english_text)")
     parser.add_argument("--train", type=int, default=12800, help="training records (default: 12800)")
     parser.add_argument("--dev", type=int, default=800, help="records for choices (default: 800)")
@@ -39,11 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=None, help="folder to check")
     parser.add_argument("--file", type=Path, default=None, help="images: the data file that names them")
     parser.add_argument("--missing-list", type=Path, default=None, help="file for the names of all missing images")
+    parser.add_argument(
+        "--option", action="append", default=None, metavar="KEY=VALUE", help="a benchmark's option; repeatable"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the files, or check them."""
     _check_options(args)
+    if args.name not in (*_MADE, *_OPTIONS):
+        from subtoken_train.cli.data_tasks import check_task
+
+        print(check_task(args.name, args.root, args.option or ()))
+        return 0
     if args.name in _OPTIONS:
         print(_check(args))
         return 0
@@ -73,10 +88,20 @@ def _check(args: argparse.Namespace) -> str:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Raise a ``ValueError`` for an option that the data set has no use for, or needs and lacks."""
-    used = _OPTIONS.get(args.name, ())
-    for option in ("root", "file", "missing_list"):
+    benchmark = args.name not in (*_MADE, *_OPTIONS)
+    if benchmark:
+        _check_name(args.name)
+    used = _BENCHMARK_OPTIONS if benchmark else _OPTIONS.get(args.name, ())
+    for option in ("root", "file", "missing_list", "option"):
         if option not in used and getattr(args, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} means nothing to data {args.name}; leave it out")
     for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):
-        if option in used and getattr(args, option) is None:
+        if not benchmark and option in used and getattr(args, option) is None:
             raise ValueError(f"data {args.name} needs {words}: --{option} PATH")
+
+
+def _check_name(name: str) -> None:
+    from subtoken_train.evaluation.tasks import TASKS
+
+    if name not in TASKS:
+        raise unknown_name("data set", name, (*_MADE, *_OPTIONS, *TASKS))

@@ -105,5 +105,9 @@ def _say(line: str) -> None:
 
 
 def print_results(folder: Path) -> None:
-    """The report's tables, and how to make the rest of it."""
-    raise NotImplementedError(folder)
+    """A table of everything in the results folder, and how to make the rest of the report."""
+    from subtoken_train.cli.report import print_summary
+    from subtoken_train.evaluation.reporting.report import make_report
+
+    print_summary(make_report([folder]))
+    print(f"records are in {folder}; 'subtoken-train report {folder}' makes tables, curves and a page of them")

@@ -58,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
     data_root = None if args.data_root is None else Path(args.data_root)
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is no folder")
-    from rich.console import Console
-
     from subtoken_train.evaluation.reporting.report import make_report
 
     folders = [Path(name) for name in args.results]
@@ -69,11 +67,7 @@ def run(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     for name in formats:
         (out / FILES[name]).write_text(_writer(name)(report), encoding="utf-8")
-    Console(width=None if sys.stdout.isatty() else 120).print(_summary(report))
-    for table in report.tables:
-        for row in table.rows:
-            for flag in row.flags:
-                print(f"{row.arm.name}: {flag}")
+    print_summary(report)
     if paper is not None and not report.comparisons:
         print(f"no arm has the backbone, reducer and groups of a row of {paper}")
     print(f"{', '.join(FILES[name] for name in formats)} written to {out}")
@@ -89,18 +83,32 @@ def _writer(name: str) -> Callable[[Report], str]:
     return {"markdown": report_markdown, "csv": report_csv, "latex": report_latex, "html": report_html}[name]
 
 
-def _summary(report: Report) -> Table:
-    """A line per arm: budget, and the score and difference of every column that has one."""
-    from rich.table import Table
+def print_summary(report: Report) -> None:
+    """A table of all arms, and what is wrong with any of them."""
+    from rich.console import Console
 
-    from subtoken_train.evaluation.reporting.words import difference_text, score_text, share_text
-
-    summary = Table("arm", "KV nominal", "KV region", "score", "Δ to the anchor")
+    Console(width=None if sys.stdout.isatty() else 120).print(_summary(report))
     for table in report.tables:
         for row in table.rows:
-            shown = [key for key in table.columns if row.scores[key] is not None]
-            scores = [f"{table.columns[key]} {score_text(row.scores[key], table.samples[key])}" for key in shown]
-            apart = [difference_text(row.differences.get(key), table.samples[key]) for key in shown]
-            budget = share_text(row.arm.facts.nominal_kv), share_text(row.cost.region_share)
-            summary.add_row(row.arm.name, *budget, "\n".join(scores), "\n".join(apart) if row.differences else "-")
+            for flag in row.flags:
+                print(f"{row.arm.name}: {flag}")
+
+
+def _summary(report: Report) -> Table:
+    """Budget, score and difference of every arm: its means where it has them, else its tasks."""
+    from rich.table import Table
+
+    from subtoken_train.evaluation.reporting.layout import MEANS
+    from subtoken_train.evaluation.reporting.words import difference_text, score_text, share_text
+
+    summary = Table("arm", "KV nominal", "KV region", "", "score, %", "Δ to the anchor", "n")
+    for table in report.tables:
+        for row in table.rows:
+            figures = {key: figure for key, figure in row.scores.items() if figure is not None}
+            means = {key: figure for key, figure in figures.items() if key in MEANS}
+            head = [row.arm.name, share_text(row.arm.facts.nominal_kv), share_text(row.cost.region_share)]
+            for key, figure in (means or figures).items():
+                apart = difference_text(row.differences.get(key), figure.n)
+                summary.add_row(*head, table.columns[key], score_text(figure, figure.n), apart, f"{figure.n:,}")
+                head = [""] * len(head)
     return summary

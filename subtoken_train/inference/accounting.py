@@ -14,7 +14,7 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.cache.shares import sample_shares, slice_bytes
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.inference.protocol import Opened
+from subtoken_train.inference.opening import Opened
 from subtoken_train.types import Batch, LayerPlan, Region
 
 
@@ -27,6 +27,7 @@ class PromptBytes:
         dense_kv_bytes: the same prompt uncompressed.
         region_bytes: its compressed region (visual or context) with the index of its value groups.
         region_dense_bytes: the same region uncompressed.
+        index_bytes: of ``region_bytes``, those that find the stored value groups.
         entries_before: (token, layer) entries of the region.
         entries_after: those that any head keeps.
         values_after: their stored values, in whole ones, rounded to 4 places.
@@ -39,6 +40,7 @@ class PromptBytes:
     dense_kv_bytes: int
     region_bytes: int
     region_dense_bytes: int
+    index_bytes: int
     entries_before: int
     entries_after: int
     values_after: float
@@ -72,6 +74,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
                 dense_kv_bytes=total_B[b] * shape.token_bytes,
                 region_bytes=sum(share.routed_bytes for share in shares) + whole_bytes,
                 region_dense_bytes=region * shape.token_bytes,
+                index_bytes=sum(share.index_bytes for share in shares),
                 entries_before=region * shape.num_layers,
                 entries_after=sum(of_layer[b] for of_layer in entries_LB),
                 values_after=round(channels / shape.value_dim, 4),

@@ -16,13 +16,11 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference.accounting import PromptBytes, account
 from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.continuations import appended_tokens, check_continuations, first_tokens
 from subtoken_train.inference.greedy import greedy_tokens
-from subtoken_train.inference.prefill import append
-from subtoken_train.inference.protocol import Protocol, open_prompts
-from subtoken_train.types import Batch, Region
-
-APPENDED = 256  # tokens of a continuation that are run at a time
-LOGITS = 2**25  # logits that are held at a time, in fp32
+from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.protocol import Protocol
+from subtoken_train.types import Batch
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class Outcome:
         dense_kv_bytes: see there.
         region_bytes: see there.
         region_dense_bytes: see there.
+        index_bytes: see there.
         entries_before: see there.
         entries_after: see there.
         values_after: see there.
@@ -57,6 +56,7 @@ class Outcome:
     dense_kv_bytes: int
     region_bytes: int
     region_dense_bytes: int
+    index_bytes: int
     entries_before: int
     entries_after: int
     values_after: float
@@ -144,21 +144,21 @@ def score_batch(
     Raises:
         ValueError: as ``open_prompts``; an empty continuation, or one that leaves the model's positions.
     """
-    _check_continuations(backbone, prompts, continuations)
+    check_continuations(backbone, prompts, continuations)
     clock, cache = _Clock(prompts), PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
     clock.filled()
     places = [(b, k) for b, of_prompt in enumerate(continuations) for k in range(len(of_prompt))]
     rows = torch.tensor([b for b, _ in places], device=opened.logits_BV.device, dtype=torch.long)
     first = [continuations[b][k][0] for b, k in places]
-    table = dict(zip(places, _first(opened.logits_BV, rows, first), strict=True))
+    table = dict(zip(places, first_tokens(opened.logits_BV, rows, first), strict=True))
     by_length = [sorted(range(len(c)), key=lambda k, c=c: -len(c[k])) for c in continuations]  # type: ignore[misc]
     for turn in range(max(map(len, by_length))):
         chosen = {b: order[turn] for b, order in enumerate(by_length) if turn < len(order)}
         ids = [list(continuations[b][chosen[b]]) if b in chosen else [] for b in range(len(by_length))]
         if max(map(len, ids)) < 2:
             break
-        appended = _appended(backbone, cache, ids)
+        appended = appended_tokens(backbone, cache, ids)
         for b, k in chosen.items():
             table[b, k] = (table[b, k][0] + appended[b][0], table[b, k][1] and appended[b][1])
     clock.done()
@@ -172,59 +172,6 @@ def score_batch(
             new_tokens=sum(map(len, of_prompt)),
         )
     return outcomes
-
-
-def _first(logits_BV: Tensor, rows: Tensor, tokens: list[int]) -> list[tuple[float, bool]]:
-    """(log-probability, is it the likeliest) of one token after each of ``rows``."""
-    wanted = torch.tensor(tokens, device=logits_BV.device, dtype=torch.long)
-    logprobs_BV = logits_BV.float().log_softmax(-1)
-    return list(zip(logprobs_BV[rows, wanted].tolist(), (logits_BV.argmax(-1)[rows] == wanted).tolist(), strict=True))
-
-
-def _appended(
-    backbone: CompressedBackbone, cache: PackedCache, continuations: list[list[int]]
-) -> list[tuple[float, bool]]:
-    """(sum of log-probabilities, are they the likeliest) of each continuation's tokens but the first.
-
-    (0, True) where there are none. The cache is as before afterwards.
-    """
-    device = cache.next_position.device if cache.next_position is not None else None
-    count, longest = len(continuations), max(map(len, continuations)) - 1
-    sums_B, wrong_B = torch.zeros(count, dtype=torch.float64), torch.zeros(count)
-    step = max(1, LOGITS // int(backbone.model.get_output_embeddings().weight.shape[0]))
-    for start in range(0, longest, APPENDED):
-        stop = min(start + APPENDED, longest)
-        padded = [ids[start:stop] + [0] * (stop - max(start, len(ids[:stop]))) for ids in continuations]
-        hidden_BqD = append(backbone, torch.tensor(padded, device=device), cache)
-        real = [(b, t) for b, ids in enumerate(continuations) for t in range(start, min(stop, len(ids) - 1))]
-        for part in range(0, len(real), step):
-            places = real[part : part + step]
-            rows, columns = (torch.tensor(x, device=device) for x in zip(*places, strict=True))
-            wanted = torch.tensor([continuations[b][t + 1] for b, t in places], device=device)
-            logits = backbone.family.logits(hidden_BqD[rows, columns - start])
-            logprobs = logits.float().log_softmax(-1).gather(1, wanted[:, None])[:, 0]
-            sums_B.index_add_(0, rows.cpu(), logprobs.cpu().double())
-            wrong_B.index_add_(0, rows.cpu(), (logits.argmax(-1) != wanted).cpu().float())
-    cache.crop(-longest)
-    return list(zip(sums_B.tolist(), (wrong_B == 0).tolist(), strict=True))
-
-
-def _check_continuations(
-    backbone: CompressedBackbone, prompts: Batch, continuations: Sequence[Sequence[Sequence[int]]]
-) -> None:
-    if len(continuations) != len(prompts.record_ids):
-        raise ValueError(f"{len(continuations)} lists of continuations for {len(prompts.record_ids)} prompts")
-    limit = getattr(backbone.family.decoder.config, "max_position_embeddings", None)
-    lengths = (prompts.regions_BN != Region.PADDING).sum(-1).tolist()
-    for name, length, of_prompt in zip(prompts.record_ids, lengths, continuations, strict=True):
-        for k, ids in enumerate(of_prompt):
-            if not len(ids):
-                raise ValueError(f"continuation {k} of {name!r} has no tokens; there is nothing to score")
-            if limit is not None and length + len(ids) - 1 > limit:
-                raise ValueError(
-                    f"{name!r}: a prompt of {length} tokens and a continuation of {len(ids)} need more than the "
-                    f"model's {limit} positions; shorten them"
-                )
 
 
 class _Clock:

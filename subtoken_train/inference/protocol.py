@@ -1,87 +1,14 @@
-"""How prompts come into a packed cache: whole (``query_aware``), or their context first, before the question is seen.
-
-``context_first`` is the protocol under which KVCompose reports: reducer, routers and eviction see a prompt's context
-alone, and the rest of the prompt is appended as it is. The context of a model that sees images is everything up to and
-including the last visual token; of a language model, everything up to the end of the CONTEXT region.
-
-Legend: B batch, N positions of the prompts, M of their contexts, q of what follows, V vocabulary.
-"""
+"""Protocols under which prompts are compressed; ``inference/opening.py`` runs them. Importing this file is cheap."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.cache.cache import PackedCache
-from subtoken_train.errors import unknown_name
-from subtoken_train.functional.gather import kept_index, take_rows
-from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import append, check_length, next_logits, prefill
-from subtoken_train.types import Batch, Plan, Region
+if TYPE_CHECKING:
+    from subtoken_train.backbones.attach import CompressedBackbone
+    from subtoken_train.inference.compression import Compression
 
 Protocol = Literal["query_aware", "context_first"]
-
-
-@dataclass(frozen=True)
-class Opened:
-    """Prompts in a cache.
-
-    Attributes:
-        logits_BV: of the next token.
-        plan: what the cache keeps of the part that was compressed.
-        regions_BM: of that part, which the plan counts in; the whole prompt under ``query_aware``.
-    """
-
-    logits_BV: Tensor
-    plan: Plan
-    regions_BM: Tensor
-
-
-def open_prompts(
-    backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, compression: Compression, protocol: Protocol
-) -> Opened:
-    """Fill ``cache`` with a batch of prompts.
-
-    Args:
-        backbone: in evaluation mode.
-        prompts: a batch without answers, padded on either side.
-        cache: an empty one.
-        compression: eviction and precision.
-        protocol: ``query_aware`` or ``context_first``. Under the latter a prompt without context is not compressed:
-            its first token is run alone, and all others follow in full.
-
-    Raises:
-        ValueError: as ``prefill``; or, under ``context_first``, a method that reads the question, or a prompt that ends
-            with its context.
-    """
-    if protocol not in get_args(Protocol):
-        raise unknown_name("protocol", protocol, get_args(Protocol))
-    if protocol == "query_aware":
-        whole = prefill(backbone, prompts, cache, compression)
-        return Opened(whole.logits_BV, whole.plan, prompts.regions_BN)
-    check_context_first(backbone, compression)
-    compression.check(backbone.family)
-    compression.check_prompts(prompts)
-    check_length(prompts, backbone.family.decoder.config)
-    visible_BN = prompts.regions_BN != Region.PADDING
-    context_BN = context_part(prompts.regions_BN)
-    rest_BN = visible_BN & ~context_BN
-    for name, ends in zip(prompts.record_ids, (~rest_BN.any(-1)).tolist(), strict=True):
-        if ends:
-            raise ValueError(f"context_first: nothing follows the context of {name!r}; a prompt must ask after it")
-    context = _taken(prompts, context_BN)
-    first = prefill(backbone, context, cache, compression)
-    index_Bq, valid_Bq = kept_index(rest_BN, pad_left=True)
-    padding_B = (~valid_Bq).sum(-1)
-    hidden = append(
-        backbone, take_rows(prompts.input_ids_BN, index_Bq), cache, padding_B if bool(padding_B.any()) else None
-    )
-    return Opened(next_logits(backbone, hidden), first.plan, context.regions_BN)
 
 
 def check_context_first(backbone: CompressedBackbone, compression: Compression) -> None:
@@ -96,37 +23,3 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
         reads = f"eviction {compression.eviction.name!r} reads the attention from the question to the image"
     if reads is not None:
         raise ValueError(f"context_first compresses before the question is seen, but {reads}; use query_aware")
-
-
-def context_part(regions_BN: Tensor) -> Tensor:
-    """A prompt's tokens up to the last VISUAL or CONTEXT one, bool [B, N]; its first token where there is none."""
-    visible_BN = regions_BN != Region.PADDING
-    compressed_BN = (regions_BN == Region.VISUAL) | (regions_BN == Region.CONTEXT)
-    upto_BN = compressed_BN.flip(-1).cumsum(-1).flip(-1) > 0
-    first_BN = visible_BN & (visible_BN.cumsum(-1) == 1)
-    return visible_BN & (upto_BN | first_BN)
-
-
-def _taken(prompts: Batch, part_BN: Tensor) -> Batch:
-    """The marked tokens as a batch, padded on the left; the last of them ranks where the prompts have a ranking token.
-
-    All image tokens must be among them.
-    """
-    index_BM, valid_BM = kept_index(part_BN, pad_left=True)
-    # an id that is no image token, whatever stands at the index that padding points to
-    ids_BM = take_rows(prompts.input_ids_BN, index_BM)
-    pad_B1 = take_rows(prompts.input_ids_BN, (~_images(prompts)).int().argmax(-1, keepdim=True))
-    return Batch(
-        input_ids_BN=torch.where(valid_BM, ids_BM, pad_B1),
-        labels_BN=torch.full_like(ids_BM, IGNORE_INDEX),
-        regions_BN=take_rows(prompts.regions_BN, index_BM).masked_fill(~valid_BM, Region.PADDING),
-        rank_position_B=torch.where(prompts.rank_position_B < 0, -1, index_BM.shape[1] - 1),
-        pixel_values=prompts.pixel_values,
-        images_per_sample_B=prompts.images_per_sample_B,
-        record_ids=prompts.record_ids,
-        image_grid_I3=prompts.image_grid_I3,
-    )
-
-
-def _images(prompts: Batch) -> Tensor:
-    return prompts.regions_BN == Region.VISUAL

@@ -66,15 +66,15 @@ def encode_text(
     """
     if family.image_token_id is not None:
         raise ValueError(f"{family.name} is no language model; its prompts are made by its chat format")
+    moved = prompt[len(prompt.rstrip()) :] if continuations else ""
+    kept = prompt.removesuffix(moved) if moved else prompt
+    if not kept:
+        raise ValueError("the prompt is empty; a language model needs at least one token to go on from")
     if context_characters is not None and not 0 <= context_characters < len(prompt):
         raise ValueError(
             f"context_characters={context_characters} must lie between 0 and {len(prompt) - 1}, the prompt's "
             "characters less one that asks"
         )
-    moved = prompt[len(prompt.rstrip()) :] if continuations else ""
-    kept = prompt.removesuffix(moved) if moved else prompt
-    if not kept:
-        raise ValueError("the prompt is empty; a language model needs at least one token to go on from")
     ids = _encode(family, kept)
     pairs = [tuple(_encode(family, kept + moved + each)[len(ids) :]) for each in continuations]
     for text, pair in zip(continuations, pairs, strict=True):

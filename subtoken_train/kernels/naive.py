@@ -44,7 +44,7 @@ def packed_attention(
     batch, heads, new, width = query_BHqd.shape
     kv_heads = tail_keys_BhTd.shape[1]
     grouped = query_BHqd.reshape(batch, kv_heads, heads // kv_heads * new, width)
-    out = torch.empty_like(grouped, memory_format=torch.contiguous_format)
+    out = grouped.new_empty(grouped.shape)  # contiguous, whatever the queries' strides are
     for block in blocks:
         shared = block.whole_keys.data.shape[1] == kv_heads
         # where heads have entries of their own, a row is one head

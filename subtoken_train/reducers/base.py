@@ -83,6 +83,16 @@ class Reducer:
         """Tokens kept of ``tokens``."""
         return kept_count(tokens, self.config.keep_ratio, self.config.round_up)
 
+    def check_fit(self, backbone: str, sees_images: bool) -> None:
+        """Raise a worded ``ValueError``: context reducers are for language models, the others for those that see."""
+        if self.stage == "context" and sees_images:
+            allowed = f"{backbone} takes fastv or visionzip"
+            raise ValueError(f"reducer {self.config.name!r} evicts the context of a language model; {allowed}")
+        if self.stage in ("tower", "embeds", "decoder") and not sees_images:
+            raise ValueError(
+                f"reducer {self.config.name!r} reduces visual tokens and {backbone} has none; use quest or none"
+            )
+
     def check_ranks(self) -> None:
         """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""
         if not self.ranks or self.config.keep_ratio == 1:

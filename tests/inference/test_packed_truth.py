@@ -91,7 +91,7 @@ def test_the_comparison_notices_small_faults(change):
 
 
 @pytest.mark.parametrize("eviction", ["none", "shared_set", "own_sets"])
-@pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
+@pytest.mark.parametrize("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama"])
 @torch.no_grad()
 def test_tokens_appended_together_are_causal(family, eviction):
     """Chunks of tokens, as in a further turn, give the logits of one token after another."""

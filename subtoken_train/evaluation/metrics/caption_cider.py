@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
 
 from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
 
@@ -111,8 +112,8 @@ class CaptionCider(TaskMetric):
         Raises:
             ValueError: see ``ptb_tokens``.
         """
-        content = self.line_bytes if isinstance(self.line_bytes, Tensor) else torch.cat(self.line_bytes)
-        rows = [json.loads(line) for line in bytes(content.tolist()).decode().splitlines()]
+        content = bytes(dim_zero_cat(self.line_bytes).tolist())
+        rows = [json.loads(line) for line in content.splitlines()]
         tokens = ptb_tokens([[predicted, *captions] for predicted, captions in rows])
         mean, _ = cider([some[0] for some in tokens], [some[1:] for some in tokens])
         return {"cider": torch.tensor(mean, dtype=torch.float64)}

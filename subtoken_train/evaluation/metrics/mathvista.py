@@ -80,7 +80,7 @@ def normalise(
         if answer_type == "integer":
             return str(int(float(extraction)))  # type: ignore[arg-type]
         if answer_type == "float":
-            return str(round(float(extraction), precision))  # type: ignore[arg-type, call-overload]
+            return str(round(float(extraction), precision))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
     return str(extraction) if answer_type == "list" or extraction is not None else None

@@ -89,7 +89,7 @@ def difference_part(arm: Arm, anchor: Arm, task: str) -> Part | str | None:
     mine, other = score_part(arm, task), score_part(anchor, task)
     assert mine is not None
     assert other is not None
-    found = tuple(dict.fromkeys([*mine.marks, *other.marks, *(["other seeds"] if seeds_differ else [])]))
+    found = tuple(dict.fromkeys([*mine.marks, *other.marks, *(["anchor of other seeds"] if seeds_differ else [])]))
     if mine.table_sn is None or other.table_sn is None:
         return Part(mine.value - other.value, mine.form, None, table_sn.shape[1], found)
     return Part(float(table_sn.mean()), mine.form, table_sn, table_sn.shape[1], found)

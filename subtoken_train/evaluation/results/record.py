@@ -27,6 +27,7 @@ class SampleRecord:
         dense_kv_bytes: the same prompt uncompressed.
         region_bytes: the compressed region (visual or context) alone; 0 where a prompt has none.
         region_dense_bytes: the same region uncompressed.
+        index_bytes: of ``region_bytes``, those that find the stored value groups; the paper's fraction leaves them out.
         entries_before: (token, layer) entries of the compressed region before compression.
         entries_after: those that stayed in any head: the proof that token reduction or eviction acted.
         values_after: their value parts, in whole values, rounded to 4 places: below ``entries_after`` where routing
@@ -48,6 +49,7 @@ class SampleRecord:
     dense_kv_bytes: int
     region_bytes: int
     region_dense_bytes: int
+    index_bytes: int
     entries_before: int
     entries_after: int
     values_after: float

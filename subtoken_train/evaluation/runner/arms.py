@@ -63,7 +63,7 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
         if spec.keep_ratio is not None:
             changed["keep_ratio"] = spec.keep_ratio
         try:
-            reducer = ReducerConfig(**{**changed, **spec.reducer_options})  # type: ignore[arg-type]
+            reducer = ReducerConfig(**{**changed, **spec.reducer_options})
         except TypeError as error:
             raise ValueError(f"reducer_options: {error}") from None
     path = spec.adapter or spec.backbone

@@ -117,6 +117,7 @@ def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRec
         dense_kv_bytes=outcome.dense_kv_bytes,
         region_bytes=outcome.region_bytes,
         region_dense_bytes=outcome.region_dense_bytes,
+        index_bytes=outcome.index_bytes,
         entries_before=outcome.entries_before,
         entries_after=outcome.entries_after,
         values_after=round(outcome.values_after, 4),

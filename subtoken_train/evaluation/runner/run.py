@@ -20,7 +20,7 @@ from subtoken_train.evaluation.runner.processes import ONE, Processes
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.check import check_complete
+from subtoken_train.evaluation.tasks.check import check_complete, check_samples
 from subtoken_train.inference.pool import ModelPool
 
 Say = Callable[[str], None]
@@ -63,6 +63,13 @@ def run_grid(
         if grid.anchors == "auto":
             arms, notes = with_anchors(arms, pool)
         folders = []
+        scored = [task.name for task, samples in tasks if samples and samples[0].choices]
+        blind = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
+        if scored and blind:
+            notes.append(
+                f"{', '.join(blind)}: an eviction acts after the prompt's pass, so that choices of one token keep "
+                f"their log-likelihoods ({', '.join(scored)}); protocol context_first compresses before the question"
+            )
         for line in notes if processes.first else ():
             say(line)
         for arm in arms:
@@ -92,6 +99,7 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
         task.check_requirements()
         samples = task.samples()
         check_complete(task, samples, grid.limit)
+        check_samples(task, samples)
         read.append((task, samples if grid.limit is None else samples[: grid.limit]))
     return read
 

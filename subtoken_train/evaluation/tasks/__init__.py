@@ -9,8 +9,19 @@ from typing import Any
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.chartqa import ChartQA
+from subtoken_train.evaluation.tasks.coco_caption import CocoCaption
 from subtoken_train.evaluation.tasks.docvqa import DocVQA, InfographicVQA
+from subtoken_train.evaluation.tasks.gqa import GQA
+from subtoken_train.evaluation.tasks.local import Local, LocalText
+from subtoken_train.evaluation.tasks.mathvista import MathVista
+from subtoken_train.evaluation.tasks.mmbench import MMBench
+from subtoken_train.evaluation.tasks.mmbench_video import MMBenchVideo
+from subtoken_train.evaluation.tasks.mme import MME
+from subtoken_train.evaluation.tasks.mmlu import MMLU
+from subtoken_train.evaluation.tasks.pope import POPE
 from subtoken_train.evaluation.tasks.recall import Recall
+from subtoken_train.evaluation.tasks.ruler import Ruler
+from subtoken_train.evaluation.tasks.ruler_synthetic import RulerSynthetic
 from subtoken_train.evaluation.tasks.scenes import (
     ScenesCaption,
     ScenesGQA,
@@ -18,23 +29,43 @@ from subtoken_train.evaluation.tasks.scenes import (
     ScenesPope,
     ScenesTextVQA,
 )
+from subtoken_train.evaluation.tasks.scienceqa import ScienceQA
+from subtoken_train.evaluation.tasks.textcaps import TextCaps
 from subtoken_train.evaluation.tasks.textvqa import TextVQA
+from subtoken_train.evaluation.tasks.video_tt import VideoTT
 from subtoken_train.evaluation.tasks.vizwiz import VizWiz
 from subtoken_train.evaluation.tasks.vqav2 import VQAv2
+from subtoken_train.evaluation.tasks.wikitext import WikiText
 
 TASKS: dict[str, type[Task]] = {
     "chartqa": ChartQA,
+    "coco_caption": CocoCaption,
     "docvqa": DocVQA,
+    "gqa": GQA,
     "infographicvqa": InfographicVQA,
+    "local": Local,
+    "local_text": LocalText,
+    "mathvista": MathVista,
+    "mmbench": MMBench,
+    "mmbench_video": MMBenchVideo,
+    "mme": MME,
+    "mmlu": MMLU,
+    "pope": POPE,
     "recall": Recall,
+    "ruler": Ruler,
+    "ruler_synthetic": RulerSynthetic,
     "scenes_caption": ScenesCaption,
     "scenes_gqa": ScenesGQA,
     "scenes_mmbench": ScenesMMBench,
     "scenes_pope": ScenesPope,
     "scenes_textvqa": ScenesTextVQA,
+    "scienceqa": ScienceQA,
+    "textcaps": TextCaps,
     "textvqa": TextVQA,
+    "video_tt": VideoTT,
     "vizwiz": VizWiz,
     "vqav2": VQAv2,
+    "wikitext": WikiText,
 }
 
 

@@ -82,8 +82,12 @@ class Task(ABC):
     def metric(self) -> TaskMetric:
         """A fresh metric."""
 
-    def check_requirements(self) -> None:
-        """Raise a worded ``ValueError`` where this machine lacks what the metric needs; called before any model runs."""
+    def check_requirements(self) -> None:  # noqa: B027  (most tasks need nothing, and say so by not defining it)
+        """Raise where the metric could not score here (a library or program is missing); asked before any model runs.
+
+        Raises:
+            ValueError: what is missing, and how to get it.
+        """
 
     @property
     def expected_rows(self) -> int | None:

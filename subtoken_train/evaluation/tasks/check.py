@@ -1,9 +1,76 @@
-"""x."""
+"""Is a benchmark whole? Asked before a run, and by ``subtoken-train data NAME``."""
 
 from __future__ import annotations
+
 from collections.abc import Sequence
+from pathlib import Path
+
+from subtoken_train.datasets.images import compare_images
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.tasks import reading
 from subtoken_train.evaluation.tasks.base import Sample, Task
+
+_PLACEHOLDER = "<image>"
+_OPENED = 5
 
 
 def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
-    """X."""
+    """Refuse a part of a set as if it were the set.
+
+    Args:
+        task: that was read.
+        samples: all that its files hold.
+        limit: samples that a run asks for; with one it is a part on purpose, and need not be whole.
+
+    Raises:
+        ValueError: there is no sample, or no limit and another number than ``task.expected_rows``.
+    """
+    if not samples:
+        raise ValueError(f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}")
+    if limit is None:
+        reading.check_complete(task, len(samples))
+
+
+def check_samples(task: Task, samples: Sequence[Sample]) -> None:
+    """What every sample must be, for a task that one wrote oneself, too.
+
+    Raises:
+        ValueError: an id is there twice, a prompt has not one placeholder per image, a context is longer than its
+            prompt, or image files are missing.
+    """
+    reading.unique_ids((sample.id, f"task {task.name}, sample {n:,}") for n, sample in enumerate(samples, 1))
+    for sample in samples:
+        written = sample.prompt.count(_PLACEHOLDER) if task.modality == "image" else len(sample.images)
+        if written != len(sample.images):
+            raise ValueError(
+                f"task {task.name}, sample {sample.id!r}: {written} {_PLACEHOLDER} in the prompt for "
+                f"{len(sample.images)} images; write one for each"
+            )
+        if sample.context_characters is not None and not 0 <= sample.context_characters <= len(sample.prompt):
+            raise ValueError(
+                f"task {task.name}, sample {sample.id!r}: context_characters {sample.context_characters} lies outside "
+                f"its prompt of {len(sample.prompt)}"
+            )
+    _check_files(task, samples)
+
+
+def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """Open a few images, spread over the samples; their widths and heights in pixels.
+
+    Raises:
+        ValueError: one is missing or cannot be read.
+    """
+    seen = [sample for sample in samples if sample.images]
+    step = max(1, len(seen) // _OPENED)
+    return [open_image(sample.images[0]).size for sample in seen[::step][:_OPENED]]
+
+
+def _check_files(task: Task, samples: Sequence[Sample]) -> None:
+    """All image files must be there, by the listings of their folders."""
+    named = dict.fromkeys(str(image) for sample in samples for image in sample.images if isinstance(image, Path))
+    missing = [name for folder in compare_images(named, Path()) for name in folder.missing]
+    if missing:
+        raise ValueError(
+            f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
+            f"{task.where}"
+        )

@@ -80,14 +80,23 @@ def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[Row]
     entries = content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise ValueError(f"{path} has no list {key!r}; is it another file?")
-    rows = []
-    for number, values in enumerate(entries):
-        place = f"{path}, {key}[{number}]"
-        if not isinstance(values, dict):
-            raise ValueError(f"{place}: a JSON object is wanted, got {type(values).__name__}")
-        _check_columns(place, columns, list(values))
-        rows.append(Row(values, place))
-    return rows
+    return [_object(values, f"{path}, {key}[{number}]", columns) for number, values in enumerate(entries)]
+
+
+def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, Row]:
+    """The objects of a JSON file that is one object of objects, by their names.
+
+    Args:
+        path: of the file.
+        columns: that each object must have; others are read, too.
+
+    Raises:
+        ValueError: the file is missing or not JSON, holds something else, or an entry lacks a column.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__} instead of named objects; is it another file?")
+    return {name: _object(values, f"{path}, {name!r}", columns) for name, values in content.items()}
 
 
 def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
@@ -109,11 +118,18 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
             values = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{place}: invalid JSON ({error.msg}); {_CUT_OFF}") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"{place}: a JSON object is wanted, got {type(values).__name__}")
-        _check_columns(place, columns, list(values))
-        rows.append(Row(values, place))
+        rows.append(_object(values, place, columns))
     return rows
+
+
+def read_lines(path: Path) -> list[Row]:
+    """The lines of a text file that are not empty, column ``text``.
+
+    Raises:
+        ValueError: the file is missing or not UTF-8.
+    """
+    lines = enumerate(_text(path).splitlines(), start=1)
+    return [Row({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
 def read_table(
@@ -196,6 +212,13 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
+
+
+def _object(values: Any, place: str, columns: Sequence[str]) -> Row:
+    if not isinstance(values, dict):
+        raise ValueError(f"{place}: a JSON object is wanted, got {type(values).__name__}")
+    _check_columns(place, columns, list(values))
+    return Row(values, place)
 
 
 def _check_columns(place: str, wanted: Sequence[str], present: Sequence[str]) -> None:

@@ -195,3 +195,19 @@ def test_text_tasks_are_for_language_models(tmp_path):
     grid = scenes_grid(tmp_path, tmp_path / "out", ROUTED)
     with pytest.raises(ValueError, match="run them apart"):
         run_grid(replace(grid, tasks=(TaskSpec("recall", options={"contexts": 1}),)))
+
+
+def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):
+    """One-token choices are scored by the prompt's own pass."""
+    (tmp_path / "mmlu/test").mkdir(parents=True)
+    (tmp_path / "mmlu/test/anatomy_test.csv").write_text("Which?,1,2,3,4,B\nWhere?,5,6,7,8,D\n")
+    arm = ArmSpec(backbone="checkpoints/tiny-llama", eviction="snapkv", eviction_keep=0.5)
+    task = TaskSpec("mmlu", options={"num_fewshot": 0})
+    grid = scenes_grid(tmp_path, tmp_path / "out", arm, limit=2, data_root=tmp_path)
+    said: list[str] = []
+    run_grid(replace(grid, tasks=(task,)), say=said.append)
+    assert len(said) == 1
+    assert "protocol context_first" in said[0]
+    said.clear()
+    run_grid(replace(grid, tasks=(task,), arms=(replace(arm, protocol="context_first"),)), say=said.append)
+    assert said == []

@@ -1,0 +1,71 @@
+"""A benchmark's part of ``subtoken-train data``: where it comes from, and what of it is on disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from subtoken_train.evaluation.tasks import Sample, Task, build_task
+from subtoken_train.evaluation.tasks.check import check_complete, check_samples, open_some
+
+_KINDS = 8  # shown
+
+
+def check_task(name: str, root: Path | None, options: Sequence[str]) -> str:
+    """Print where a benchmark comes from and, with its folder, what is there; returns the last line.
+
+    Args:
+        name: of ``TASKS``.
+        root: folder (for one's own questions: or file) with its files; None: nothing is read, unless the task makes
+            its texts itself.
+        options: ``key=value`` each, values in YAML.
+
+    Raises:
+        ValueError: files are missing or broken, or the set is not complete.
+    """
+    task = build_task(name, root, **dict(map(_option, options)))
+    rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"
+    print(f"{name}: {rows} samples, score {task.primary}\n  {task.where}\n")
+    if root is None and not _makes_its_own(task):
+        return f"check a folder: subtoken-train data {name} --root DIR"
+    samples = task.samples()
+    print(*_lines(task, samples), sep="\n")
+    check_complete(task, samples, limit=None)
+    check_samples(task, samples)
+    sizes = open_some(samples)
+    if sizes:
+        opened = ", ".join(f"{width} x {height}" for width, height in sizes)
+        print(f"  {len(sizes)} images opened: {opened}")
+    task.check_requirements()
+    return f"complete: {len(samples):,} samples" if task.expected_rows else f"readable: {len(samples):,} samples"
+
+
+def _makes_its_own(task: Task) -> bool:
+    return task.hub_id is None and task.rows is None and task.expected_rows is not None
+
+
+def _lines(task: Task, samples: Sequence[Sample]) -> list[str]:
+    """What is in the files, in words."""
+    if not samples:
+        return []
+    images = sum(len(sample.images) for sample in samples)
+    kinds = Counter(sample.kind for sample in samples).most_common()
+    shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds[:_KINDS])
+    more = f", and {len(kinds) - _KINDS} more" if len(kinds) > _KINDS else ""
+    asked = samples[0].prompt
+    return [
+        f"{task.source or task.name}: {len(samples):,} samples, {images:,} images",
+        f"  kinds: {shown}{more}",
+        f"  first, {samples[0].id!r}: {asked if len(asked) <= 300 else asked[:150] + ' ... ' + asked[-150:]!r}",
+    ]
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--option {text!r} must be written KEY=VALUE")
+    return key, yaml.safe_load(value)

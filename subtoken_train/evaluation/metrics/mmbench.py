@@ -1,0 +1,63 @@
+"""MMBench: vanilla and circular accuracy, under four rules of reading a free answer.
+
+Source: Liu et al., arXiv:2307.06281 (circular evaluation); the rules are those of ``option_letters``.
+
+Legend: N samples, G questions, R readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from subtoken_train.evaluation.metrics.base import Prediction
+from subtoken_train.evaluation.metrics.grouped import GroupedMetric, bits_of, groups_of
+from subtoken_train.evaluation.metrics.option_letters import READINGS, plain_letter
+
+ROTATION = 1_000_000
+"""Rows of one question have the same index modulo this."""
+
+
+class MMBenchScores(GroupedMetric):
+    """Accuracy over all rows, and over questions whose rotations are all answered right.
+
+    A reference holds ``index``, ``answer`` (a letter) and ``options`` (texts by letter).
+
+    Scores, each with the prefix of its reading (none: ``plain_letter``; ``lmms_``, ``lmms_static_``, ``vlmevalkit_``):
+        ``accuracy``: vanilla, over all rows, rotations included (what the paper prints).
+        ``circular``: questions all of whose rows are right. Left out where no question has two rows.
+
+    No judge is asked and no letter is drawn: an answer that names no option is wrong. So ``lmms_circular`` is what
+    lmms-eval's task ``mmbench_en_dev`` gives at least, and ``lmms_static_circular`` what ``mmbench_en_dev_static`` gives.
+    """
+
+    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
+        """Take generated answers."""
+        self.take(_marked(*pair) for pair in zip(predictions, references, strict=True))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Scores by name."""
+        keys_N, marks_N = self.kept()
+        right_NR = bits_of(marks_N, len(READINGS))
+        accuracy_R = right_NR.double().mean(dim=0)
+        scores = {f"{name}accuracy": accuracy_R[i] for i, name in enumerate(READINGS)}
+        groups = groups_of(keys_N, right_NR)
+        if (groups.sizes_G > 1).any():
+            circular_R = groups.all_GM.double().mean(dim=0)
+            scores |= {f"{name}circular": circular_R[i] for i, name in enumerate(READINGS)}
+        return scores
+
+    @staticmethod
+    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+        """The row's term of ``accuracy``."""
+        assert isinstance(prediction, str)
+        return float(plain_letter(prediction, reference["options"]) == reference["answer"])
+
+
+def _marked(prediction: Prediction, reference: Mapping[str, Any]) -> tuple[int, int]:
+    assert isinstance(prediction, str)
+    options, answer = reference["options"], reference["answer"]
+    right = (read(prediction, options) == answer for read in READINGS.values())
+    return reference["index"] % ROTATION, sum(hit << i for i, hit in enumerate(right))

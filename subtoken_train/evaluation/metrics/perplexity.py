@@ -1,0 +1,55 @@
+"""Perplexity of texts from the log-likelihoods of their parts, as lm-eval defines it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+
+
+class Perplexity(TaskMetric):
+    """``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of scored texts, lower is better.
+
+    With L the sum of log-likelihoods in nats: exp(-L / words), exp(-L / bytes) and -L / bytes / ln 2. None of them
+    depends on how a tokenizer cuts the text. A reference holds ``words`` and ``bytes`` of the scored text, a prediction
+    its one log-likelihood. ``score`` is the geometric mean of a byte's probability, 1 / byte perplexity of the sample.
+    """
+
+    higher_is_better = False
+    points = frozenset({"word_perplexity", "byte_perplexity", "bits_per_byte"})
+    sums: Tensor  # [3]: log-likelihood, words, bytes
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
+        """Add log-likelihoods and what they were of."""
+        for prediction, reference in zip(predictions, references, strict=True):
+            added = [_only(prediction), reference["words"], reference["bytes"]]
+            self.sums += torch.tensor(added, dtype=torch.float64).to(self.sums)
+
+    def compute(self) -> dict[str, Tensor]:
+        """The three figures."""
+        nats, words, octets = self.sums
+        return {
+            "word_perplexity": torch.exp(-nats / words),
+            "byte_perplexity": torch.exp(-nats / octets),
+            "bits_per_byte": -nats / octets / math.log(2),
+        }
+
+    @staticmethod
+    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+        """exp(log-likelihood / bytes)."""
+        return math.exp(_only(prediction) / reference["bytes"])
+
+
+def _only(prediction: Prediction) -> float:
+    assert isinstance(prediction, list)
+    (value,) = prediction
+    return value

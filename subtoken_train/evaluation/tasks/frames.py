@@ -1,0 +1,54 @@
+"""What video tasks share: frames from folders of extracted images, and the file that a judge reads.
+
+No video is decoded here. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.jpg`` makes such a folder.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from subtoken_train.datasets.images import SUFFIXES
+from subtoken_train.evaluation.results.record import SampleRecord
+
+FRAMES = "frames"
+
+
+def evenly_spaced(folder: Path, count: int) -> list[Path]:
+    """``count`` images of a folder, at the middles of as many equal parts of its listing by name; all where fewer.
+
+    Raises:
+        ValueError: there is no image.
+    """
+    names = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
+    if not names:
+        raise ValueError(f"{folder} has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 {folder}/%06d.jpg")
+    taken = min(count, len(names))
+    return [names[(2 * part + 1) * len(names) // (2 * taken)] for part in range(taken)]
+
+
+def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
+    """The answers in the form that VLMEvalKit's judges read: the benchmark's own columns and ``prediction``, as TSV.
+
+    Rows come by their ``index``. Versions of VLMEvalKit that want ``.xlsx`` need it converted.
+
+    Args:
+        records: of one video task: their references hold the columns.
+        path: of the file.
+
+    Raises:
+        ValueError: there is no record, or a prediction is no text.
+    """
+    rows: list[Mapping[str, object]] = []
+    for record in records:
+        if not isinstance(record.prediction, str) or "index" not in record.reference:
+            raise ValueError(f"sample {record.id!r} is no answer to a video question; only their tasks have a judge")
+        rows.append({**record.reference, "prediction": record.prediction})
+    if not rows:
+        raise ValueError(f"no answers to write to {path}; evaluate the task first")
+    rows.sort(key=lambda row: int(str(row["index"])))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t")
+        writer.writeheader()
+        writer.writerows(rows)

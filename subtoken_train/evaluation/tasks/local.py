@@ -1,0 +1,133 @@
+"""One's own questions: JSON lines, each with a question, its answers and the rule that scores it.
+
+    {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
+
+``image`` is a path relative to the file, or a list of paths, or absent; ``id`` (default: the line's number) and
+``kind`` are optional. Two tasks read the same format: ``local`` for models that see, ``local_text`` for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.metrics.local_scores import RULES, LocalScores
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.reading import Row, unique_ids
+from subtoken_train.evaluation.tasks.text_files import read_jsonl
+
+_KEYS = ("id", "image", "question", "answers", "metric", "kind")
+_PLACEHOLDER = "<image>"
+_FEWEST_PEOPLE = 4  # three others must agree for a full score
+
+
+@dataclass
+class LocalQuestions(Task):
+    """What both tasks share: the format.
+
+    Attributes:
+        max_new_tokens: cap on an answer.
+    """
+
+    max_new_tokens: int = 32
+
+    hub_id = None
+    rows = None
+    primary = "score"
+    where = (
+        'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", "answers": '
+        f'["cat"], "metric": "exact_match"}} (metrics: {", ".join(RULES)}; image: task local only); the file, or '
+        "its folder, is the source"
+    )
+
+    def samples(self) -> list[Sample]:
+        """The lines of the file; images are not looked for.
+
+        Raises:
+            ValueError: a line breaks the format, with file and line.
+        """
+        rows = read_jsonl(self._file(), ("question", "answers", "metric"))
+        samples = [self._sample(row, number) for number, row in enumerate(rows, 1)]
+        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
+        if self.modality == "image" and not any(sample.images for sample in samples):
+            raise ValueError(f"{self.source}: no line has an image; use the task local_text")
+        return samples
+
+    def metric(self) -> LocalScores:
+        """Each sample's own rule."""
+        return LocalScores()
+
+    def _file(self) -> Path:
+        if self.source is None:
+            raise ValueError(f"task {self.name} needs a source. {self.where}")
+        source = Path(self.source)
+        found = sorted(source.glob("*.jsonl")) if source.is_dir() else [source]
+        if len(found) != 1:
+            raise ValueError(f"task {self.name}: {source} has {len(found)} .jsonl files; name the file that is meant")
+        return found[0]
+
+    def _sample(self, row: Row, number: int) -> Sample:
+        values, place = row.values, row.place
+        _check(values, place)
+        names = _listed(values.get("image") or [])
+        if names and self.modality == "text":
+            raise ValueError(f"{place}: there is an image; use the task local")
+        answers = _listed(values["answers"])
+        if values["metric"] == "vqa" and len(answers) < _FEWEST_PEOPLE:
+            raise ValueError(f"{place}: metric vqa wants {_FEWEST_PEOPLE} people's answers or more, got {len(answers)}")
+        return Sample(
+            id=str(values.get("id", number)),
+            prompt=_prompt(values["question"], len(names), place),
+            reference={"answers": answers, "metric": values["metric"]},
+            images=tuple(Path(self._file()).parent / name for name in names),
+            max_new_tokens=self.max_new_tokens,
+            kind=values.get("kind", values["metric"]),
+        )
+
+
+@dataclass
+class Local(LocalQuestions):
+    """Questions about images; some lines may have none."""
+
+    name = "local"
+    modality = "image"
+
+
+@dataclass
+class LocalText(LocalQuestions):
+    """Questions without images; what may be compressed is the default split of the text."""
+
+    name = "local_text"
+    modality = "text"
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def _check(values: Mapping[str, Any], place: str) -> None:
+    for key in values:
+        if key not in _KEYS:
+            raise ValueError(f"{place}: {unknown_name('key', key, _KEYS)}")
+    for key in ("question", "metric", "kind"):
+        if key in values and not (isinstance(values[key], str) and values[key]):
+            raise ValueError(f"{place}: {key} must be a text that is not empty, got {values[key]!r}")
+    if values["metric"] not in RULES:
+        raise ValueError(f"{place}: {unknown_name('metric', values['metric'], RULES)}")
+    for key in ("answers", "image"):
+        value = values.get(key, "")
+        texts = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+        if not texts or (key == "answers" and not value):
+            raise ValueError(f"{place}: {key} must be a text or a list of texts, got {value!r}")
+
+
+def _prompt(question: str, images: int, place: str) -> str:
+    written = question.count(_PLACEHOLDER)
+    if written == 0:
+        return f"{_PLACEHOLDER}\n" * images + question
+    if written != images:
+        raise ValueError(f"{place}: {written} {_PLACEHOLDER} in the question, {images} images; write one for each")
+    return question

@@ -1,0 +1,77 @@
+"""MMBench-Video (Fang et al., NeurIPS 2024): questions about frames, answered for a judge; no score without one.
+
+Asked one by one, in VLMEvalKit's words. Its other way, all questions of a video at once, is not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from subtoken_train.evaluation.metrics.answered import Answered
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.frames import FRAMES, evenly_spaced
+from subtoken_train.evaluation.tasks.reading import find_file, task_source, unique_ids
+from subtoken_train.evaluation.tasks.text_files import read_table
+
+FILE = "MMBench-Video.tsv"
+COLUMNS = ("index", "video", "question", "answer", "dimensions")
+_BEFORE = (
+    "You are an AI assistant responsible for answering questions about videos.\n"
+    "You will be provided with {} separate frames uniformly sampled from a video, the frames are provided in "
+    "chronological order of the video.\n"
+    "Please analyze these images and provide the answer to the question about the video content.\n"
+    "Please directly reply with your response to the only question.\n"
+)
+
+
+@dataclass
+class MMBenchVideo(Task):
+    """Open questions; the predictions are for a judge (``frames.write_judge_file``).
+
+    Attributes:
+        frames: images of each video, evenly spaced over its folder's.
+    """
+
+    frames: int = 8
+
+    name = "mmbench_video"
+    modality = "image"
+    hub_id = None
+    rows = None
+    primary = "answered"
+    where = (
+        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR (its videos are pickled "
+        "archives, which VLMEvalKit unpacks), then extract frames of each into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 "
+        f"DIR/frames/VIDEO/%06d.jpg); DIR holds {FILE}"
+    )
+
+    def samples(self) -> list[Sample]:
+        """The rows of the table; ids are their ``index``. Only the listings of the frames' folders are read."""
+        folder = Path(task_source(self))
+        rows = read_table(find_file(self, folder, FILE), COLUMNS, delimiter="\t")
+        unique_ids((row.values["index"], row.place) for row in rows)
+        chosen = {
+            video: evenly_spaced(folder / FRAMES / video, self.frames)
+            for video in dict.fromkeys(row.values["video"] for row in rows)
+        }
+        return [
+            Sample(
+                id=row.values["index"],
+                prompt=video_prompt(row.values["question"], len(chosen[row.values["video"]])),
+                reference=dict(row.values),
+                images=tuple(chosen[row.values["video"]]),
+                max_new_tokens=512,
+                kind="question",
+            )
+            for row in rows
+        ]
+
+    def metric(self) -> Answered:
+        """How much was answered: no score."""
+        return Answered()
+
+
+def video_prompt(question: str, frames: int) -> str:
+    """The instruction, one placeholder per frame, and the question."""
+    return _BEFORE.format(frames) + "<image>\n" * frames + f"Question: {question}\nAnswer: "

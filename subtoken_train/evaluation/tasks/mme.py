@@ -1,0 +1,99 @@
+"""MME (Fu et al., arXiv:2306.13394): 14 subtasks of yes/no questions, two to an image.
+
+Read from lmms-eval's Parquet form, or from the benchmark's own folders: ``SUBTASK/NAME.txt`` (question, tab, answer) and
+the image beside it, or in ``questions_answers_YN/`` and ``images/``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from subtoken_train.evaluation.metrics.mme import SUBTASKS, MMEScores
+from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions, about_image, image_of
+from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
+from subtoken_train.evaluation.tasks.text_files import read_lines
+
+YES_OR_NO = " Please answer yes or no."
+"""What every question ends with; LLaVA and lmms-eval put their words for short answers in its place."""
+
+
+@dataclass
+class MME(ImageQuestions):
+    """All subtasks."""
+
+    name = "mme"
+    hub_id = "lmms-lab/MME"
+    rows = 2374
+    primary = "accuracy"
+    answered = "test"
+    columns = ("question_id", "question", "answer", "category")
+    where = (
+        "Parquet: hf download lmms-lab/MME --repo-type dataset --local-dir DIR. The benchmark's own folders, "
+        "MME_Benchmark_release_version, are given on request: "
+        "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation"
+    )
+
+    def samples(self) -> Sequence[Sample]:
+        """All samples in the order of the files, or subtask by subtask.
+
+        Raises:
+            ValueError: a file is missing, truncated or malformed, or an image has not two questions.
+        """
+        source = task_source(self)
+        own = isinstance(source, Path) and any((source / name).is_dir() for name in SUBTASKS)
+        rows = _own_rows(Path(source)) if own else read_split(self, self.answered, self.columns, ["image"])
+        samples = [self.sample(row, number) for number, row in enumerate(rows)]
+        _check_pairs(rows)
+        return samples
+
+    def metric(self) -> MMEScores:
+        """Accuracy and points."""
+        return MMEScores()
+
+    def sample(self, row: Row, number: int) -> Sample:
+        """The sample of a row; its id is image and question, because the question ids are the images'."""
+        category, pair, question = (str(row.values[name]) for name in ("category", "question_id", "question"))
+        answer = row.values["answer"].lower().strip().replace(".", "")
+        if category not in SUBTASKS or answer not in ("yes", "no"):
+            raise ValueError(
+                f"{row.place}: category {category!r} with answer {answer!r}; the categories are "
+                f"{', '.join(SUBTASKS)}, and answers are yes and no"
+            )
+        question = question.strip().replace(YES_OR_NO, "")
+        return Sample(
+            f"{pair}: {question}",
+            about_image(question + SHORT_ANSWER),
+            {"answer": answer, "category": category, "pair": pair},
+            image_of(row),
+            kind=category,
+        )
+
+
+def _own_rows(folder: Path) -> list[Row]:
+    rows = []
+    for category in SUBTASKS:
+        beside = folder / category
+        texts = beside / "questions_answers_YN"
+        for path in sorted((texts if texts.is_dir() else beside).glob("*.txt")):
+            image = (beside / "images" if texts.is_dir() else beside) / f"{path.stem}.jpg"  # or .png: found when opened
+            for line in read_lines(path):
+                question, tab, answer = line.values["text"].partition("\t")
+                if not tab:
+                    raise ValueError(f"{line.place}: a question, a tab and an answer are wanted")
+                values = {"category": category, "question_id": f"{category}/{image.name}", "image": image}
+                rows.append(Row({**values, "question": question, "answer": answer}, line.place))
+    return rows
+
+
+def _check_pairs(rows: Sequence[Row]) -> None:
+    pairs: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        pairs[row.values["category"], row.values["question_id"]].append(row)
+    for (_, pair), members in pairs.items():
+        if len({row.values["question"] for row in members}) != 2 or len(members) != 2:
+            places = "; ".join(row.place for row in members)
+            raise ValueError(f"{places}: image {pair} has {len(members)} questions, and two different ones are wanted")

@@ -1,0 +1,142 @@
+"""MMLU (Hendrycks et al., arXiv:2009.03300): four choices about 57 subjects, scored by the letters' log-likelihoods.
+
+Read from the Parquet form on the Hub, or from CSV files ``dev/SUBJECT_dev.csv`` and ``test/SUBJECT_test.csv``: the
+authors' (no header, letters), or with a header and the answers' indices.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.options import lettered
+from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
+from subtoken_train.evaluation.tasks.text_files import read_table
+
+LETTERS = "ABCD"
+STYLES = ("lm_eval", "hendrycks")
+MOST_EXAMPLES = 5
+_CELLS = ("question", "choice0", "choice1", "choice2", "choice3", "answer")
+
+
+@dataclass
+class MMLU(Task):
+    """The 14,042 test questions; a subject's first examples of ``dev`` come before each.
+
+    The few-shot prefix is what may be compressed: the question and the letters' likelihoods come after it.
+
+    Attributes:
+        num_fewshot: examples before the question, 0 to 5.
+        style: ``lm_eval`` (lm-evaluation-harness) or ``hendrycks`` (the authors' program), which has two spaces after
+            "about" and keeps the space around a question.
+    """
+
+    name = "mmlu"
+    modality = "text"
+    hub_id = "cais/mmlu"
+    rows = 14_042
+    primary = "accuracy"
+    where = (
+        "Parquet: hf download cais/mmlu --repo-type dataset --local-dir DIR --include 'all/*'. CSV: unpack "
+        "https://people.eecs.berkeley.edu/~hendrycks/data.tar, and give its folder data (with dev/ and test/)"
+    )
+
+    num_fewshot: int = MOST_EXAMPLES
+    style: str = "lm_eval"
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not.
+
+        Raises:
+            ValueError: more examples than there are, or no such style.
+        """
+        if not 0 <= self.num_fewshot <= MOST_EXAMPLES:
+            raise ValueError(f"num_fewshot of mmlu is {self.num_fewshot}; there are 0 to {MOST_EXAMPLES} examples")
+        if self.style not in STYLES:
+            raise unknown_name("style of mmlu", self.style, STYLES)
+
+    def samples(self) -> Sequence[Sample]:
+        """All samples in the order of the files.
+
+        Raises:
+            ValueError: a file is missing, truncated or malformed, an answer is none of the choices, or a subject has
+                too few examples.
+        """
+        examples = self._by_subject("dev") if self.num_fewshot else {}
+        return list(self._samples(examples))
+
+    def metric(self) -> MultipleChoice:
+        """Accuracy over all questions."""
+        return MultipleChoice()
+
+    def prefix(self, subject: str, examples: Sequence[Row]) -> str:
+        """What comes before a question: the description and solved examples."""
+        gap = "  " if self.style == "hendrycks" else " "
+        about = gap + subject.replace("_", " ")
+        solved = (f"{self.question(row)} {LETTERS[_answer(row)]}\n\n" for row in examples)
+        return f"The following are multiple choice questions (with answers) about{about}.\n\n{''.join(solved)}"
+
+    def question(self, row: Row) -> str:
+        """A question up to where its answer's letter belongs."""
+        asked = row.values["question"] if self.style == "hendrycks" else row.values["question"].strip()
+        return f"{asked}\n{lettered(row.values['choices'])}\nAnswer:"
+
+    def _samples(self, examples: dict[str, list[Row]]) -> Iterator[Sample]:
+        for subject, rows in self._by_subject("test").items():
+            shown = examples.get(subject, [])[: self.num_fewshot]
+            if len(shown) < self.num_fewshot:
+                raise ValueError(
+                    f"task mmlu: subject {subject} has {len(shown)} of {self.num_fewshot} examples in dev. {self.where}"
+                )
+            prefix = self.prefix(subject, shown)
+            for number, row in enumerate(rows):
+                yield Sample(
+                    f"{subject}/{number}",
+                    prefix + self.question(row),
+                    {"answer": _answer(row)},
+                    choices=tuple(f" {letter}" for letter in LETTERS),
+                    context_characters=len(prefix),
+                    kind=subject,
+                )
+
+    def _by_subject(self, split: str) -> dict[str, list[Row]]:
+        source = task_source(self)
+        subjects: dict[str, list[Row]] = defaultdict(list)
+        folder = source / split if isinstance(source, Path) else None
+        if folder is not None and folder.is_dir():
+            for path in sorted(folder.glob(f"*_{split}.csv")):
+                subjects[path.stem.removesuffix(f"_{split}")] = _csv_rows(path)
+        else:
+            for row in read_split(self, split, ("question", "subject", "choices", "answer"), config="all"):
+                subjects[row.values["subject"]].append(row)
+        if not subjects:
+            raise ValueError(f"task mmlu: {folder} has no *_{split}.csv. {self.where}")
+        return subjects
+
+
+def _csv_rows(path: Path) -> list[Row]:
+    rows = read_table(path, _CELLS, header=False)
+    if rows and tuple(rows[0].values.values()) == _CELLS:
+        rows = rows[1:]
+    return [Row(_unified(row.values), row.place) for row in rows]
+
+
+def _unified(values: Any) -> dict[str, Any]:
+    answer = values["answer"].strip()
+    number = LETTERS.find(answer) if answer in tuple(LETTERS) else int(answer) if answer.isdecimal() else -1
+    return {"question": values["question"], "choices": [values[name] for name in _CELLS[1:5]], "answer": number}
+
+
+def _answer(row: Row) -> int:
+    answer, choices = row.values["answer"], row.values["choices"]
+    if len(choices) != len(LETTERS) or answer not in range(len(LETTERS)):
+        raise ValueError(
+            f"{row.place}: {len(choices)} choices with answer {answer}; 4 are wanted, and A to D or 0 to 3"
+        )
+    return int(answer)

@@ -1,0 +1,143 @@
+"""RULER (Hsieh et al., COLM 2024): 13 long-context tasks, as texts without a chat format.
+
+Three forms of files are read: the Hub's Parquet rows (context, question, answer prefix: kvpress's form), RULER's own
+``TASK/validation.jsonl`` (as its ``prepare.py`` writes them, older and newer), and what ``ruler_synthetic`` writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.metrics.ruler import RULER_TASKS, RulerMatch
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.text_files import read_jsonl
+
+FILE = "validation.jsonl"
+NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
+"""Tokens generated, by the first part of a task's name."""
+_QUESTIONS = {
+    "niah": re.compile(r"What (?:is|are all) the special magic"),
+    "vt": re.compile(r"Question: Find all variables that are assigned the value"),
+    "cwe": re.compile(r"Question: What are the 10 most common words in the above list\?"),
+    "fwe": re.compile(r"Question: Do not provide any explanation\."),
+    "qa": re.compile(r"Answer the question based on the given documents\."),
+}
+_PARQUET = ("context", "question", "answer_prefix", "answer", "task", "max_new_tokens")
+
+
+def context_end(text: str, task: str) -> int:
+    """Characters of a task's text before its question: the last place where the question's fixed words begin.
+
+    Raises:
+        ValueError: they are not in the text.
+    """
+    places = [match.start() for match in _QUESTIONS[family(task)].finditer(text)]
+    if not places:
+        raise ValueError(f"no question of RULER's task {task} in it")
+    return places[-1]
+
+
+def family(task: str) -> str:
+    """``niah`` of ``niah_single_1``."""
+    return task.partition("_")[0]
+
+
+@dataclass
+class Ruler(Task):
+    """RULER at one length; the context may be compressed before the question is read.
+
+    Attributes:
+        length: of the Hub's configuration, in tokens of the tokenizer that it was made with; files in a folder have
+            their own.
+        tasks: which of the 13.
+        rows_per_task: samples of each, in a complete set.
+    """
+
+    length: int = 4096
+    tasks: Sequence[str] = field(default=RULER_TASKS)
+    rows_per_task: int = 500
+
+    name = "ruler"
+    modality = "text"
+    hub_id = "simonjegou/ruler"
+    rows = 500 * len(RULER_TASKS)
+    primary = "string_match"
+    where = (
+        "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
+        "--save_dir of RULER's own scripts/data/prepare.py (https://github.com/NVIDIA/RULER), which leaves "
+        "DIR/TASK/validation.jsonl. The task ruler_synthetic needs no files"
+    )
+
+    def __post_init__(self) -> None:
+        self.tasks = tuple(self.tasks)
+        for task in self.tasks:
+            if task not in RULER_TASKS:
+                raise unknown_name("RULER task", task, RULER_TASKS)
+
+    @property
+    def expected_rows(self) -> int:
+        """``rows_per_task`` of each of ``tasks``."""
+        return self.rows_per_task * len(self.tasks)
+
+    def samples(self) -> list[Sample]:
+        """Task by task; ids are a task's name and the sample's number."""
+        source = task_source(self)
+        files = [Path(source) / task / FILE for task in self.tasks] if isinstance(source, Path) else []
+        if any(path.is_file() for path in files):
+            return [sample for path in files for sample in _read_task(path)]
+        rows = read_split(self, "test", _PARQUET, config=str(self.length))
+        numbers: dict[str, int] = {}
+        found = []
+        for row in rows:
+            task = row.values["task"]
+            numbers[task] = numbers.get(task, -1) + 1
+            if task in self.tasks:
+                found.append(_parquet_sample(row, f"{task}-{numbers[task]}"))
+        return found
+
+    def metric(self) -> RulerMatch:
+        """String match."""
+        return RulerMatch()
+
+
+def ruler_sample(task: str, name: str, context: str, rest: str, answers: Sequence[str]) -> Sample:
+    """A sample of a task: ``context`` may be compressed, ``rest`` asks."""
+    return Sample(
+        id=name,
+        prompt=context + rest,
+        reference={"task": task, "answers": list(answers)},
+        context_characters=len(context),
+        max_new_tokens=NEW_TOKENS[family(task)],
+        kind=task,
+    )
+
+
+def _parquet_sample(row: Row, name: str) -> Sample:
+    values = row.values
+    if not values["answer"]:
+        raise ValueError(f"{row.place} has no answer; fetch the file again")
+    rest = values["question"] + values["answer_prefix"]
+    return ruler_sample(values["task"], name, values["context"], rest, values["answer"])
+
+
+def _read_task(path: Path) -> list[Sample]:
+    task = path.parent.name
+    rows = read_jsonl(path, ("index", "input", "outputs"))
+    unique_ids((f"{task}-{row.values['index']}", row.place) for row in rows)
+    samples = []
+    for row in rows:
+        text, answers = row.values["input"], row.values["outputs"]
+        if not isinstance(text, str) or not isinstance(answers, list) or not answers:
+            raise ValueError(f"{row.place}: input must be a text and outputs a list of texts, at least one")
+        try:
+            end = context_end(text, task)
+        except ValueError as error:
+            raise ValueError(f"{row.place}: {error}; is this file of that task?") from None
+        rest = text[end:] + row.values.get("answer_prefix", "")  # newer files keep the prefix apart
+        samples.append(ruler_sample(task, f"{task}-{row.values['index']}", text[:end], rest, [str(a) for a in answers]))
+    return samples

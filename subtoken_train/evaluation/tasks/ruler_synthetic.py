@@ -1,0 +1,114 @@
+"""RULER's tasks that need no other text, made on the spot and by a seed: no files, no network. See ``ruler_texts``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.metrics.ruler import RulerMatch
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, family, ruler_sample
+from subtoken_train.evaluation.tasks.ruler_texts import MAKERS, Text
+
+_SHORT = 4096  # RULER lists words less often below it
+
+
+@dataclass
+class RulerSynthetic(Task):
+    """Six of RULER's tasks at a given length. Not the published texts: their words are others.
+
+    Attributes:
+        tasks: which of the six.
+        length: prompt and room for the answer (``NEW_TOKENS``) together, at most; in tokens of ``tokenizer``, or in
+            words (what white space separates) without one.
+        tokenizer: folder or Hub id; special tokens are not counted.
+        samples_per_task: of each task.
+        seed: other seeds, other texts.
+    """
+
+    tasks: Sequence[str] = field(default=tuple(MAKERS))
+    length: int = 4096
+    tokenizer: str | None = None
+    samples_per_task: int = 100
+    seed: int = 0
+
+    name = "ruler_synthetic"
+    modality = "text"
+    hub_id = None
+    rows = None
+    primary = "string_match"
+    where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
+
+    def __post_init__(self) -> None:
+        self.tasks = tuple(self.tasks)
+        for task in self.tasks:
+            if task not in MAKERS:
+                raise unknown_name("task of ruler_synthetic", task, MAKERS)
+
+    @property
+    def expected_rows(self) -> int:
+        """``samples_per_task`` of each of ``tasks``."""
+        return self.samples_per_task * len(self.tasks)
+
+    def samples(self) -> list[Sample]:
+        """Task by task.
+
+        Raises:
+            ValueError: ``length`` is too short for a task.
+        """
+        count = _counter(self.tokenizer)
+        return [sample for task in self.tasks for sample in self._task_samples(task, count)]
+
+    def metric(self) -> RulerMatch:
+        """String match."""
+        return RulerMatch()
+
+    def _task_samples(self, task: str, count: Callable[[str], int]) -> list[Sample]:
+        budget = self.length - NEW_TOKENS[family(task)]
+        samples, size = [], 0
+        for number in range(self.samples_per_task):
+            make = self._maker(task, number)
+            size = _largest_size(task, make, size, budget, count)
+            text = make(size)
+            samples.append(ruler_sample(task, f"{task}-{number}", text.context, text.rest, text.answers))
+        return samples
+
+    def _maker(self, task: str, number: int) -> Callable[[int], Text]:
+        """The sample's text by its size; the same one for the same size."""
+        often = {"often": (6, 1)} if task == "cwe" and self.length < _SHORT else {}
+        return lambda size: MAKERS[task].make(Random(f"{self.seed}-{task}-{number}"), size, **often)
+
+
+def _largest_size(task: str, make: Callable[[int], Text], near: int, budget: int, count: Callable[[str], int]) -> int:
+    """The largest size whose text is no longer than ``budget``, found from ``near`` outwards, then by halving."""
+
+    def fits(size: int) -> bool:
+        text = make(size)
+        return count(text.context + text.rest) <= budget
+
+    low, most = MAKERS[task].smallest, MAKERS[task].largest
+    if not fits(low):
+        raise ValueError(f"length leaves {budget} tokens or words for a prompt of {task}, which is too short; raise it")
+    step, high = 1, max(near, low)
+    if fits(high):
+        low = high
+        while (most is None or low < most) and fits(high := min(low + step, most or low + step)):
+            low, step = high, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _counter(tokenizer: str | None) -> Callable[[str], int]:
+    if tokenizer is None:
+        return lambda text: len(text.split())
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"tokenizer {tokenizer!r} cannot be loaded ({error}); give a folder or a Hub id") from None
+    return lambda text: len(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -1,0 +1,75 @@
+"""Video-TT (Zhang et al., 2025), multiple choice: questions about frames, answered for VLMEvalKit's judge; no score.
+
+VLMEvalKit's words. The set's open questions are not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from subtoken_train.evaluation.metrics.answered import Answered
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.frames import FRAMES, evenly_spaced
+from subtoken_train.evaluation.tasks.reading import read_split, task_source
+
+COLUMNS = ("video_id", "duration", "question", "question_prompt", "capability", "answer")
+_BEFORE = (
+    "These are the frames of a video. Select the best answer to the following multiple-choice question based on the "
+    "video. Respond with only the letter (A, B, C, or D) of the correct option.\n"
+)
+
+
+@dataclass
+class VideoTT(Task):
+    """Questions with options; the predictions are for a judge (``frames.write_judge_file``).
+
+    Attributes:
+        frames: images of each video, evenly spaced over its folder's.
+    """
+
+    frames: int = 8
+
+    name = "video_tt"
+    modality = "image"
+    hub_id = None
+    rows = None
+    primary = "answered"
+    where = (
+        "hf download lmms-lab/video-tt --repo-type dataset --local-dir DIR, unpack its videos and extract frames of "
+        "each into DIR/frames/VIDEO_ID (ffmpeg -i VIDEO_ID.mp4 -vf fps=1 DIR/frames/VIDEO_ID/%06d.jpg); DIR holds "
+        "data/test-*.parquet"
+    )
+
+    def samples(self) -> list[Sample]:
+        """The rows of split ``test``; ids are their numbers from 0, which VLMEvalKit calls ``index``."""
+        folder = Path(task_source(self))
+        rows = read_split(self, "test", COLUMNS)
+        chosen = {
+            video: evenly_spaced(folder / FRAMES / video, self.frames)
+            for video in dict.fromkeys(str(row.values["video_id"]) for row in rows)
+        }
+        samples = []
+        for index, row in enumerate(rows):
+            values = {name: row.values[name] for name in COLUMNS[1:]}
+            video = str(row.values["video_id"])
+            images = chosen[video]
+            samples.append(
+                Sample(
+                    id=str(index),
+                    prompt=video_prompt(values["question"], values["question_prompt"], len(images)),
+                    reference={"index": index, "video": video, "video_path": f"./video/{video}.mp4", **values},
+                    images=tuple(images),
+                    kind=str(values["capability"]),
+                )
+            )
+        return samples
+
+    def metric(self) -> Answered:
+        """How much was answered: no score."""
+        return Answered()
+
+
+def video_prompt(question: str, form: str, frames: int) -> str:
+    """One placeholder per frame, the instruction, and the question with the form of its answer."""
+    return "<image>\n" * frames + _BEFORE + f"Question: {question}\n{form}\nAnswer: "

@@ -1,0 +1,105 @@
+"""WikiText (Merity et al., 2016): perplexity of text that follows a context, which may be compressed.
+
+The articles of the test split make one stream of text, cut into windows of words (what white space separates). A window
+is a context, a short prefix of the query region and the words that are scored; the prefix is read in full and chooses
+what is kept of the context, so that nothing that is scored takes part in the choice. Windows do not overlap: the words
+of contexts and prefixes are never scored. What is left at the end is dropped.
+
+Not lm-eval's ``wikitext``: that one undoes WikiText's own tokenisation first, and scores every word. The text here is
+as in the files, so figures compare with others of this task only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from subtoken_train.evaluation.metrics.perplexity import Perplexity
+from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.reading import read_split, task_source
+
+_WORD = re.compile(r"\s*\S+")
+TEXT_FILES = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
+
+
+@dataclass
+class WikiText(Task):
+    """Windows of the test split.
+
+    Attributes:
+        config: of the Hub's data set, and the name of its folder.
+        context_words: that may be compressed.
+        prefix_words: read in full, not scored.
+        query_words: scored.
+    """
+
+    config: str = "wikitext-103-raw-v1"
+    context_words: int = 768
+    prefix_words: int = 48
+    query_words: int = 720
+
+    name = "wikitext"
+    modality = "text"
+    hub_id = "Salesforce/wikitext"
+    rows = None
+    primary = "word_perplexity"
+    where = (
+        "hf download Salesforce/wikitext --include 'wikitext-103-raw-v1/*' --repo-type dataset --local-dir DIR; "
+        f"a folder with a plain text file ({', '.join(TEXT_FILES)}) does, too"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("context_words", "prefix_words", "query_words"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} of wikitext must be at least 1, got {getattr(self, name)}")
+
+    def samples(self) -> list[Sample]:
+        """The windows in order; ids are their numbers.
+
+        Raises:
+            ValueError: also where the text has fewer words than one window.
+        """
+        sizes = (self.context_words, self.prefix_words, self.query_words)
+        samples = list(windows(self._text(), sizes))
+        if not samples:
+            raise ValueError(f"{self.source or self.hub_id} has fewer words than one window of {sum(sizes)}; ask fewer")
+        return samples
+
+    def metric(self) -> Perplexity:
+        """Perplexities per word and byte."""
+        return Perplexity()
+
+    def _text(self) -> str:
+        source = task_source(self)
+        if isinstance(source, Path):
+            for path in (source / name for name in TEXT_FILES):
+                if path.is_file():
+                    return path.read_text(encoding="utf-8")
+        return "".join(row.values["text"] for row in read_split(self, "test", ("text",), config=self.config))
+
+
+def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
+    """Samples of consecutive words; white space before a word belongs to it.
+
+    Args:
+        text: the stream.
+        sizes: words of context, prefix and scored text.
+    """
+    ends = [match.end() for match in _WORD.finditer(text)]
+    context, prefix, query = sizes
+    window = context + prefix + query
+    for number in range(len(ends) // window):
+        first = number * window
+        start = ends[first - 1] if first else 0
+        context_end, prefix_end, end = (ends[first + words - 1] for words in (context, context + prefix, window))
+        scored = text[prefix_end:end]
+        yield Sample(
+            id=str(number),
+            prompt=text[start:prefix_end],
+            reference={"words": query, "bytes": len(scored.encode())},
+            choices=(scored,),
+            context_characters=context_end - start,
+            kind="window",
+        )

@@ -1,0 +1,36 @@
+"""``python -m subtoken_train.plugins.lm_eval ARGS...``: lm-evaluation-harness with ``--model subtoken``.
+
+The arguments are the harness's own. At the end it says what compression kept of the prompts' caches.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from subtoken_train.cli.errors import guarded
+
+
+def main() -> int:
+    """Register the model, run the harness's command line, report.
+
+    Raises:
+        ValueError: the harness is not installed.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError("lm-evaluation-harness is not installed: pip install 'subtoken_train[eval]'")
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from lm_eval.__main__ import cli_evaluate
+
+    from subtoken_train.plugins.lm_eval_model import SubTokenLM
+
+    cli_evaluate()
+    if SubTokenLM.last is not None:
+        print(SubTokenLM.last.report())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

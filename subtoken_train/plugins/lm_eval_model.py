@@ -1,0 +1,220 @@
+"""The model ``subtoken`` of lm-evaluation-harness (0.4.9 or newer): importing this module registers it.
+
+Tokenisation, truncation from the left and the windows of rolling log-likelihoods are those of the harness's own ``hf``
+model, so that an uncompressed run gives its scores. Answers are greedy; there is one process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
+from tqdm import tqdm
+
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prompts import context_tokens
+from subtoken_train.inference.text_prompts import EncodedText, text_batch
+from subtoken_train.plugins.arguments import read_arguments
+from subtoken_train.plugins.running import Runner, Scored
+from subtoken_train.plugins.settings import greedy_settings
+from subtoken_train.types import Batch
+
+ANSWER_TOKENS = 256
+"""Of a generated answer where the task names no number, as in the harness."""
+
+log = logging.getLogger(__name__)
+
+
+@register_model("subtoken")
+class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
+    """An adapter or a language model, its cache compressed, as lm-evaluation-harness asks models.
+
+    Args:
+        given: the harness's ``model_args``, see ``ModelArguments``.
+
+    Raises:
+        ValueError: arguments that do not fit, or a backbone that sees images.
+    """
+
+    last: ClassVar[SubTokenLM | None] = None
+    """The model that was made last."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        self.arguments = read_arguments(given)
+        model = self.arguments.load()
+        self.family = model.backbone.family
+        if self.family.image_token_id is not None:
+            raise ValueError(
+                f"{self.family.name} compresses visual tokens, and text tasks have none; take a language model, or "
+                "lmms-eval"
+            )
+        self.tokenizer = self.family.tokenizer
+        self.runner: Runner[tuple[int, ...]] = Runner(model, self.arguments, self._collate, len)
+        whole = replace(self.arguments, protocol="query_aware")
+        self.uncompressed: Runner[tuple[int, ...]] = Runner(SubTokenModel(model.backbone), whole, self._collate, len)
+        self._device = self.family.model.device
+        self._said: set[str] = set()
+        if (warning := self.runner.counted.warning()) is not None:
+            log.warning(warning)
+        SubTokenLM.last = self
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> SubTokenLM:
+        """From ``model_args`` by name; they go before the harness's own ``--device`` and ``--batch_size``."""
+        general = dict(additional_config or {})
+        # the harness's default is the first GPU, whether there is one or not
+        if "device" not in arg_dict and str(general.get("device")).startswith("cuda") and not torch.cuda.is_available():
+            log.warning("there is no GPU: running on the CPU")
+            general["device"] = "cpu"
+        return cls(**{**general, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> SubTokenLM:
+        """The same from one text."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model has positions for."""
+        return int(self.family.decoder.config.max_position_embeddings)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands for an empty context: the token that begins a text, where there is one."""
+        first = self.tokenizer.bos_token_id
+        return self.eot_token_id if first is None else int(first)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the harness names its files of prepared requests by."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The turns as one text, in the tokenizer's own chat format."""
+        text: str = self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        return text
+
+    def report(self) -> str:
+        """What compression kept, in lines."""
+        alone = self.uncompressed.counted.prompts
+        more = f"\n{alone:,} more prompts (rolling windows, single tokens) had nothing to compress" if alone else ""
+        return f"{self.runner.counted}{more}"
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes beside its results: the arguments, and what compression kept."""
+        return {"subtoken": {"arguments": self.arguments.settings, **self.runner.counted.facts}}
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Token ids; with the tokenizer's special tokens, unless told otherwise or the text begins with one."""
+        begun = string.startswith(self.tokenizer.decode(self.prefix_token_id))
+        special = not begun if add_special_tokens is None else add_special_tokens
+        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=special)
+        return ids
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihoods of whole texts in nats, in windows of ``max_length`` tokens; nothing is compressed."""
+        self._say_once(
+            "rolling log-likelihoods read windows without a context that could be compressed: these are the scores of "
+            "a full cache"
+        )
+        windows: list[tuple[tuple[int, ...], Sequence[int]]] = []
+        owners = []
+        for owner, request in enumerate(requests):
+            ids = self.tok_encode(request.args[0])
+            for pair in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1):
+                prompt, after = make_disjoint_window(pair)
+                windows.append((tuple(prompt), after))
+                owners.append(owner)
+        with tqdm(total=len(windows), disable=disable_tqdm, desc="Running loglikelihood_rolling windows") as bar:
+            scores = self.uncompressed.score(windows, lambda *_: bar.update())
+        totals = [0.0] * len(requests)
+        for owner, (value, _) in zip(owners, scores, strict=True):
+            totals[owner] += value
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **_: Any,
+    ) -> list[Scored]:
+        """Scores of (context and continuation as text, their token ids), in this order."""
+        outcomes: list[Scored] = [(0.0, False)] * len(requests)
+        # the last token is only predicted
+        asked = [(self._fitting(context, len(after) - 1), after) for _, context, after in requests]
+        single = [i for i, (prompt, _) in enumerate(asked) if len(prompt) == 1]
+        longer = [i for i, (prompt, _) in enumerate(asked) if len(prompt) > 1]
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
+            for runner, members in ((self.runner, longer), (self.uncompressed, single)):
+
+                def done(place: int, scored: Scored, members: list[int] = members) -> None:
+                    i = members[place]
+                    outcomes[i] = scored
+                    bar.update()
+                    self.cache_hook.add_partial("loglikelihood", requests[i][0], scored)
+
+                runner.score([asked[i] for i in members], done)
+        return outcomes
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Greedy answers, cut at the first of the texts that end them; in the order of the requests."""
+        asked = []
+        for context, given in (request.args for request in requests):
+            settings = greedy_settings(given, ANSWER_TOKENS)
+            asked.append((self._fitting(self.tok_encode(context), settings.max_new_tokens), settings))
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
+
+            def done(i: int, text: str) -> None:
+                bar.update()
+                self.cache_hook.add_partial("generate_until", requests[i].args, text)
+
+            return self.runner.generate(asked, done)
+
+    def _fitting(self, ids: list[int], following: int) -> tuple[int, ...]:
+        """The last tokens of a prompt that leave room for ``following`` ones."""
+        room = self.max_length - following
+        if room < 1:
+            raise ValueError(
+                f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions; "
+                "ask for shorter answers (--gen_kwargs max_gen_toks=N)"
+            )
+        if len(ids) > room:
+            self._say_once(f"prompts are cut to their last tokens to fit the model's {self.max_length} positions")
+        return tuple(ids[-room:])
+
+    def _collate(self, prompts: Sequence[tuple[int, ...]]) -> Batch:
+        asking = self.arguments.query_tokens
+        encoded = []
+        for prompt in prompts:
+            free = context_tokens(self.family, list(prompt)) if asking is None else max(0, len(prompt) - asking)
+            # random choices must not depend on the batch
+            name = hashlib.sha256(str(prompt).encode()).hexdigest()[:16]
+            encoded.append(EncodedText(prompt, free, record_id=f"text {name}"))
+        return text_batch(self.family, encoded)
+
+    def _say_once(self, warning: str) -> None:
+        if warning not in self._said:
+            self._said.add(warning)
+            log.warning(warning)

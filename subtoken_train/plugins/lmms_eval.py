@@ -1,0 +1,161 @@
+"""The model ``subtoken`` of lmms-eval (0.6 or newer), found through the entry point ``lmms_eval.models``.
+
+Images are handled as everywhere in this package, in the backbone's own chat format. Answers are greedy; there is one
+process. There are no videos, and no tasks of several rounds.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lmms_eval.api.model import lmms
+from PIL import Image
+from tqdm import tqdm
+
+from subtoken_train.backbones.base import Turn
+from subtoken_train.datasets.collate import Collator, encode
+from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.datasets.records import Record
+from subtoken_train.plugins.arguments import read_arguments
+from subtoken_train.plugins.running import Runner, Scored
+from subtoken_train.plugins.settings import greedy_settings
+from subtoken_train.types import Batch
+
+ANSWER_TOKENS = 1024
+"""Of a generated answer where the task names no number, as lmms-eval's own models have it."""
+IGNORED = ("image_aspect_ratio", "image_sizes", "use_cache")
+"""Settings for other models' image handling and loops."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt of a task.
+
+    Attributes:
+        text: what is asked, with or without ``<image>``.
+        place: task, split and document, for messages.
+        images: reads the document's images, when a batch needs them.
+    """
+
+    text: str
+    place: str
+    images: Callable[[], Any] = field(compare=False)
+
+
+class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed where types are checked
+    """An adapter or a backbone, its cache compressed, as lmms-eval asks models.
+
+    Args:
+        given: the harness's ``model_args``, see ``ModelArguments``.
+
+    Raises:
+        ValueError: arguments that do not fit, or a language model.
+    """
+
+    is_simple = True
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        arguments = read_arguments(given, unavailable=("context",))
+        model = arguments.load()
+        self.family = model.backbone.family
+        if self.family.image_token_id is None:
+            raise ValueError(f"{self.family.name} sees no images; take a LLaVA or Qwen2.5-VL backbone, or lm-eval")
+        self.positions = int(self.family.decoder.config.max_position_embeddings)
+        self._collator = Collator(self.family, self.positions, padding_side="left", generation=True)
+        self.runner: Runner[Question] = Runner(model, arguments, self._collate, lambda question: len(question.text))
+        if (warning := self.runner.counted.warning()) is not None:
+            print(warning)
+
+    def generate_until(self, requests: list[Any]) -> list[str]:
+        """Greedy answers, cut at the first of the texts that end them; in the order of the requests."""
+        asked = [
+            (self._question(context, to_visual, *place), greedy_settings(given, ANSWER_TOKENS, IGNORED))
+            for context, given, to_visual, *place in (request.args for request in requests)
+        ]
+        with tqdm(total=len(requests), desc="Model responding") as bar:
+
+            def done(i: int, text: str) -> None:
+                bar.update()
+                self.cache_hook.add_partial("generate_until", requests[i].args[:2], text)
+
+            return self.runner.generate(asked, done)
+
+    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
+        """Per request the mean loss of the answer's tokens, end of turn included, and whether greedy decoding gives it.
+
+        A loss, as lmms-eval's own models return: its multiple-choice tasks take the smallest.
+        """
+        asked = []
+        for context, target, to_visual, *place in (request.args for request in requests):
+            question = self._question(context, to_visual, *place)
+            answer = target if isinstance(target, str) else target(self._document(*place))
+            asked.append((question, self._answer_ids(question, answer)))
+        with tqdm(total=len(requests), desc="Model responding") as bar:
+
+            def done(i: int, scored: Scored) -> None:
+                bar.update()
+
+            scores = self.runner.score(asked, done)
+        return [(-logprob / len(ids), greedy) for (logprob, greedy), (_, ids) in zip(scores, asked, strict=True)]
+
+    def generate_until_multi_round(self, requests: list[Any]) -> list[str]:
+        """Not offered.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "tasks of several rounds are not offered by the model 'subtoken'; choose another task"
+        )
+
+    def clean(self) -> None:
+        """Say what compression kept; lmms-eval calls this when all requests were answered."""
+        print(self.runner.counted)
+        super().clean()
+
+    def _document(self, doc_id: int, task: str, split: str) -> Any:
+        return self.task_dict[task][split][doc_id]
+
+    def _question(self, text: str, to_visual: Callable[[Any], Any], doc_id: int, task: str, split: str) -> Question:
+        def read() -> Any:
+            return to_visual(self._document(doc_id, task, split))
+
+        return Question(text, f"{task} {split} {doc_id}", read)
+
+    def _record(self, question: Question, answer: str | None = None) -> Record:
+        """The question as one turn; its images stand in front where it places none.
+
+        Raises:
+            ValueError: something else than images.
+        """
+        images = list(question.images() or [])
+        for image in images:
+            if not isinstance(image, Image.Image):
+                raise ValueError(
+                    f"{question.place}: {type(image).__name__} is no image; videos and sound are not offered"
+                )
+        prompt = question.text if "<image>" in question.text else "<image>\n" * len(images) + question.text
+        sources = [EncodedImage(partial(_encoded, image), question.place) for image in images]
+        return Record(question.place, list(sources), [Turn(prompt, answer)])
+
+    def _collate(self, questions: Sequence[Question]) -> Batch:
+        return self._collator([self._record(question) for question in questions])
+
+    def _answer_ids(self, question: Question, answer: str) -> list[int]:
+        """The tokens of an answer in the chat format: what comes after as many as the prompt alone has."""
+        images = [image.convert("RGB") for image in question.images() or []]
+        prompt = encode(self._record(question), self.family, self.positions, images, generation=True)
+        whole = encode(self._record(question, answer), self.family, self.positions, images)
+        return whole.input_ids[len(prompt.input_ids) :]
+
+
+def _encoded(image: Image.Image) -> bytes:
+    """An image in memory as a file's bytes, without loss."""
+    content = io.BytesIO()
+    image.convert("RGB").save(content, "BMP")
+    return content.getvalue()

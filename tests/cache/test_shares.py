@@ -1,0 +1,45 @@
+"""A layer's bytes, divided among samples: nothing is lost, and a sample's part is what its entries take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedLayer
+from subtoken_train.cache.shares import sample_shares, slice_bytes
+
+from packing import SETS, Dense, dense, index_form  # noqa: F401  (a fixture)
+
+VECTOR = {0: 8 * 4, 8: 8 + 2, 4: 4 + 2}  # bytes of 8 channels
+
+
+def counted(state: Dense, sample: int) -> tuple[int, int, int]:
+    """(whole slices, partly stored slices, channels of the latter) of a sample, entry by entry."""
+    heads = state.key.shape[1]
+    keep_hN = state.keep[sample].expand(heads, -1)
+    whole_N = torch.ones(keep_hN.shape[1], dtype=torch.bool)
+    if state.groups is not None:
+        whole_N = state.groups[sample].all(-1)
+    routed_hN = keep_hN & ~whole_N
+    channels = int(state.channels[sample][routed_hN].sum())
+    return int((keep_hN & whole_N).sum()), int(routed_hN.sum()), channels
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
+@pytest.mark.parametrize("num_groups", [None, 2, 4])
+@pytest.mark.parametrize("sets", SETS)
+def test_shares_add_up_and_are_the_samples_own(sets, num_groups, layout, bits):
+    state = dense(seed=3, batch=4, num_groups=num_groups, sets=sets, layout=layout, bits=bits)
+    layer: PackedLayer = state.layer()
+    shares = sample_shares(layer)
+    assert sum(share.total_bytes for share in shares) == layer.payload_bytes + layer.index_bytes
+    assert slice_bytes(layer) == 2 * VECTOR[bits]
+    for sample, share in enumerate(shares):
+        whole, routed, channels = counted(state, sample)
+        assert share.routed_channels == channels
+        assert (share.routed_bytes > 0) == (routed > 0)
+        assert share.total_bytes - share.routed_bytes - whole * slice_bytes(layer) in (0, 8, 16)  # row numbers
+        if bits == 0:
+            assert share.index_bytes == share.routed_bytes - routed * VECTOR[0] - 4 * channels
+            assert 0 <= share.index_bytes <= 4 * channels + 200

@@ -1,0 +1,95 @@
+"""``evaluate`` on tasks, grids and suites: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.cli.main import main
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.runner import suites
+
+from eval_runs import ADAPTERS
+
+ROUTED = f"{ADAPTERS}/tiny_fastv25_s16k4"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A data root with the scenes below it."""
+    folder = tmp_path_factory.mktemp("root")
+    write_scene_split(folder / "scenes_gqa", "test", 30, seed=3)
+    return folder
+
+
+def evaluate(*arguments: object) -> int:
+    return main(["evaluate", *map(str, arguments)])
+
+
+def refused(capsys, *arguments: object) -> str:
+    assert evaluate(*arguments) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_tasks_by_name(root, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ("--tasks", "scenes_gqa", "--adapter", ROUTED, "--data-root", root, "--out", out, "--limit", 5)
+    assert evaluate(*arguments, "--eviction", "snapkv", "--eviction-keep", "0.5", "--scope", "visual") == 0
+    printed = capsys.readouterr().out
+    assert "scenes_gqa" in printed
+    assert f"subtoken-train report {out}" in printed
+    arm, anchor = (Manifest.read(path.parent).arm for path in sorted(out.glob("*/*/manifest.json")))
+    assert (arm.eviction, arm.acts) == ("snapkv 0.5 visual", "in and after prefill")
+    assert arm.anchor == anchor.name
+    assert not anchor.trained
+    assert evaluate(*arguments, "--eviction", "snapkv", "--eviction-keep", "0.5", "--scope", "visual") == 0
+
+
+def test_a_grid_file_and_its_overrides(root, tmp_path):
+    grid = tmp_path / "grid.yaml"
+    arms = [{"adapter": ROUTED, "name": "mine"}]
+    grid.write_text(json.dumps({"out": "unused", "tasks": ["scenes_gqa"], "arms": arms, "anchors": "none"}))
+    out = tmp_path / "out"
+    assert evaluate("--config", grid, "--out", out, "--data-root", root, "--limit", 3, "--batch-size", 2) == 0
+    assert len(read_samples(out / "mine" / "scenes_gqa")) == 3
+    assert Manifest.read(out / "mine" / "scenes_gqa").settings["batch_size"] == 2
+
+
+def test_the_mini_suite(tmp_path, monkeypatch):
+    monkeypatch.setattr(suites, "SCENES", 40)
+    out = tmp_path / "mini"
+    assert evaluate("--suite", "mini", "--out", out, "--limit", 2) == 0
+    cells = [path.parent.relative_to(out) for path in out.glob("*/*/manifest.json")]
+    tasks = {cell.name for cell in cells}
+    assert tasks == {"recall", *(f"scenes_{name}" for name in ("pope", "textvqa", "gqa", "mmbench", "caption"))}
+    shipped = {path.name for path in Path(ADAPTERS).iterdir()}
+    assert {Path(str(Manifest.read(out / cell).arm.adapter)).name for cell in cells} == shipped
+    assert all(len(read_samples(out / cell)) == 2 for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tasks", "popp", "--adapter", ROUTED, "--out", "x"), "unknown task 'popp'. Did you mean 'pope'"),
+        (("--tasks", "recall", "--adapter", ROUTED), "--tasks needs --out"),
+        (("--tasks", "recall", "--out", "x"), "give --adapter DIR, or --backbone PATH"),
+        (("--suite", "maxi", "--out", "x"), "unknown suite 'maxi'"),
+        (("--suite", "mini", "--out", "x", "--adapter", ROUTED), "--adapter means nothing to --suite"),
+        (("--config", "nowhere.yaml", "--kv-dtype", "int8"), "--kv-dtype means nothing to --config"),
+        (("--config", "nowhere.yaml"), "nowhere.yaml is not a file"),
+        (("--data", "x.json", "--anchors", "none", "--adapter", ROUTED), "--anchors means nothing to --data"),
+        (("--tasks", "recall", "--max-new-tokens", "3", "--out", "x"), "--max-new-tokens means nothing to --tasks"),
+        (("--tasks", "recall", "--limit", "0", "--out", "x"), "--limit 0 must be at least 1"),
+        (("--adapter", ROUTED), "one of the arguments --data --tasks --config --suite is required"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, *arguments)
+    assert list(tmp_path.iterdir()) in ([], [tmp_path / "x"])

@@ -1,0 +1,108 @@
+"""Anchors by the ledger: a trained one where the grid has it, else the arm's own LoRA, token-only, and named so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from subtoken_train.evaluation.runner.anchors import solve, with_anchors
+from subtoken_train.evaluation.runner.arms import prepare
+from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.inference.pool import ModelPool
+
+from eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE
+
+EVICTED = {"eviction": "snapkv", "eviction_keep": 0.5, "scope": "visual"}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return ModelPool()
+
+
+def names(specs, pool):
+    arms, notes = with_anchors(prepare(specs, pool), pool)
+    return {arm.facts.name: arm.facts.anchor for arm in arms}, arms, notes
+
+
+def test_a_trained_anchor_is_taken(pool):
+    anchors, arms, notes = names([ANCHOR, WHOLE, ROUTED], pool)
+    assert anchors == {
+        "tiny_fastv25_s16k4_anchor-seed0": None,
+        "tiny_lora_only-seed0": None,
+        "tiny_fastv25_s16k4-seed0": "tiny_fastv25_s16k4_anchor-seed0",
+    }
+    assert notes == []
+    assert len(arms) == 3
+
+
+def test_without_one_the_own_lora_runs_token_only(pool):
+    anchors, arms, _ = names([ROUTED], pool)
+    name = "tiny_fastv25_s16k4-seed0-untrained_anchor"
+    assert anchors == {"tiny_fastv25_s16k4-seed0": name, name: None}
+    anchor = arms[1]
+    assert (anchor.kept, anchor.routing, anchor.facts.trained) == (10, None, False)
+    assert anchor.reducer.round_up
+    assert anchor.facts.nominal_kv == arms[0].facts.nominal_kv == 0.15625
+
+
+def test_one_anchor_serves_several_arms_of_a_budget(pool):
+    anchors, arms, _ = names([ROUTED, replace(ROUTED, selector="random"), replace(ROUTED, selector="value_norm")], pool)
+    assert len(arms) == 4
+    assert len({anchor for anchor in anchors.values() if anchor}) == 1
+
+
+def test_compression_after_prefill_must_be_the_same(pool):
+    evicted = replace(ROUTED, **EVICTED)
+    anchors, arms, _ = names([ANCHOR, ROUTED, evicted], pool)
+    assert anchors["tiny_fastv25_s16k4-seed0"] == "tiny_fastv25_s16k4_anchor-seed0"
+    name = anchors["tiny_fastv25_s16k4-seed0-snapkv0.5_visual"]
+    assert name.endswith("untrained_anchor")
+    added = next(arm for arm in arms if arm.facts.name == name)
+    assert added.facts.eviction == "snapkv 0.5 visual"
+    trained = replace(ANCHOR, **EVICTED)
+    anchors, _, _ = names([trained, evicted], pool)
+    assert anchors["tiny_fastv25_s16k4-seed0-snapkv0.5_visual"] == "tiny_fastv25_s16k4_anchor-seed0-snapkv0.5_visual"
+
+
+def test_without_a_reducer_there_is_none_and_it_is_said(pool):
+    anchors, _, notes = names([ArmSpec(adapter=f"{ADAPTERS}/tiny_none100_s16k4")], pool)
+    assert list(anchors.values()) == [None]
+    assert len(notes) == 1
+    assert "no token reducer" in notes[0]
+
+
+def test_layers_below_the_cut_are_paid_for(pool):
+    """Six layers, cut at 2: both arms hold every token there; above it the anchor keeps r (1 + K/S) / 2 = 10 of 64."""
+    (arm,) = prepare([replace(ROUTED, reducer="fastv", reducer_options={"stage": "decoder"})], pool)
+    solved = solve(arm)
+    assert arm.cut_layer == 2
+    assert solved.kept == 10
+    assert arm.facts.nominal_kv == pytest.approx((2 + 4 * 0.15625) / 6)
+
+
+def test_quest_keeps_whole_pages(pool):
+    specs = [ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in ("tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")]
+    anchors, arms, _ = names(specs, pool)
+    assert anchors["tinylm_quest25_s16k12-seed0"] == "tinylm_quest25_s8k6_anchor-seed0"
+    assert [arm.kept for arm in arms] == [256, 224]
+
+
+def test_two_arms_of_one_name_are_refused(pool):
+    with pytest.raises(ValueError, match="two arms are named"):
+        prepare([ROUTED, ROUTED], pool)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (replace(ROUTED, selector="linnear"), "selector"),
+        (replace(ROUTED, reducer_options={"stag": "decoder"}), "reducer_options"),
+        (replace(WHOLE, eviction="snapkvv", eviction_keep=0.1), "snapkvv"),
+        (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all"),
+    ],
+)
+def test_mistakes_are_worded(spec, message, pool):
+    with pytest.raises(ValueError, match=message):
+        prepare([spec], pool)

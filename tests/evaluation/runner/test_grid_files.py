@@ -1,0 +1,99 @@
+"""Grids as files and as arms: what they expand to, and how mistakes are worded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from subtoken_train.evaluation.runner.read_grid import read_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms
+
+GRID = {"out": "results/x", "tasks": ["recall"], "arms": [{"adapter": "a"}]}
+
+
+def write(tmp_path: Path, content: object) -> Path:
+    path = tmp_path / "grid.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def test_reads_everything(tmp_path):
+    content = {
+        **GRID,
+        "data_root": "data/b",
+        "limit": 5,
+        "batch_size": 2,
+        "max_length": 99,
+        "anchors": "none",
+        "tasks": ["recall", {"name": "textvqa", "source": "somewhere", "ocr": False}],
+        "arms": [{"adapter": ["a", "b"], "eviction": "snapkv", "eviction_keep": [0.1, "20MB"]}],
+    }
+    grid = read_grid(write(tmp_path, content))
+    assert grid.tasks == (TaskSpec("recall"), TaskSpec("textvqa", "somewhere", {"ocr": False}))
+    assert [(arm.adapter, arm.eviction_keep) for arm in grid.arms] == [
+        ("a", 0.1), ("a", "20MB"), ("b", 0.1), ("b", "20MB"),
+    ]  # fmt: skip
+    settings = (grid.out, grid.data_root, grid.limit, grid.batch_size, grid.max_length, grid.anchors)
+    assert settings == (Path("results/x"), Path("data/b"), 5, 2, 99, "none")
+
+
+def test_overrides_replace_what_the_file_says(tmp_path):
+    grid = read_grid(write(tmp_path, GRID), out=Path("elsewhere"), limit=3, batch_size=None)
+    assert (grid.out, grid.limit, grid.batch_size) == (Path("elsewhere"), 3, 16)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("arms: [", "is no YAML"),
+        ("- a", "must be a mapping"),
+        ({**GRID, "arm": []}, "unknown key.*'arm'.*Did you mean 'arms'"),
+        ({**GRID, "arms": {}}, "arms must be a list"),
+        ({**GRID, "arms": []}, "a grid needs arms"),
+        ({**GRID, "out": 3}, "out must name the results folder"),
+        ({**GRID, "limit": "all"}, "limit must be a whole number"),
+        ({**GRID, "limit": 0}, "limit=0 must be at least 1"),
+        ({**GRID, "anchors": "some"}, "unknown anchors 'some'"),
+        ({**GRID, "arms": ["a"]}, "an arm must be a mapping"),
+        ({**GRID, "arms": [{"adaptor": "a"}]}, "unknown key of an arm 'adaptor'.*Did you mean 'adapter'"),
+        ({**GRID, "arms": [{"name": "a"}]}, "an arm needs adapter"),
+        ({**GRID, "arms": [{"adapter": []}]}, "empty list"),
+        ({**GRID, "arms": [{"adapter": ["a", "b"], "name": "one"}]}, "stands for several"),
+        ({**GRID, "arms": [{"adapter": "a", "eviction": "snapkv"}]}, "needs eviction_keep"),
+        ({**GRID, "arms": [{"adapter": "a", "eviction_keep": 0.1}]}, "need an eviction method"),
+        ({**GRID, "arms": [{"adapter": "a", "protocol": "blind"}]}, "unknown protocol 'blind'"),
+        ({**GRID, "arms": [{"backbone": "a", "reducer": "fastv"}]}, "go together"),
+        ({**GRID, "arms": [{"backbone": "a", "selector": "random"}]}, "needs an adapter"),
+        ({**GRID, "tasks": [3]}, "a task is a name"),
+        ({**GRID, "tasks": ["recall", "recall"]}, "listed twice"),
+    ],
+)
+def test_mistakes_are_worded(tmp_path, content, message):
+    with pytest.raises(ValueError, match=message):
+        read_grid(write(tmp_path, content))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere\.yaml is not a file"):
+        read_grid(tmp_path / "nowhere.yaml")
+
+
+def test_every_combination_becomes_an_arm():
+    arms = expand_arms({"adapter": "a", "selector": ["random", "none"], "kv_dtype": ["model", "int8"]})
+    assert [(arm.selector, arm.kv_dtype) for arm in arms] == [
+        ("random", "model"), ("random", "int8"), ("none", "model"), ("none", "int8"),
+    ]  # fmt: skip
+    assert all(arm.overrides for arm in arms)
+
+
+def test_compression_of_an_arm():
+    compression = ArmSpec(adapter="a", eviction="snapkv", eviction_keep="256tokens", kv_dtype="int8").compression()
+    assert (compression.keep, compression.unit, compression.label) == (256, "tokens", "snapkv 256 tokens int8")
+    assert ArmSpec(adapter="a").compression().label == "-"
+
+
+def test_a_grid_needs_tasks():
+    with pytest.raises(ValueError, match="needs tasks"):
+        Grid((ArmSpec(adapter="a"),), (), Path("out"))

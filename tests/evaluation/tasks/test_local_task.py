@@ -1,0 +1,74 @@
+"""One's own questions: the format, and every way to break it."""
+
+import json
+
+import pytest
+
+from subtoken_train.evaluation.tasks import build_task
+
+LINE = {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
+
+
+def write(folder, *lines):
+    path = folder / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def without(*keys, **changes):
+    return {key: value for key, value in (LINE | changes).items() if key not in keys}
+
+
+def test_samples(tmp_path):
+    two = without(image=["a.png", "b/c.png"], question="Same as <image> or <image>?", id=7, kind="pairs", answers="no")
+    path = write(tmp_path, LINE, two, without("image", metric="contains"))
+    task = build_task("local", path)
+    first, second, third = task.samples()
+    assert (first.id, first.prompt, first.kind) == ("1", "<image>\nWhat is this?", "exact_match")
+    assert first.images == (tmp_path / "cat.png",)
+    assert (second.id, second.prompt, second.kind) == ("7", "Same as <image> or <image>?", "pairs")
+    assert second.images == (tmp_path / "a.png", tmp_path / "b" / "c.png")
+    assert second.reference == {"answers": ["no"], "metric": "exact_match"}
+    assert (third.prompt, third.images) == ("What is this?", ())
+    assert build_task("local", tmp_path).samples() == [first, second, third]
+    metric = task.metric()
+    metric.update(["a cat.", "yes", "some cat"], [sample.reference for sample in (first, second, third)])
+    assert float(metric.compute()["score"]) == pytest.approx(2 / 3)
+
+
+def test_modality_is_the_tasks(tmp_path):
+    path = write(tmp_path, without("image"))
+    assert build_task("local_text", path).samples()[0].prompt == "What is this?"
+    with pytest.raises(ValueError, match="no line has an image; use the task local_text"):
+        build_task("local", path).samples()
+    with pytest.raises(ValueError, match=r"line 1: there is an image; use the task local$"):
+        build_task("local_text", write(tmp_path, LINE)).samples()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (without("answers"), "no column answers"),
+        (without(answers=[]), r"answers must be a text or a list of texts, got \[\]"),
+        (without(answers=[1]), r"answers must be a text or a list of texts, got \[1\]"),
+        (without(question=""), "question must be a text that is not empty"),
+        (without(metric="cider"), "unknown metric 'cider'. Allowed: anls, contains, exact_match, relaxed, vqa"),
+        (without(metric="vqa"), "metric vqa wants 4 people's answers or more, got 2"),
+        (without(image=3), "image must be a text or a list of texts, got 3"),
+        (without(images="a.png"), "unknown key 'images'. Did you mean 'image'?"),
+        (without(question="<image> <image>"), "2 <image> in the question, 1 images; write one for each"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, line, message):
+    path = write(tmp_path, LINE, line)
+    with pytest.raises(ValueError, match=rf"questions.jsonl, line 2: {message}"):
+        build_task("local", path).samples()
+
+
+def test_files(tmp_path):
+    with pytest.raises(ValueError, match=r"task local needs a source. write a .jsonl file"):
+        build_task("local").samples()
+    with pytest.raises(ValueError, match=r"has 0 .jsonl files; name the file that is meant"):
+        build_task("local", tmp_path).samples()
+    with pytest.raises(ValueError, match="line 2: id '1' is there twice, first in"):
+        build_task("local", write(tmp_path, LINE, LINE | {"id": "1"})).samples()

@@ -1,0 +1,278 @@
+"""Batches of prompts: scores and answers are those of a full forward, and every byte is counted once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.functional.measure import measured_ledger
+from subtoken_train.inference import batched
+from subtoken_train.inference import continuations as scoring
+from subtoken_train.inference.accounting import account
+from subtoken_train.inference.batched import generate_batch, score_batch
+from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.opening import open_prompts
+from subtoken_train.types import Region
+
+from helpers import compress, only_sample
+from reference import recompute
+from text_families import text_family
+from truth_cells import backbone_of, compression_of, decoded
+from truth_models import family_of, prompts
+
+CELL = {
+    "family": "llava_gqa",
+    "reducer": "fastv_embeds",
+    "selector": "linear",
+    "layout": "contiguous",
+    "groups": "8/3",
+    "budget": "per_token",
+    "eviction": "none",
+    "precision": "fp32",
+}
+CELLS = [
+    {},
+    {"reducer": "fastv_decoder", "budget": "global", "eviction": "shared_set"},
+    {"reducer": "visionzip", "selector": "gated", "eviction": "own_sets", "layout": "per_head"},
+    {"family": "llava", "selector": "none", "eviction": "snapkv"},
+    {"family": "qwen2_5_vl", "selector": "query", "eviction": "own_sets"},
+    {"family": "qwen2_5_vl", "reducer": "none", "groups": "2/1", "budget": "global"},
+    {"family": "llama", "reducer": "quest", "selector": "value_norm", "eviction": "shared_set"},
+    {"family": "llama", "reducer": "quest", "selector": "query", "budget": "global", "eviction": "own_sets"},
+]
+ROUNDED = [{"precision": "int8"}, {"precision": "int4", "eviction": "own_sets"}]
+LENGTHS = [[1, 4], [1], [7, 1, 2]]
+
+
+def name_of(levels):
+    return "-".join(levels.values()).replace("/", "k") or "base"
+
+
+def texts(lengths=LENGTHS, seed=5):
+    """Continuations at random."""
+    generator = torch.Generator().manual_seed(seed)
+    return [[torch.randint(10, 60, (n,), generator=generator).tolist() for n in row] for row in lengths]
+
+
+def scored(logits_TV, ids):
+    """(log-probability, greedy) of a continuation from the logits that predict it."""
+    logprobs = logits_TV.float().log_softmax(-1)[range(len(ids)), ids].sum()
+    return float(logprobs), logits_TV.argmax(-1).tolist() == list(ids)
+
+
+def assert_scores(outcome, expected):
+    assert outcome.logprobs == pytest.approx([logprob for logprob, _ in expected], abs=1e-4)
+    assert outcome.greedy == [greedy for _, greedy in expected]
+
+
+@torch.no_grad()
+def model_logits(family, sample, ids):
+    """transformers' own forward of one prompt and a continuation, without a cache."""
+    inputs = {"input_ids": torch.cat([sample.input_ids_BN, torch.tensor([ids])], 1)}
+    if sample.pixel_values is not None:
+        inputs["pixel_values"] = sample.pixel_values
+    if sample.image_grid_I3 is not None:
+        inputs["image_grid_thw"] = sample.image_grid_I3
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == family.image_token_id).int()
+    return family.model(**inputs, use_cache=False).logits[0, -len(ids) - 1 : -1]
+
+
+@pytest.mark.parametrize("pad_left", [True, False])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
+def test_scores_of_a_plain_backbone_are_those_of_a_full_forward(family, pad_left):
+    backbone = backbone_of(CELL | {"family": family, "reducer": "none", "selector": "none"})
+    batch, wanted = prompts(backbone.family, "three", pad_left), texts()
+    got = score_batch(backbone, batch, wanted)
+    for i, outcome in enumerate(got):
+        sample = only_sample(batch, i)
+        assert_scores(outcome, [scored(model_logits(backbone.family, sample, ids), ids) for ids in wanted[i]])
+        assert outcome.new_tokens == sum(LENGTHS[i])
+        assert (outcome.batch_size, outcome.text, outcome.token_ids) == (3, "", [])
+        # prompts of unlike length are in blocks of their own, with a row number per layer
+        assert outcome.kv_bytes - outcome.dense_kv_bytes == 8 * backbone.family.shape.num_layers
+        assert outcome.region_bytes == outcome.region_dense_bytes
+
+
+@pytest.mark.parametrize("levels", CELLS, ids=name_of)
+@torch.no_grad()
+def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
+    cell = CELL | levels
+    backbone, compression = backbone_of(cell), compression_of(cell)
+    batch, wanted = prompts(backbone.family, "three", pad_left=True), texts()
+    truths = decoded(backbone, batch, 1, compression).truths
+    for outcome, truth, of_prompt in zip(
+        score_batch(backbone, batch, wanted, compression=compression), truths, wanted, strict=True
+    ):
+        expected = [recompute(backbone, truth, torch.tensor(ids, dtype=torch.long))[:-1] for ids in of_prompt]
+        assert_scores(outcome, [scored(logits, ids) for logits, ids in zip(expected, of_prompt, strict=True)])
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@pytest.mark.parametrize("levels", [*CELLS[:4], CELLS[6]], ids=name_of)
+def test_neither_the_batch_nor_the_padding_changes_what_is_said(levels, protocol):
+    cell = CELL | levels
+    if protocol == "context_first" and cell["reducer"] == "quest":
+        cell["reducer"] = "none"
+    if cell["eviction"].endswith(("set", "sets")):  # random by place in the batch
+        cell["eviction"] = "none"
+    backbone, compression, wanted = backbone_of(cell), compression_of(cell), texts([[2, 1]] * 3)
+    runs = []
+    for pad_left in (True, False):
+        batch = prompts(backbone.family, "three", pad_left)
+        for groups in ([batch], [only_sample(batch, i) for i in range(3)]):
+            scores, answers, row = [], [], 0
+            for group in groups:
+                own = wanted[row : row + len(group.record_ids)]
+                row += len(own)
+                scores += score_batch(backbone, group, own, compression=compression, protocol=protocol)
+                settings = {"max_new_tokens": 6, "compression": compression, "protocol": protocol}
+                answers += generate_batch(backbone, group, **settings)
+            runs.append((scores, answers))
+    first_scores, first_answers = runs[0]
+    for scores, answers in runs[1:]:
+        assert [x.token_ids for x in answers] == [x.token_ids for x in first_answers]
+        for one, other in zip(scores, first_scores, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+            assert (one.entries_after, one.kept_visual) == (other.entries_after, other.kept_visual)
+
+
+@pytest.mark.parametrize("levels", [{}, {"family": "llama", "reducer": "quest", "eviction": "own_sets"}], ids=name_of)
+def test_answers_are_those_of_generate_greedy_and_score_as_greedy(levels):
+    cell = CELL | levels
+    backbone, compression = backbone_of(cell), compression_of(cell)
+    batch = prompts(backbone.family, "three", pad_left=True)
+    expected = generate_greedy(backbone, batch, 8, compression).token_ids_BT
+    got = generate_batch(backbone, batch, max_new_tokens=8, compression=compression)
+    assert [x.token_ids for x in got] == expected.tolist()
+    assert [x.text for x in got] == backbone.family.tokenizer.batch_decode(expected, skip_special_tokens=True)
+    assert {x.new_tokens for x in got} == {8}
+    assert all(x.prefill_seconds > 0 < x.decode_seconds for x in got)
+    wrong = [[*x.token_ids[:-1], x.token_ids[-1] % 50 + 1] for x in got]
+    scores = score_batch(
+        backbone, batch, [[x.token_ids, w] for x, w in zip(got, wrong, strict=True)], compression=compression
+    )
+    assert [x.greedy for x in scores] == [[True, False]] * 3
+
+
+def test_long_continuations_in_pieces_score_the_same(monkeypatch):
+    backbone, wanted = backbone_of(CELL), texts([[30, 3], [17], [23, 1]])
+    batch = prompts(backbone.family, "three", pad_left=False)
+    whole = score_batch(backbone, batch, wanted)
+    sizes, logits = [], backbone.family.logits
+    monkeypatch.setattr(scoring, "APPENDED", 7)
+    monkeypatch.setattr(scoring, "LOGITS", 5 * 90 + 1)
+    monkeypatch.setattr(backbone.family, "logits", lambda x: (sizes.append(x.shape[:-1].numel()), logits(x))[1])
+    pieces = score_batch(backbone, batch, wanted)
+    assert max(sizes) == 5
+    for one, other in zip(whole, pieces, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert one.greedy == other.greedy
+
+
+def test_single_tokens_cost_one_pass(monkeypatch):
+    backbone, passes = backbone_of(CELL), []
+    batch = prompts(backbone.family, "three", pad_left=True)
+    for name in ("run_layers", "decode"):
+        original = getattr(backbone.family, name)
+        monkeypatch.setattr(
+            backbone.family, name, lambda *a, n=name, o=original, **k: (passes.append(n), o(*a, **k))[1]
+        )
+    generate_batch(backbone, batch, max_new_tokens=1)
+    prompt_passes = list(passes)
+    passes.clear()
+    score_batch(backbone, batch, texts([[1] * 4] * 3))
+    assert passes == prompt_passes
+    passes.clear()
+    score_batch(backbone, batch, texts([[1, 3, 2, 1]] * 3))
+    assert passes.count("decode") == 2
+
+
+@pytest.mark.parametrize("kind", ["three_left", "text_right"])
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@pytest.mark.parametrize("levels", CELLS + ROUNDED, ids=name_of)
+@torch.no_grad()
+def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
+    cell = CELL | levels
+    if protocol == "context_first":
+        cell |= {"reducer": "none"} if cell["reducer"] == "quest" else {}
+        cell |= {"selector": "linear"} if cell["selector"] == "query" else {}
+    backbone, compression = backbone_of(cell), compression_of(cell)
+    shape, (kind, _, side) = backbone.family.shape, kind.partition("_")
+    batch, cache = prompts(backbone.family, kind, side == "left"), PackedCache(backbone.family.shape.num_layers)
+    opened = open_prompts(backbone, batch, cache, compression, protocol)
+    parts = account(backbone, batch, opened, cache)
+    appended = int((batch.regions_BN != Region.PADDING).sum() - (opened.regions_BM != Region.PADDING).sum())
+    assert (appended > 0) == (protocol == "context_first")
+    assert sum(part.kv_bytes for part in parts) == cache.prompt_bytes + appended * shape.token_bytes
+    layout = "contiguous" if backbone.bank is None else backbone.bank.config.layout
+    ledger = measured_ledger(opened.plan, opened.regions_BM, shape, layout)
+    region = "visual" if backbone.family.image_token_id is not None else "context"
+    rows = [entry for entry in ledger.entries if entry.region == region]
+    assert sum(part.entries_before for part in parts) == sum(entry.tokens_before for entry in rows)
+    assert sum(part.entries_after for part in parts) == sum(entry.tokens for entry in rows)
+    assert sum(part.region_dense_bytes for part in parts) == ledger.dense_bytes(region)
+    values = sum(entry.value_bytes for entry in rows) / shape.side_bytes
+    assert sum(part.values_after for part in parts) == pytest.approx(values, abs=1e-3)
+    assert sum(part.dense_kv_bytes for part in parts) == int((batch.regions_BN > 0).sum()) * shape.token_bytes
+    if cell["precision"] == "fp32":
+        index = sum(part.region_bytes for part in parts) - ledger.bytes_of(region, with_index=False)
+        assert 0 <= index <= sum(layer.index_bytes for layer in cache.layers)
+        assert (index > 0) == (cell["selector"] != "none")
+
+
+def test_kept_visual_tokens_are_bits_of_the_last_layer():
+    batch = prompts(family_of("llava"), "three", pad_left=True)
+    backbone = compress(family_of("llava"), name="fastv", keep_ratio=0.25)
+    cache = PackedCache(backbone.family.shape.num_layers)
+    opened = open_prompts(backbone, batch, cache, compression_of(CELL), "query_aware")
+    for i, part in enumerate(account(backbone, batch, opened, cache)):
+        visual = (batch.regions_BN[i] == Region.VISUAL).nonzero()[:, 0].tolist()
+        stays = set(opened.plan.layers[-1].entries_BN[i].tolist())
+        bits = "".join(str(int(place in stays)) for place in visual)
+        assert f"{int(part.kept_visual, 16):0{len(part.kept_visual) * 4}b}" == bits
+        assert bits.count("1") == len(visual) // 4 == part.entries_after // len(opened.plan.layers)
+    assert {x.kept_visual for x in score_batch(backbone_of(CELL | {"reducer": "visionzip"}), batch, texts())} == {None}
+
+
+def test_stop_texts_end_and_cut_an_answer():
+    backbone = backbone_of(CELL | {"reducer": "none", "selector": "none"})
+    batch, tokenizer = prompts(backbone.family, "three", pad_left=True), backbone.family.tokenizer
+    full = generate_batch(backbone, batch, max_new_tokens=12)
+    stop = tokenizer.decode(full[0].token_ids[3:5])
+    ended = generate_batch(backbone, batch, max_new_tokens=12, stop=["never said", "", stop])
+    assert ended[0].text == full[0].text[: full[0].text.index(stop)]
+    assert ended[0].new_tokens == len(ended[0].token_ids) <= 5
+    for one, other in zip(ended[1:], full[1:], strict=True):
+        assert one.text == other.text[: other.text.index(stop)] if stop in other.text else other.text
+
+
+def test_end_of_text_and_special_stops_are_cut(monkeypatch):
+    backbone = compress(text_family(initializer_range=0.2))
+    batch, end = prompts(backbone.family, "three", pad_left=True), backbone.family.tokenizer.eos_token_id
+    full = generate_batch(backbone, batch, max_new_tokens=6)[0].token_ids
+    first = full.index(full[3])
+    monkeypatch.setattr(batched, "_special_ids", lambda _: {"<stop>": full[3]})
+    stopped = generate_batch(backbone, batch, max_new_tokens=6, stop=["<stop>"])[0]
+    assert (stopped.token_ids, stopped.new_tokens) == (full[:first], first + 1)
+    rows = backbone.model.lm_head.weight.data
+    rows[[end, full[3]]] = rows[[full[3], end]]
+    ended = generate_batch(backbone, batch, max_new_tokens=6)[0]
+    assert (ended.token_ids, ended.new_tokens) == (full[:first], first + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([[[1]]] * 2, "2 lists of continuations for 3 prompts"),
+        ([[[1]], [[1], []], [[1]]], "continuation 1 of 'sample-1' has no tokens"),
+        ([[[1]], [[1] * 600], [[1]]], "need more than the model's 512 positions"),
+    ],
+)
+def test_wrong_continuations_are_refused(given, words):
+    backbone = backbone_of(CELL)
+    batch = prompts(backbone.family, "three", pad_left=True)
+    with pytest.raises(ValueError, match=words):
+        score_batch(backbone, batch, given)
+    with pytest.raises(ValueError, match="max_new_tokens=0 must be at least 1"):
+        generate_batch(backbone, batch, max_new_tokens=0)

@@ -1,0 +1,209 @@
+import json
+import logging
+
+import pytest
+from datasets import Dataset, DatasetDict
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+lm_eval = pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.api.task import ConfigurableTask  # noqa: E402
+from lm_eval.models.huggingface import HFLM  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from subtoken_train.datasets.english import documents  # noqa: E402
+from subtoken_train.plugins.lm_eval_model import SubTokenLM  # noqa: E402
+
+TEXTS = [" ".join(text.split()[: 30 + 6 * i]) for i, text in enumerate(documents("dev")[:8])]
+ROWS = [{"question": text, "choices": [" of", " the method", " a", " in this"], "answer": 1} for text in TEXTS]
+COMMON = {"test_split": "test", "doc_to_target": "answer", "custom_dataset": lambda **_: data()}
+CHOICE = {
+    "task": "choice",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}}\nA:",
+    "doc_to_choice": "choices",
+}
+ANSWER = {
+    "task": "answer", "output_type": "generate_until", "doc_to_text": "{{question}}",
+    "generation_kwargs": {"until": ["\n", " the"], "max_gen_toks": 12, "do_sample": False},
+}  # fmt: skip
+ROLLING = {
+    "task": "rolling",
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": "{{question}}",
+}
+EVICTED = {"eviction": "snapkv", "eviction_keep": 0.3, "eviction_options": "window=4", "context": 12}
+
+
+def data():
+    return DatasetDict({"test": Dataset.from_list(ROWS)})
+
+
+def task(config):
+    return ConfigurableTask(config={**COMMON, **config})
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    """The harness asks pip and the drivers for a second, every time."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+
+
+@pytest.fixture(scope="module")
+def backbone(text_adapter):
+    return str(text_adapter.parent / "backbone")
+
+
+@pytest.fixture(scope="module")
+def reference(backbone):
+    """The harness's own model."""
+    model = AutoModelForCausalLM.from_pretrained(backbone).eval()
+    return HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(backbone), batch_size=4)
+
+
+def ours(backbone, **given):
+    return SubTokenLM(**{"backbone": backbone, "device": "cpu", "batch_size": 4, **given})
+
+
+def evaluate(model, config, **further):
+    return lm_eval.simple_evaluate(
+        model=model, tasks=[task(config)], task_manager=TaskManager(include_defaults=False), bootstrap_iters=0,
+        **{"num_fewshot": 0, **further},
+    )  # fmt: skip
+
+
+def responses(results, name):
+    rows = sorted(results["samples"][name], key=lambda row: row["doc_id"])
+    return [value for row in rows for value in row["filtered_resps"]]
+
+
+def request(kind, *arguments):
+    return Instance(kind, {}, arguments, 0)
+
+
+@pytest.mark.parametrize("fewshot", [0, 2])
+def test_uncompressed_scores_are_those_of_the_harness_model(backbone, reference, fewshot):
+    model = ours(backbone)
+    got, wanted = (evaluate(each, CHOICE, num_fewshot=fewshot) for each in (model, reference))
+    assert got["results"]["choice"]["acc,none"] == wanted["results"]["choice"]["acc,none"]
+    for (value, greedy), (other, same) in zip(responses(got, "choice"), responses(wanted, "choice"), strict=True):
+        assert (value, greedy) == (pytest.approx(other, abs=1e-4), same)
+    info = got["config"]["subtoken"]
+    assert info["prompts"] == len(ROWS)  # four choices each, one pass
+    assert info["entries_after"] == info["entries_before"] > 0
+
+
+def test_uncompressed_answers_are_those_of_the_harness_model(backbone, reference):
+    got, wanted = (evaluate(model, ANSWER) for model in (ours(backbone), reference))
+    assert responses(got, "answer") == responses(wanted, "answer")
+    assert len(set(responses(got, "answer"))) > 1
+
+
+def test_compressed_scores_differ_and_say_what_was_kept(backbone, reference):
+    model = ours(backbone, **EVICTED, protocol="context_first")
+    results = evaluate(model, CHOICE)
+    wanted = responses(evaluate(reference, CHOICE), "choice")
+    changes = [abs(a - b) for (a, _), (b, _) in zip(responses(results, "choice"), wanted, strict=True)]
+    assert min(changes) > 1e-4
+    info = results["config"]["subtoken"]
+    assert info["arguments"]["eviction"] == "snapkv"
+    assert 0.1 < info["region_fraction_measured"] <= 0.3
+    assert 0 < info["entries_after"] < 0.6 * info["entries_before"]
+    assert json.loads(json.dumps(info)) == info
+    assert "(token, layer) pairs kept" in model.report()
+
+
+def test_an_eviction_after_the_question_leaves_single_tokens_and_is_warned_about(backbone, caplog):
+    with caplog.at_level(logging.WARNING):
+        model = ours(backbone, **EVICTED)
+    assert "cannot change the first token" in caplog.text
+    asked = [request("loglikelihood", text, " a") for text in TEXTS]
+    plain = ours(backbone).loglikelihood(asked, disable_tqdm=True)
+    assert [v for v, _ in model.loglikelihood(asked, disable_tqdm=True)] == pytest.approx(
+        [v for v, _ in plain], abs=1e-4
+    )
+    assert model.runner.counted.facts["entries_after"] < model.runner.counted.facts["entries_before"]
+
+
+def test_an_adapter_with_routers_answers(text_adapter, backbone):
+    results = evaluate(ours(backbone, adapter=str(text_adapter), context=16), CHOICE)
+    info = results["config"]["subtoken"]
+    assert (info["reducer"], info["routing"]) == ("quest", "linear S=4 K=1")
+    assert 0 < info["region_fraction_measured"] < 0.5
+
+
+@pytest.mark.parametrize("compression", [{}, {**EVICTED, "protocol": "context_first"}, {**EVICTED, "kv_dtype": "int8"}])
+def test_rolling_scores_are_those_of_a_full_cache(backbone, reference, compression, caplog):
+    texts = [*TEXTS[:3], " ".join(TEXTS) * 3, ""]
+    asked = [request("loglikelihood_rolling", text) for text in texts]
+    model = ours(backbone, **compression)
+    assert len(model.tok_encode(texts[3])) > model.max_length  # several windows
+    with caplog.at_level(logging.WARNING):
+        got = model.loglikelihood_rolling(asked, disable_tqdm=True)
+        model.loglikelihood_rolling(asked[:1], disable_tqdm=True)
+    # the harness adds up in single precision
+    assert got == pytest.approx(reference.loglikelihood_rolling(asked, disable_tqdm=True), rel=1e-6, abs=1e-4)
+    assert caplog.text.count("without a context that could be compressed") == 1
+    assert "had nothing to compress" in model.report()
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+def test_empty_contexts_and_long_prompts(backbone, reference, protocol):
+    long = " ".join(TEXTS) * 3
+    asked = [request("loglikelihood", context, " the end") for context in ("", "A ", long, long + " b")]
+    got = ours(backbone, protocol=protocol, context=8).loglikelihood(asked, disable_tqdm=True)
+    wanted = reference.loglikelihood(asked, disable_tqdm=True)
+    assert [v for v, _ in got] == pytest.approx([v for v, _ in wanted], abs=1e-4)
+    answers = [request("generate_until", long, {"until": [], "max_gen_toks": 9})]
+    assert ours(backbone).generate_until(answers, True) == reference.generate_until(answers, True)
+
+
+def test_finished_requests_are_kept_and_not_run_again(backbone, tmp_path):
+    path = str(tmp_path / "kept")
+    first = evaluate(ours(backbone), CHOICE, use_cache=path)
+    model = ours(backbone)
+    again = evaluate(model, CHOICE, use_cache=path)
+    assert responses(again, "choice") == responses(first, "choice")
+    assert model.runner.counted.prompts == 0
+    assert "no prompt was run" in model.report()
+
+
+def test_sampling_is_refused(backbone):
+    with pytest.raises(ValueError, match="answers are greedy"):
+        evaluate(ours(backbone), ANSWER, gen_kwargs="do_sample=True,temperature=0.7")
+
+
+def test_answers_that_leave_no_room_are_refused(backbone):
+    model = ours(backbone)
+    with pytest.raises(ValueError, match=f"{model.max_length} tokens after a prompt leave no room"):
+        model.generate_until([request("generate_until", "a", {"max_gen_toks": model.max_length})], True)
+
+
+def test_a_model_that_sees_images_is_refused(vlm_adapter):
+    with pytest.raises(ValueError, match="text tasks have none"):
+        ours(str(vlm_adapter.parent / "backbone"))
+
+
+def test_model_args_go_before_general_options(backbone):
+    model = SubTokenLM.create_from_arg_string(
+        f"backbone={backbone},batch_size=3", {"batch_size": 1, "device": "cpu", "max_batch_size": None}
+    )
+    assert model.arguments.batch_size == "3"
+    assert SubTokenLM.last is model
+
+
+def test_the_real_tiny_llama_scores_as_the_harness_recorded(shared):
+    folder = shared / "realdata" / "tinystories" / "hf"
+    rows = [json.loads(line) for line in (shared / "golden_eval/lm_loglikelihood/set_a.jsonl").open()]
+    model = ours(str(folder), batch_size=8)
+    choices = [row for row in rows if row["kind"] == "multiple_choice"]
+    asked = [request("loglikelihood", row["context"], each) for row in choices for each in row["continuations"]]
+    got = model.loglikelihood(asked, disable_tqdm=True)
+    assert [v for v, _ in got] == pytest.approx([v for row in choices for v in row["loglikelihood"]], abs=1e-4)
+    assert [greedy for _, greedy in got] == [greedy for row in choices for greedy in row["is_greedy"]]
+    rolling = [row for row in rows if row["kind"] == "rolling"]
+    totals = model.loglikelihood_rolling([request("loglikelihood_rolling", row["text"]) for row in rolling], True)
+    # recorded in single precision
+    assert totals == pytest.approx([row["loglikelihood"] for row in rolling], rel=1e-6, abs=1e-4)

@@ -1,0 +1,173 @@
+"""Results folders made without a model, and the tasks that they answer."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
+from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
+from subtoken_train.evaluation.results.store import SampleWriter
+from subtoken_train.evaluation.tasks import TASKS, Sample, Task
+
+ROWS = 40
+KINDS = ("colour", "count")
+
+
+class FakeAccuracy(TaskMetric):
+    """Share of equal answers; ``worst`` is no mean over samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("right", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("asked", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, predictions, references) -> None:
+        for prediction, reference in zip(predictions, references, strict=True):
+            self.right += self.score(prediction, reference)
+            self.asked += 1
+
+    def compute(self) -> dict[str, Tensor]:
+        accuracy = self.right / self.asked
+        return {"accuracy": accuracy, "worst": accuracy**2}
+
+    @staticmethod
+    def score(prediction, reference) -> float:
+        return float(prediction == reference["answer"])
+
+
+@dataclass
+class FakeTask(Task):
+    """``ROWS`` questions about one grey picture each; the folder only has to be there."""
+
+    name: ClassVar[str] = "fake"
+    modality: ClassVar[str] = "image"
+    hub_id: ClassVar[str | None] = None
+    rows: ClassVar[int | None] = ROWS
+    primary: ClassVar[str] = "accuracy"
+    where: ClassVar[str] = "nowhere"
+
+    def samples(self) -> list[Sample]:
+        folder = Path(self.source)
+        if (folder / "broken").exists():
+            raise ValueError(f"{folder / 'broken'} is malformed")
+        return [self._sample(i) for i in range(ROWS)]
+
+    def metric(self) -> TaskMetric:
+        return FakeAccuracy()
+
+    def _sample(self, i: int) -> Sample:
+        image = EncodedImage(lambda: png((64, 48), 5 * i), f"row {i}")
+        return Sample(str(i), question(i), {"answer": "yes"}, (image,), kind=KINDS[i % 2])
+
+
+def png(size: tuple[int, int], grey: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (grey, 120, 200 - grey)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def question(i: int) -> str:
+    return f"<image>\nIs it {i}?"
+
+
+def register(monkeypatch, *names: str, primary: str = "accuracy") -> None:
+    """Make every name a fake task."""
+    for name in names:
+        monkeypatch.setitem(TASKS, name, type("FakeTask", (FakeTask,), {"name": name, "primary": primary}))
+
+
+def facts(name: str, nominal: float = 1.0, **changes) -> ArmFacts:
+    standard = {
+        "backbone": "llava-hf/llava-1.5-7b-hf",
+        "adapter": "adapters/lora",
+        "reducer": "-",
+        "groups": "-",
+        "eviction": "-",
+        "protocol": "query_aware",
+        "acts": "in prefill" if nominal < 1 else "-",
+        "anchor": None,
+        "trained": True,
+        "seed": None,
+    }
+    return ArmFacts(name=name, nominal_kv=nominal, **{**standard, **changes})
+
+
+def answers(right: Iterable[int], wrong: str = "no") -> list[str]:
+    """``yes`` for the samples of ``right``, ``wrong`` for all others."""
+    chosen = set(right)
+    return ["yes" if i in chosen else wrong for i in range(ROWS)]
+
+
+def write_run(
+    folder: Path,
+    arm: ArmFacts,
+    task: str,
+    predictions: list[str],
+    *,
+    rows: int | None = None,
+    expected: int | None = ROWS,
+    primary: str = "accuracy",
+    digest: str = "the same samples",
+    source: str | None = None,
+    overhead: int = 0,
+    new_tokens: int = 3,
+) -> Path:
+    """Write manifest and records of one arm on one task; fewer predictions than rows make it incomplete."""
+    place = folder / arm.name / task
+    sha = hashlib.sha256(digest.encode()).hexdigest()
+    asked = len(predictions) if rows is None else rows
+    Manifest(arm, task, {}, source, asked, expected, primary, [], sha, {"batch_size": 4}).write(place)
+    SampleWriter(place).append(
+        record(i, text, arm.nominal_kv, overhead, new_tokens) for i, text in enumerate(predictions)
+    )
+    return place
+
+
+def record(i: int, prediction: str, share: float, overhead: int = 0, new_tokens: int = 3) -> SampleRecord:
+    """Sixteen visual tokens of 1,000 bytes in two layers, and 8,000 bytes of text."""
+    kept = max(1, round(16 * share))
+    region = round(32_000 * share) + overhead
+    bits = np.packbits(np.arange(16) < kept).tobytes().hex()
+    return SampleRecord(
+        id=str(i),
+        kind=KINDS[i % 2],
+        prompt_sha256=prompt_digest(question(i)),
+        reference={"answer": "yes"},
+        prediction=prediction,
+        score=0.123,  # stale on purpose: reports score again
+        kv_bytes=8_000 + region,
+        dense_kv_bytes=40_000,
+        region_bytes=region,
+        region_dense_bytes=32_000,
+        index_bytes=0,
+        entries_before=32,
+        entries_after=2 * kept,
+        values_after=2.0 * kept,
+        kept_visual=bits,
+        new_tokens=new_tokens,
+        batch_size=4,
+        prefill_seconds=0.1,
+        decode_seconds=0.2,
+    )
+
+
+def paper_grid(folder: Path, tasks: Iterable[str], routed: Iterable[int] = range(30)) -> None:
+    """An uncompressed arm, an anchor and a routed arm on every task: 36, 24 and (by default) 30 of 40 right."""
+    reduced = {"reducer": "fastv 0.15625"}
+    routing = {"reducer": "fastv 0.25", "groups": "S16K4 linear", "anchor": "fastv25_s16k4_anchor"}
+    for task in tasks:
+        write_run(folder, facts("lora_only"), task, answers(range(36)))
+        write_run(folder, facts("fastv25_s16k4_anchor", 0.15625, **reduced), task, answers(range(4, 28)))
+        write_run(folder, facts("fastv25_s16k4", 0.15625, **routing), task, answers(routed))
