@@ -98,8 +98,8 @@ def _scores(row: Row, column: str, report: Report) -> Iterator[list[str]]:
 
 def _cells(task: str, score: str, figure: Figure, difference: Figure | str | None) -> list[str]:
     numbers = [figure.value, figure.low, figure.high, figure.error]
-    apart = [difference] if isinstance(difference, str) else []
     paired = difference if isinstance(difference, Figure) else None
+    apart = [difference] if isinstance(difference, str) else [] if paired is None else paired.marks
     its = ["", "", "", ""]
     if paired is not None:
         its = [*map(_number, (paired.value, paired.low, paired.high)), str(paired.n)]

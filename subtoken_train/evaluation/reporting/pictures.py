@@ -25,6 +25,8 @@ from subtoken_train.functional.images import pad_to_square
 NOT_AVAILABLE = "question and picture are not available"
 SIDE = 224
 """Longer side of a thumbnail, in pixels."""
+SMALLEST = 4
+"""Side of the smallest grid that is drawn: below it the bits that fill a byte hide which square was meant."""
 DIMMED, FOG, BARS = 0.82, (128, 128, 128), (122, 116, 104)
 """How far a dropped token goes towards which colour, and the bars of a padded picture (CLIP's mean)."""
 
@@ -53,7 +55,7 @@ class TaskFiles:
         if sample is None or prompt_digest(sample.prompt, sample.choices) != record.prompt_sha256:
             return (
                 None,
-                f"question and picture are not available: the files of {manifest.task} here hold another sample",
+                f"{NOT_AVAILABLE}: the files of {manifest.task} here hold another sample",
             )
         return sample, ""
 
@@ -70,9 +72,7 @@ class TaskFiles:
         folder = self._folder(manifest)
         if folder is None or not folder.exists():
             place = "they were read from the Hub" if folder is None else f"no {folder}"
-            return (
-                f"question and picture are not available ({place}); name the folder of {manifest.task} by --data-root"
-            )
+            return f"{NOT_AVAILABLE} ({place}); --data-root names the folder that holds {manifest.task}/"
         key = (str(folder), repr((manifest.task, manifest.options)))
         if key not in self._samples:
             try:
@@ -99,7 +99,7 @@ def kept_bits(kept_visual: str, grid_bits: int | None) -> list[bool] | None:
     if grid_bits is None:
         return None
     side = math.isqrt(grid_bits)
-    if grid_bits - side * side > 7:
+    if side < SMALLEST or grid_bits - side * side > 7:
         return None
     bits = bin(int(kept_visual, 16))[2:].zfill(grid_bits)
     return [bit == "1" for bit in bits[: side * side]]

@@ -1,0 +1,93 @@
+"""``subtoken-train report``: files, the terminal's table, and wrong input in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from subtoken_train.cli.main import main
+from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
+
+from report_results import answers, facts, paper_grid, register, write_run
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    register(monkeypatch, *PAPER_TASKS)
+    folder = tmp_path / "results"
+    paper_grid(folder, PAPER_TASKS)
+    return folder
+
+
+def refused(capsys, *argv) -> str:
+    """The one line of a call that must fail on its input."""
+    assert main(["report", *map(str, argv)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("subtoken-train: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_all_formats_and_the_table(results, capsys):
+    assert main(["report", str(results)]) == 0
+    assert sorted(path.name for path in (results / "report").iterdir()) == [
+        "report.csv", "report.html", "report.md", "report.tex",
+    ]  # fmt: skip
+    out = capsys.readouterr().out
+    assert "+15.00 [+" in out
+    assert f"report.md, report.csv, report.tex, report.html written to {results / 'report'}" in out
+    first = (results / "report" / "report.html").read_bytes()
+    assert main(["report", str(results)]) == 0  # its own folder is no arm, and the same input gives the same page
+    assert (results / "report" / "report.html").read_bytes() == first
+
+
+def test_chosen_formats_folders_and_seeds(results, tmp_path, capsys):
+    other = tmp_path / "other"
+    write_run(other, facts("more-seed1", 0.5, seed=1, reducer="fastv 0.5"), "pope", answers(range(9)))
+    write_run(other, facts("more-seed2", 0.5, seed=2, reducer="fastv 0.5"), "pope", answers(range(19)))
+    out = tmp_path / "out"
+    assert main(["report", str(results), str(other), "--out", str(out), "--format", "csv,markdown"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["report.csv", "report.md"]
+    (row,) = [line for line in (out / "report.csv").read_text().splitlines() if line.startswith("more,")][:1]
+    assert ",1 2,0.500000,0.500000,0.600000,,pope,accuracy,fraction,0.350000," in row
+    assert "35.00 [" in capsys.readouterr().out
+
+
+def test_flags_and_the_printed_rows(results, tmp_path, capsys):
+    write_run(results, facts("late", 0.2, acts="after prefill"), "pope", answers(range(9)), new_tokens=1)
+    scores = dict.fromkeys(PAPER_TASKS.values(), 50.0)
+    row = {
+        "table": "1", "model": "LLaVA-1.5-7B", "method": "FastV25+S16K4", "token_method": "FastV", "total_kv": 15.625,
+        "token_keep": 25.0, "S": 16, "K": 4, "variant": "subtoken", "scores": scores,
+        "printed_3m": 51.0, "printed_7m": 50.0, "printed_d3": None, "printed_d7": None,
+    }  # fmt: skip
+    paper = tmp_path / "printed.json"
+    paper.write_text(json.dumps({"vlm_rows": [row], "llm_rows": []}))
+    assert main(["report", str(results), "--compare-paper", str(paper)]) == 0
+    assert "late: compression after prefill cannot change a first token" in capsys.readouterr().out
+    text = (results / "report" / "report.md").read_text()
+    assert r"fastv25\_s16k4: Table 1, LLaVA-1.5-7B, FastV25+S16K4" in text
+    start = "| printed | 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 51.00 | 50.00 |"
+    assert start in text
+    assert "| recomputed | - | - | - | - | - | - | - | 50.00 | 50.00 |" in text
+    assert "| ours | 75.00 " in text
+    paper.write_text(json.dumps({"vlm_rows": [{**row, "S": 8}], "llm_rows": []}))
+    assert main(["report", str(results), "--compare-paper", str(paper)]) == 0
+    assert "no arm has the backbone, reducer and groups of a row of" in capsys.readouterr().out
+
+
+def test_wrong_input(results, tmp_path, capsys, monkeypatch):
+    assert "unknown format 'htm'. Did you mean 'html'?" in refused(capsys, results, "--format", "htm")
+    assert "holds no results" in refused(capsys, tmp_path / "nothing")
+    assert "no folder" in refused(capsys, results, "--data-root", tmp_path / "nothing")
+    monkeypatch.chdir(tmp_path)
+    assert "paper_tables.json does not exist" in refused(capsys, results, "--compare-paper")
+    assert "unknown option '--formats'. Did you mean '--format'?" in refused(capsys, results, "--formats", "csv")
+    samples = results / "lora_only" / "gqa" / "samples-0-of-1.jsonl"
+    samples.write_text("{}\n")
+    assert f"{samples}, line 1 is no record of a sample" in refused(capsys, results)
+    write_run(tmp_path / "strange", facts("a"), "popes", answers(range(9)))
+    assert "unknown task 'popes'. Did you mean 'pope'?" in refused(capsys, tmp_path / "strange")
+    assert not (results / "report").exists()

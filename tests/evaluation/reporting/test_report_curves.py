@@ -1,0 +1,88 @@
+"""Area, tolerance and families of curves against figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from subtoken_train.evaluation.reporting.curves import area, make_curves, method_words, within
+from subtoken_train.evaluation.reporting.reading import read_results
+
+from report_results import answers, facts, register, write_run
+
+
+def test_area_is_the_mean_over_the_range():
+    assert area([0.0, 0.5, 0.9], [80.0, 80.0, 80.0]) == pytest.approx(80)
+    assert area([0.0, 0.5, 1.0], [100.0, 50.0, 0.0]) == pytest.approx(50)
+    assert area([0.0, 0.25, 0.75], [1.0, 1.0, 0.0]) == pytest.approx((0.25 + 0.25) / 0.75)
+
+
+@pytest.mark.parametrize(
+    ("losses", "tolerance", "expected"),
+    [
+        ([0.0, 0.2, 0.4], 0.1, (0.25, 0.25)),
+        ([0.0, 0.1, 0.4], 0.1, (0.5, 0.5)),
+        ([0.0, 0.05, 0.08], 0.1, (1.0, 1.0)),
+        ([0.0, 0.2, 0.0], 0.1, (1.0, 0.25)),  # it comes back: eq. 7 and 8 ask for the largest r
+        ([0.3, 0.4, 0.5], 0.1, None),
+        ([-0.1, 0.1, 0.3], 0.2, (0.75, 0.75)),
+    ],
+)
+def test_compression_within_a_tolerance(losses, tolerance, expected):
+    found = within([0.0, 0.5, 1.0], losses, tolerance)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_familys_curve(tmp_path, monkeypatch):
+    register(monkeypatch, "pope", "gqa")
+    for task, full in (("pope", 40), ("gqa", 20)):
+        write_run(tmp_path, facts("lora"), task, answers(range(full)))
+        for keep, share in ((0.5, 0.9), (0.25, 0.7)):
+            arm = facts(f"fastv{keep}", keep, reducer=f"fastv {keep}")
+            write_run(tmp_path, arm, task, answers(range(round(full * share))))
+    write_run(tmp_path, facts("fastv0.75", 0.75, reducer="fastv 0.75"), "pope", answers(range(40)))
+    curves = make_curves(read_results([tmp_path]))
+    (curve,) = curves
+    # the arm that answered pope alone takes gqa out of the family
+    assert (curve.name, curve.tasks, curve.reference) == ("fastv", ("pope",), True)
+    assert [point.kv for point in curve.points] == [1.0, 0.75, 0.5, 0.25]
+    assert [point.figure.value for point in curve.points] == pytest.approx([1.0, 1.0, 0.9, 0.7])
+    assert [point.loss for point in curve.points] == pytest.approx([0, 0, 0.1, 0.3])
+    assert curve.span == (0, 0.75)
+    assert curve.area == pytest.approx((0.25 * 1 + 0.25 * 0.95 + 0.25 * 0.8) / 0.75)
+    assert curve.reached == pytest.approx({0.1: 0.5, 0.2: 0.625})
+
+
+def test_the_loss_is_a_mean_over_tasks_of_relative_losses(tmp_path, monkeypatch):
+    register(monkeypatch, "pope", "gqa")
+    for task, full, less in (("pope", 40, 20), ("gqa", 10, 10)):
+        write_run(tmp_path, facts("lora"), task, answers(range(full)))
+        write_run(tmp_path, facts("fastv", 0.5, reducer="fastv 0.5"), task, answers(range(less)))
+    (curve,) = make_curves(read_results([tmp_path]))
+    assert curve.points[1].loss == pytest.approx((0.5 + 0) / 2)
+    assert curve.points[1].figure.value == pytest.approx((0.5 + 0.25) / 2)
+    assert curve.reached == pytest.approx({0.1: 0.2, 0.2: 0.4})
+
+
+def test_without_an_uncompressed_arm_nothing_is_reached(tmp_path, monkeypatch):
+    register(monkeypatch, "pope")
+    write_run(tmp_path, facts("fastv", 0.5, reducer="fastv 0.5"), "pope", answers(range(9)))
+    (curve,) = make_curves(read_results([tmp_path]))
+    assert (curve.reference, curve.area, curve.reached) == (False, None, {})
+
+
+def test_families(tmp_path, monkeypatch):
+    register(monkeypatch, "pope")
+    arms = [
+        facts("a", 0.5, reducer="fastv 0.5"),
+        facts("b", 0.5, reducer="fastv 0.5", groups="S16K4 linear"),
+        facts("c", 0.5, reducer="fastv 0.5", eviction="snapkv 0.1 int8"),
+        facts("d", 0.5, eviction="snapkv 0.3", trained=False, protocol="context_first"),
+    ]
+    for arm in arms:
+        write_run(tmp_path, arm, "pope", answers(range(9)))
+    assert [method_words(arm) for arm in read_results([tmp_path])] == [
+        "fastv",
+        "fastv + S16K4 linear",
+        "fastv 0.5 + snapkv int8",
+        "snapkv (untrained, context first)",
+    ]

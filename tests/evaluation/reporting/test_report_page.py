@@ -1,0 +1,141 @@
+"""The HTML page: balanced, self-contained, escaped, with tables, plots and pictures; a browser has nothing to say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
+from subtoken_train.evaluation.reporting.page import report_html
+from subtoken_train.evaluation.reporting.report import make_report
+
+from report_results import answers, facts, paper_grid, register, write_run
+
+VOID = {"meta", "link", "img", "br"}
+HOSTILE = "</pre><script>alert(1)</script> see http://example.org/a.png & <img src=x onerror=alert(2)>"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
+
+
+class Page(HTMLParser):
+    """Elements with their attributes; fails at the first tag that does not close what was opened last."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+
+@pytest.fixture
+def html(tmp_path, monkeypatch):
+    """The paper's seven tasks and one more, with a hostile answer, and pictures on disk."""
+    register(monkeypatch, *PAPER_TASKS, "ruler")
+    (tmp_path / "data" / "pope").mkdir(parents=True)
+    results = tmp_path / "results"
+    paper_grid(results, PAPER_TASKS, routed=range(20))
+    hostile = facts("<b>arm</b>", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
+    hostile_place = write_run(
+        results,
+        facts("hostile", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor"),
+        "pope",
+        answers(range(3), wrong=HOSTILE),
+    )
+    manifest = hostile_place / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"hostile"', f'"{hostile.name}"'))
+    write_run(results, facts("lora_only"), "ruler", answers(range(9)))
+    return report_html(make_report([results], data_root=tmp_path / "data"))
+
+
+def test_tables_plots_and_pictures(html):
+    page = Page(html)
+    assert page.count("table") == 2 + 2 + 2 + 1  # scores, budgets, curves and their points, tasks
+    charts = [attributes for tag, attributes in page.elements if tag == "svg"]
+    assert len(charts) == 2 + 1 + 1 + 8  # both means' differences, pope's alone are in the table, curves, kinds
+    ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    for chart in charts:
+        assert chart["role"] == "img"
+        assert set(chart["aria-labelledby"].split()) <= ids
+    assert len(ids) == sum("id" in attributes for _, attributes in page.elements)
+    pictures = [attributes for tag, attributes in page.elements if tag == "img"]
+    assert len(pictures) >= 4
+    assert all(picture["src"].startswith("data:image/jpeg;base64,") and picture["alt"] for picture in pictures)
+    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    assert links
+    assert {link.removeprefix("#") for link in links} <= ids
+    text = " ".join("".join(page.text).split())
+    for words in ("MMBench", "3-mean", "7-mean", "Δ to fastv25_s16k4_anchor", "n = 280", "no ", "visual tokens kept"):
+        assert words in text
+
+
+def test_nothing_outside_is_referenced(html):
+    page = Page(html)
+    assert page.count("script") == page.count("iframe") == page.count("style") - 1 == 0
+    for tag, attributes in page.elements:
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "style", "background"}:
+                assert value.startswith(("#", "data:")), (tag, name, value[:80])
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert not re.search(r"@import|url\(|expression|https?:", style)
+    assert "prefers-color-scheme: dark" in style
+
+
+def test_what_models_say_is_text(html):
+    page = Page(html)
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert any(HOSTILE in text for text in ["".join(page.text)])
+    assert "<b>arm</b>" not in html
+    assert "&lt;b&gt;arm&lt;/b&gt;" in html
+
+
+def test_without_anchors_pictures_and_kinds(tmp_path, monkeypatch):
+    register(monkeypatch, "ruler")
+    write_run(tmp_path, facts("a"), "ruler", answers(range(9)))
+    page = Page(report_html(make_report([tmp_path])))
+    assert page.count("table") == 3
+    assert page.count("svg") == 1
+    assert page.count("img") == 0
+
+
+def test_a_browser_finds_no_error(html, tmp_path):
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser here (looked for {', '.join(BROWSERS)})")
+    path = tmp_path / "report.html"
+    path.write_text(html, encoding="utf-8")
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path}/p",
+    ]
+    command = [browser, *options, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert "7-mean" in done.stdout
