@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from subtoken_train.artifact.folder import AdapterConfig, read_config
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger

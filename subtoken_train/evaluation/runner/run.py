@@ -91,11 +91,13 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
         ValueError: a task that does not exist or that this machine cannot score, files that are missing or broken, or a
             set that is not complete while there is no ``limit``.
     """
-    read = []
-    for spec in grid.tasks:
+    tasks = []
+    for spec in grid.tasks:  # names and options of all, before files are read
         own = grid.data_root / spec.name
         source = spec.source or (str(own) if own.is_dir() else None)
-        task = build_task(spec.name, source, **spec.options)
+        tasks.append(build_task(spec.name, source, **spec.options))
+    read = []
+    for task in tasks:
         task.check_requirements()
         samples = task.samples()
         check_complete(task, samples, grid.limit)
