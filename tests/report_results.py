@@ -53,7 +53,7 @@ class FakeTask(Task):
 
     name: ClassVar[str] = "fake"
     modality: ClassVar[str] = "image"
-    hub_id: ClassVar[str | None] = None
+    hub_id: ClassVar[str | None] = "nobody/nothing"
     rows: ClassVar[int | None] = ROWS
     primary: ClassVar[str] = "accuracy"
     where: ClassVar[str] = "nowhere"
@@ -122,6 +122,7 @@ def write_run(
     digest: str = "the same samples",
     source: str | None = None,
     overhead: int = 0,
+    index: int = 0,
     new_tokens: int = 3,
 ) -> Path:
     """Write manifest and records of one arm on one task; fewer predictions than rows make it incomplete."""
@@ -130,12 +131,14 @@ def write_run(
     asked = len(predictions) if rows is None else rows
     Manifest(arm, task, {}, source, asked, expected, primary, [], sha, {"batch_size": 4}).write(place)
     SampleWriter(place).append(
-        record(i, text, arm.nominal_kv, overhead, new_tokens) for i, text in enumerate(predictions)
+        record(i, text, arm.nominal_kv, overhead, new_tokens, index) for i, text in enumerate(predictions)
     )
     return place
 
 
-def record(i: int, prediction: str, share: float, overhead: int = 0, new_tokens: int = 3) -> SampleRecord:
+def record(
+    i: int, prediction: str, share: float, overhead: int = 0, new_tokens: int = 3, index: int = 0
+) -> SampleRecord:
     """Sixteen visual tokens of 1,000 bytes in two layers, and 8,000 bytes of text."""
     kept = max(1, round(16 * share))
     region = round(32_000 * share) + overhead
@@ -151,7 +154,7 @@ def record(i: int, prediction: str, share: float, overhead: int = 0, new_tokens:
         dense_kv_bytes=40_000,
         region_bytes=region,
         region_dense_bytes=32_000,
-        index_bytes=0,
+        index_bytes=index,
         entries_before=32,
         entries_after=2 * kept,
         values_after=2.0 * kept,

@@ -1,4 +1,4 @@
-"""Reference cases of the VQA family, and small sets in the benchmarks' own formats."""
+"""Reference cases of image questions, and small sets in the benchmarks' own formats."""
 
 from __future__ import annotations
 
@@ -75,3 +75,17 @@ def real_lines(shared: Path, *parts: str) -> list[dict[str, Any]]:
     if not path.is_file():
         pytest.skip(f"reference material ({'/'.join(parts)}) is absent")
     return list(_lines(path))
+
+
+def real_answers(shared: Path, name: str) -> list[dict[str, Any]]:
+    """The lines of a file of LLaVA-1.5's own answers."""
+    path = shared / "golden_eval" / "real_llava15" / f"{name}.jsonl"
+    if not path.is_file():
+        pytest.skip(f"reference material (real_llava15/{name}) is absent")
+    return list(_lines(path))
+
+
+def expected_scores(shared: Path, name: str) -> dict[str, Any]:
+    """What those answers score."""
+    scores: dict[str, Any] = json.loads((shared / "golden_eval" / "real_llava15" / "expected.json").read_text())[name]
+    return scores

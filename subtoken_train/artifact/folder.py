@@ -155,13 +155,14 @@ def put_adapter(
         routers: load the folder's routers; False where ``config`` was given others.
     """
     peft_model = None if config.merged else add_adapters(family, config.lora, config.stage2)
-    bank = None if config.routing is None else RouterBank(config.routing, family.hidden_size, family.shape)
-    compressed = CompressedBackbone(family, build_reducer(config.reducer, family.shape.num_layers), bank)
     check_identity(config.identity, identify(family, source))
     if peft_model is not None:
         load_lora(folder, peft_model)
+    bank = None if config.routing is None else RouterBank(config.routing, family.hidden_size, family.shape)
     if routers:
-        load_routers(folder, compressed.bank)
+        load_routers(folder, bank)
+    # last, because it puts hooks on the family
+    compressed = CompressedBackbone(family, build_reducer(config.reducer, family.shape.num_layers), bank)
     compressed.eval()
     return compressed, peft_model
 

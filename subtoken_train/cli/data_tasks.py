@@ -30,7 +30,9 @@ def check_task(name: str, root: Path | None, options: Sequence[str]) -> str:
     task = build_task(name, root, **dict(map(_option, options)))
     rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"
     print(f"{name}: {rows} samples, score {task.primary}\n  {task.where}\n")
-    if root is None and not _makes_its_own(task):
+    if root is not None and not task.needs_files:
+        raise ValueError(f"task {name} makes its samples itself; leave --root out")
+    if root is None and task.needs_files:
         return f"check a folder: subtoken-train data {name} --root DIR"
     samples = task.samples()
     print(*_lines(task, samples), sep="\n")
@@ -42,10 +44,6 @@ def check_task(name: str, root: Path | None, options: Sequence[str]) -> str:
         print(f"  {len(sizes)} images opened: {opened}")
     task.check_requirements()
     return f"complete: {len(samples):,} samples" if task.expected_rows else f"readable: {len(samples):,} samples"
-
-
-def _makes_its_own(task: Task) -> bool:
-    return task.hub_id is None and task.rows is None and task.expected_rows is not None
 
 
 def _lines(task: Task, samples: Sequence[Sample]) -> list[str]:

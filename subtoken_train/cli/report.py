@@ -13,6 +13,7 @@ from subtoken_train.errors import unknown_name
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from subtoken_train.evaluation.reporting.layout import Table as ScoreTable
     from subtoken_train.evaluation.reporting.report import Report
 
 FILES = {"markdown": "report.md", "csv": "report.csv", "latex": "report.tex", "html": "report.html"}
@@ -87,28 +88,40 @@ def print_summary(report: Report) -> None:
     """A table of all arms, and what is wrong with any of them."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 120).print(_summary(report))
+    console = Console(width=None if sys.stdout.isatty() else 120)
     for table in report.tables:
-        for row in table.rows:
-            for flag in row.flags:
-                print(f"{row.arm.name}: {flag}")
+        console.print(_summary(table))
+    flags = {f"{row.arm.name}: {flag}": None for table in report.tables for row in table.rows for flag in row.flags}
+    for flag in flags:
+        print(flag)
 
 
-def _summary(report: Report) -> Table:
-    """Budget, score and difference of every arm: its means where it has them, else its tasks."""
+def _summary(scores: ScoreTable) -> Table:
+    """Scores and differences of a table's arms: means alone where every arm has one."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from subtoken_train.evaluation.reporting.figures import Figure
     from subtoken_train.evaluation.reporting.layout import MEANS
-    from subtoken_train.evaluation.reporting.words import difference_text, score_text, share_text
+    from subtoken_train.evaluation.reporting.words import NOTHING, share_text, signed_text, value_text
 
-    summary = Table("arm", "KV nominal", "KV region", "", "score, %", "Δ to the anchor", "n")
-    for table in report.tables:
-        for row in table.rows:
-            figures = {key: figure for key, figure in row.scores.items() if figure is not None}
-            means = {key: figure for key, figure in figures.items() if key in MEANS}
-            head = [row.arm.name, share_text(row.arm.facts.nominal_kv), share_text(row.cost.region_share)]
-            for key, figure in (means or figures).items():
-                apart = difference_text(row.differences.get(key), figure.n)
-                summary.add_row(*head, table.columns[key], score_text(figure, figure.n), apart, f"{figure.n:,}")
-                head = [""] * len(head)
+    shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
+    means = [key for key in shown if key in MEANS]
+    if means and all(any(row.scores[key] for key in means) for row in scores.rows):
+        shown = means
+    words = "in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
+    summary = Table(title=scores.title, caption=words, box=SIMPLE_HEAD)
+    summary.add_column("arm", overflow="fold", min_width=24)
+    for heading in ("KV nominal", *(scores.columns[key] for key in shown)):
+        summary.add_column(heading, justify="right")
+    for row in scores.rows:
+        cells = []
+        for key in shown:
+            figure, apart = row.scores[key], row.differences.get(key)
+            value = NOTHING if figure is None else value_text(figure) + ("*" if figure.marks else "")
+            cells.append(f"{value}\n{signed_text(apart)}" if isinstance(apart, Figure) else value)
+        budget = f"{share_text(row.arm.facts.nominal_kv)}\n{share_text(row.cost.payload_share)}"
+        summary.add_row(row.arm.name, budget, *cells)
+    if any(figure.marks for row in scores.rows for figure in row.scores.values() if figure is not None):
+        summary.caption = f"{summary.caption}. *: incomplete or partial"
     return summary

@@ -1,4 +1,4 @@
-"""The model ``subtoken`` of lm-evaluation-harness (0.4.9 or newer): importing this module registers it.
+"""The model ``subtoken`` of lm-evaluation-harness (0.4.10 or newer): importing this module registers it.
 
 Tokenisation, truncation from the left and the windows of rolling log-likelihoods are those of the harness's own ``hf``
 model, so that an uncompressed run gives its scores. Answers are greedy; there is one process.
@@ -28,6 +28,9 @@ from subtoken_train.types import Batch
 
 ANSWER_TOKENS = 256
 """Of a generated answer where the task names no number, as in the harness."""
+
+SETTINGS = "subtoken settings"
+"""Where a file of finished requests says which model answered."""
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +85,26 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> SubTokenLM:
         """The same from one text."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Take the harness's file of finished requests (``--use_cache``).
+
+        It knows requests by their text alone, so it is refused where another model or other settings filled it.
+
+        Raises:
+            ValueError: it was.
+        """
+        super().set_cache_hook(cache_hook)
+        finished = cache_hook.dbdict
+        if finished is None:
+            return
+        own = {name: value for name, value in self.arguments.settings.items() if name not in ("batch_size", "device")}
+        if len(finished) and finished.get(SETTINGS) != own:
+            raise ValueError(
+                f"the --use_cache file holds requests of {finished.get(SETTINGS) or 'another model'}, and these are "
+                f"{own}; name another file"
+            )
+        finished[SETTINGS] = own
 
     @property
     def max_length(self) -> int:

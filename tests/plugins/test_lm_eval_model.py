@@ -168,6 +168,25 @@ def test_finished_requests_are_kept_and_not_run_again(backbone, tmp_path):
     assert responses(again, "choice") == responses(first, "choice")
     assert model.runner.counted.prompts == 0
     assert "no prompt was run" in model.report()
+    with pytest.raises(ValueError, match="name another file"):
+        evaluate(ours(backbone, kv_dtype="int8"), CHOICE, use_cache=path)
+
+
+def test_finished_requests_of_another_model_are_not_read(backbone, reference, tmp_path):
+    path = str(tmp_path / "kept")
+    evaluate(reference, CHOICE, use_cache=path)
+    with pytest.raises(ValueError, match="holds requests of another model"):
+        evaluate(ours(backbone), CHOICE, use_cache=path)
+
+
+def test_the_tokenizer_s_chat_format(backbone, reference, monkeypatch):
+    model = ours(backbone)
+    template = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    for each in (model, reference):
+        monkeypatch.setattr(each.tokenizer, "chat_template", template)
+    got, wanted = (evaluate(each, CHOICE, apply_chat_template=True) for each in (model, reference))
+    scores = [value for value, _ in responses(wanted, "choice")]
+    assert [value for value, _ in responses(got, "choice")] == pytest.approx(scores, abs=1e-4)
 
 
 def test_sampling_is_refused(backbone):

@@ -13,9 +13,13 @@ from typing import Any
 from subtoken_train.evaluation.metrics.anls import levenshtein
 from subtoken_train.evaluation.metrics.mean_scores import MeanScores
 
-_SAID = re.compile(r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\(?([A-Z])\)?(?![\w'])", re.IGNORECASE)
-_LEADING = re.compile(r"\(?([A-Z])(?:[.):]|$)")
+_SAID = re.compile(
+    r"(?i:answer|option|choice)(?i:\s+is)?\s*:?\s*(?:\(([A-Za-z])\)|([A-Z])(?![\w'])|([a-z])\s*\.?$)"
+)  # a small letter must stand in brackets or at the end: "the answer is a triangle" names no choice
+_LEADING = re.compile(r"\(?([A-Z])(?:[.):]|$)|\(?([a-z])\)?\.?$")
+_ANSWER = re.compile(r"answer", re.IGNORECASE)
 _NUMBER = re.compile(r"-?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_KINDS = {"integer": int, "float": float}
 _LIST = re.compile(r"\[[^\[\]]*\]")
 _QUOTED = re.compile(r'The answer is "(.*)"\.')
 
@@ -24,8 +28,8 @@ def extract(response: str, choices: Sequence[str] | None, question_type: str, an
     """What of ``response`` is the answer, by rules; the response itself where none fits.
 
     In this order: the response is a choice or a number; ``The answer is "..."``. Then for choices a letter that begins
-    it ("B.", "(B) ..."), a letter that is said to be the answer, or the one choice it contains; for numbers the last
-    number, commas taken out; for lists the last pair of brackets.
+    it ("B.", "(B) ..."), a letter that is said to be the answer, or the one choice it contains; for numbers the first
+    number after the last "answer", or else the last one, commas taken out; for lists the last pair of brackets.
     """
     text = response.strip()
     if question_type == "multi_choice":
@@ -34,29 +38,33 @@ def extract(response: str, choices: Sequence[str] | None, question_type: str, an
         return text
     if quoted := _QUOTED.search(text):
         return quoted.group(1)
-    found = {"integer": _NUMBER, "float": _NUMBER, "list": _LIST}.get(answer_type, _QUOTED).findall(text)
-    if not found:
-        return text
-    last: str = found[-1]
-    return last if answer_type == "list" else last.replace(",", "")
+    if answer_type == "list":
+        return str((_LIST.findall(text) or [text])[-1])
+    return _extract_number(text) if answer_type in _KINDS else text
+
+
+def _extract_number(text: str) -> str:
+    *_, after = _ANSWER.split(text)
+    stated = _NUMBER.search(after) if after != text else None
+    found = [stated.group()] if stated else _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else text
 
 
 def _extract_choice(text: str, choices: Sequence[str]) -> str:
     if text in choices:
         return text
-    for pattern in (_QUOTED, _LEADING):
-        if match := pattern.match(text):
-            return match.group(1)
-    if said := _SAID.findall(text):
-        return str(said[-1]).upper()
+    if quoted := _QUOTED.search(text):
+        return quoted.group(1)
+    said = [match for match in (_LEADING.match(text), *reversed([*_SAID.finditer(text)])) if match]
+    if said:
+        return next(letter for letter in said[0].groups() if letter).upper()
     contained = [choice for choice in choices if choice.lower() in text.lower()]
     return contained[0] if len(contained) == 1 else text
 
 
 def _is_number(text: str, answer_type: str) -> bool:
-    kinds = {"integer": int, "float": float}
     try:
-        return answer_type in kinds and kinds[answer_type](text) is not None
+        return answer_type in _KINDS and _KINDS[answer_type](text) is not None
     except ValueError:
         return False
 

@@ -29,8 +29,9 @@ class MMBenchScores(GroupedMetric):
         ``accuracy``: vanilla, over all rows, rotations included (what the paper prints).
         ``circular``: questions all of whose rows are right. Left out where no question has two rows.
 
-    No judge is asked and no letter is drawn: an answer that names no option is wrong. So ``lmms_circular`` is what
-    lmms-eval's task ``mmbench_en_dev`` gives at least, and ``lmms_static_circular`` what ``mmbench_en_dev_static`` gives.
+    No judge is asked and no letter is drawn: an answer that names no option is wrong. So of
+    lmms-eval's tasks ``mmbench_en_dev_static`` gives ``lmms_static_circular``, and ``mmbench_en_dev`` gives
+    ``lmms_circular`` and what its judge adds.
     """
 
     def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:

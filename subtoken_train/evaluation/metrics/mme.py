@@ -49,7 +49,10 @@ class MMEScores(GroupedMetric):
     A question without its partner, as a limited run leaves, counts for the accuracies but not for points.
     """
 
-    points = frozenset(f"{reading}_{name}" for reading in _READINGS for name in ("perception", "cognition", *SUBTASKS))
+    points = frozenset(
+        [f"{reading}_{total}" for reading in _READINGS for total in ("perception", "cognition")]
+        + [f"official_{name}" for name in SUBTASKS]
+    )
 
     def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
         """Take generated answers."""

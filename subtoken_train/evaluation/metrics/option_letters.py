@@ -1,7 +1,7 @@
 """Which option a free answer to a multiple-choice question names: the rules of four programs, without any judge.
 
-Sources: MMBench_Evaluator of lmms-eval (``tasks/mmbench/mmbench_evals.py``) and its fallback
-(``tasks/_task_utils/mcq_extract.py`` as of v0.7.2); ``utils/matching_util.py`` of VLMEvalKit. Where these programs ask a
+Sources: MMBench_Evaluator of lmms-eval (``tasks/mmbench/mmbench_evals.py``) and the fallback of its static task
+(``tasks/_task_utils/mcq_extract.py`` of v0.7.2); ``utils/matching_util.py`` of VLMEvalKit. Where these programs ask a
 language model or draw a letter at random, the answer here names no option. Options are a mapping from letter to text.
 """
 
@@ -27,7 +27,12 @@ _LMMS_FRAMES = (
     (":", ")"),
     (":", ")."),
 )
-_STATIC_PHRASES = ("answer is", "correct option is", "best option is", "choice is", "i choose", "i select", "i pick")
+_STATIC_PHRASES = (
+    *(f"{before}{what} is" for what in ("answer", "option", "choice") for before in ("correct ", "the correct ")),
+    *(f"{before}{what} is" for what in ("answer", "option") for before in ("best ", "the best ")),
+    *(f"{before}{what} is" for what in ("answer", "choice") for before in ("", "the ", "my ")),
+    *(f"i {verb}" for verb in ("choose", "select", "pick")),
+)
 _STATIC_FRAMES = ((3, "{})"), (4, "{}:"), (5, "{}."), (6, "({})"), (2, "{} "))
 _REFUSALS = (
     "Sorry, I can't help with images of people yet.",
@@ -104,7 +109,7 @@ def _among(words: Collection[str], before: str, after: str) -> Sequence[str]:
 
 
 def _best_placed(text: str, options: Mapping[str, str]) -> str | None:
-    """The letter in the most telling place, and among equals the last: start, end, phrase, frame, anywhere."""
+    """The letter in the most telling place, and among equals the last: start, end, phrase, frame, any word."""
     text = text.strip()
     for mark in ",.!?;:'\"":
         text = text.strip(mark)

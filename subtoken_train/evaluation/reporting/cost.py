@@ -16,6 +16,7 @@ class Cost:
     dense_kv_bytes: int = 0
     region_bytes: int = 0
     region_dense_bytes: int = 0
+    index_bytes: int = 0
     entries_before: int = 0
     entries_after: int = 0
     values_after: float = 0.0
@@ -30,6 +31,7 @@ class Cost:
                 record.dense_kv_bytes,
                 record.region_bytes,
                 record.region_dense_bytes,
+                record.index_bytes,
                 record.entries_before,
                 record.entries_after,
                 record.values_after,
@@ -43,6 +45,11 @@ class Cost:
     def prompt_share(self) -> float | None:
         """Whole prompts, text and index included, of their dense caches; None where there is nothing."""
         return self.kv_bytes / self.dense_kv_bytes if self.dense_kv_bytes else None
+
+    @property
+    def payload_share(self) -> float | None:
+        """The compressed region without its index: what a nominal budget promises, measured."""
+        return (self.region_bytes - self.index_bytes) / self.region_dense_bytes if self.region_dense_bytes else None
 
     @property
     def region_share(self) -> float | None:

@@ -12,6 +12,7 @@ Legend: p points of a curve, ascending in r.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from subtoken_train.evaluation.reporting.figures import Figure, mean_figure, sco
 from subtoken_train.evaluation.reporting.layout import cost_of
 from subtoken_train.evaluation.reporting.reading import Arm
 
+AMOUNT = re.compile(r" [\d.,]+( tokens| bytes)?(?= |$)")
 TOLERANCES = (0.10, 0.20)
 
 
@@ -90,7 +92,7 @@ def make_curves(arms: Sequence[Arm]) -> list[Curve]:
     """All methods that stand at one budget at least; those without a measured region are left out."""
     families: dict[tuple[str, str], list[Arm]] = defaultdict(list)
     for arm in arms:
-        if arm.facts.nominal_kv < 1:
+        if arm.facts.acts != "-":
             families[arm.facts.backbone, method_words(arm)].append(arm)
     curves = [_curve(backbone, name, members, arms) for (backbone, name), members in sorted(families.items())]
     return [curve for curve in curves if curve is not None]
@@ -102,7 +104,7 @@ def method_words(arm: Arm) -> str:
     evicts, reduces = facts.eviction != "-", facts.reducer != "-"
     parts = [facts.reducer if evicts else facts.reducer.split()[0]] if reduces else []
     parts += [facts.groups] if facts.groups != "-" else []
-    parts += [_without_numbers(facts.eviction)] if evicts else []
+    parts += [_without_amount(facts.eviction)] if evicts else []
     words = " + ".join(parts) or "uncompressed"
     notes = [
         *([] if facts.trained else ["untrained"]),
@@ -111,8 +113,9 @@ def method_words(arm: Arm) -> str:
     return f"{words} ({', '.join(notes)})" if notes else words
 
 
-def _without_numbers(words: str) -> str:
-    return " ".join(word for word in words.split() if not word.replace(".", "").isdigit())
+def _without_amount(words: str) -> str:
+    """``snapkv 1,024 tokens int8`` -> ``snapkv int8``."""
+    return AMOUNT.sub("", words)
 
 
 def _reference(members: Sequence[Arm], arms: Sequence[Arm]) -> Arm | None:
@@ -121,7 +124,7 @@ def _reference(members: Sequence[Arm], arms: Sequence[Arm]) -> Arm | None:
     None where there is none, or several that nothing tells apart.
     """
     facts = members[0].facts
-    full = [arm for arm in arms if arm.facts.nominal_kv >= 1 and arm.facts.backbone == facts.backbone]
+    full = [arm for arm in arms if arm.facts.acts == "-" and arm.facts.backbone == facts.backbone]
     same = [arm for arm in full if arm.facts.adapter == facts.adapter]
     alike = [arm for arm in full if (arm.facts.adapter is None) == (facts.adapter is None)]
     chosen = next((group for group in (same, alike, full) if group), [])

@@ -22,11 +22,13 @@ class KindScores:
         task: its name.
         kinds: in order of their first samples.
         arms: arm's name -> kind -> mean of the samples' scores; a kind without samples is left out.
+        drawn: the arms that a chart shows: of more than ``MAX_ARMS`` those with an anchor and the anchors first.
     """
 
     task: str
     kinds: tuple[str, ...]
     arms: dict[str, dict[str, Figure]]
+    drawn: tuple[str, ...]
 
 
 def make_kinds(arms: Sequence[Arm]) -> list[KindScores]:
@@ -45,7 +47,10 @@ def _of_task(task: str, arms: Sequence[Arm]) -> KindScores:
             continue
         order |= {kind: None for run in runs for kind in run.kinds}
         figures[arm.name] = _of_arm(runs)
-    return KindScores(task, tuple(order), figures)
+    anchors = {arm.facts.anchor for arm in arms}
+    compared = {arm.name for arm in arms if arm.facts.anchor is not None or arm.name in anchors}
+    first = sorted(figures, key=lambda name: name not in compared)[:MAX_ARMS]
+    return KindScores(task, tuple(order), figures, tuple(name for name in figures if name in first))
 
 
 def _are_fractions(run: Run) -> bool:

@@ -53,7 +53,7 @@ def escape(text: str) -> str:
 
 def _scores(table: Table) -> str:
     columns = list(table.columns)
-    header = ["arm", "KV nominal", "KV region", "query-aware", *table.columns.values()]
+    header = ["arm", "KV nominal", "KV measured", "query-aware", *table.columns.values()]
     counts = ["$n$", "", "", "", *(f"{table.samples[column]:,}" for column in columns)]
     rows = [counts]
     for row in table.rows:
@@ -68,7 +68,7 @@ def _facts(row: Row) -> list[str]:
     aware = "yes" if row.arm.facts.protocol == "query_aware" else "no"
     return [
         escape(row.arm.name),
-        *map(escape, map(share_text, (row.arm.facts.nominal_kv, row.cost.region_share))),
+        *map(escape, map(share_text, (row.arm.facts.nominal_kv, row.cost.payload_share))),
         aware,
     ]
 

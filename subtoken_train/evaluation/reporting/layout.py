@@ -1,12 +1,13 @@
 """The paper's layout: arms in rows, tasks in columns, means over them, each arm below its matched anchor.
 
-Tasks outside the paper's seven make a table of their own, without means.
+Tasks outside the paper's seven make tables of their own, images apart from text, without means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from subtoken_train.evaluation.reporting.cost import Cost
 from subtoken_train.evaluation.reporting.figures import (
@@ -17,6 +18,8 @@ from subtoken_train.evaluation.reporting.figures import (
     score_figure,
 )
 from subtoken_train.evaluation.reporting.reading import Arm
+from subtoken_train.evaluation.tasks import TASKS
+from subtoken_train.evaluation.tasks.base import Modality
 
 PAPER_TASKS = {
     "mmbench": "MMBench",
@@ -43,7 +46,8 @@ class Row:
         scores: column -> score.
         differences: column -> arm minus anchor; words where the two cannot be paired; empty without an anchor.
         cost: of the table's tasks, all seeds together.
-        anchor_ratio: measured share of KV that the anchor keeps over ours, on the tasks of both; None without one.
+        anchor_ratio: measured share of KV that the anchor keeps over ours, without the index of value groups, on the
+            tasks of both; None without an anchor.
         flags: what a reader must know, in words.
     """
 
@@ -74,15 +78,16 @@ class Table:
 
 
 def make_tables(arms: Sequence[Arm]) -> tuple[Table, ...]:
-    """The table of the paper's tasks and that of all others, as far as there are results."""
-    present = {task: None for arm in arms for task in arm.runs}
+    """The table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
+    present = sorted({task for arm in arms for task in arm.runs})
     tables = []
     if any(task in PAPER_TASKS for task in present):
         columns = {**PAPER_TASKS, **{mean: mean for mean in MEANS}}
         tables.append(_table("Scores, the paper's layout", columns, arms))
-    others = {task: task for task in sorted(present) if task not in PAPER_TASKS}
-    if others:
-        tables.append(_table("Scores, other tasks" if tables else "Scores", others, arms))
+    for modality in get_args(Modality):
+        others = [task for task in present if task not in PAPER_TASKS and TASKS[task].modality == modality]
+        if others:
+            tables.append(_table(f"Scores, {modality} tasks", {task: task for task in others}, arms))
     return tuple(tables)
 
 
@@ -96,7 +101,7 @@ def ordered(arms: Sequence[Arm]) -> list[Arm]:
 
     def place(arm: Arm) -> tuple[str, bool, str, float, str, bool, str]:
         facts = (anchor_of(arm, arms) or arm).facts
-        compressed = facts.nominal_kv < 1
+        compressed = facts.acts != "-"
         block = arm.facts.anchor or arm.name
         return (
             facts.backbone,
@@ -142,7 +147,7 @@ def cost_of(arm: Arm, tasks: Sequence[str]) -> Cost:
 
 def _anchor_ratio(arm: Arm, anchor: Arm, tasks: Sequence[str]) -> float | None:
     shared = [task for task in tasks if task in arm.runs and task in anchor.runs]
-    ours, its = cost_of(arm, shared).region_share, cost_of(anchor, shared).region_share
+    ours, its = cost_of(arm, shared).payload_share, cost_of(anchor, shared).payload_share
     return its / ours if ours and its else None
 
 
@@ -153,8 +158,8 @@ def _flags(arm: Arm, anchor: Arm | None, cost: Cost, ratio: float | None, tasks:
     if anchor is not None and anchor.facts.nominal_kv < facts.nominal_kv:
         flags.append(f"the anchor keeps less: {anchor.facts.nominal_kv:.3%} of the KV against {facts.nominal_kv:.3%}")
     if ratio is not None and ratio < 1:
-        flags.append(f"measured, index included, the anchor takes {1 - ratio:.2%} fewer bytes")
-    if facts.nominal_kv < 1 and cost.dense_kv_bytes and not cost.acted:
+        flags.append(f"measured, the anchor takes {1 - ratio:.2%} fewer bytes")
+    if facts.acts != "-" and cost.dense_kv_bytes and not cost.acted:
         flags.append("compression did not act: nothing left the cache")
     runs = [run for task in tasks for run in arm.runs.get(task, {}).values() if run.ids]
     if facts.acts == "after prefill" and facts.protocol == "query_aware" and any(run.one_token for run in runs):

@@ -19,14 +19,12 @@ from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.metrics.base import TaskMetric
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
-from subtoken_train.evaluation.tasks import Sample, build_task
+from subtoken_train.evaluation.tasks import TASKS, Sample, build_task
 from subtoken_train.functional.images import pad_to_square
 
 NOT_AVAILABLE = "question and picture are not available"
 SIDE = 224
 """Longer side of a thumbnail, in pixels."""
-SMALLEST = 4
-"""Side of the smallest grid that is drawn: below it the bits that fill a byte hide which square was meant."""
 DIMMED, FOG, BARS = 0.82, (128, 128, 128), (122, 116, 104)
 """How far a dropped token goes towards which colour, and the bars of a padded picture (CLIP's mean)."""
 
@@ -40,7 +38,7 @@ class TaskFiles:
 
     def __init__(self, data_root: Path | None = None) -> None:
         self.data_root = data_root
-        self._samples: dict[tuple[str, str], dict[str, Sample] | str] = {}
+        self._samples: dict[str, dict[str, Sample] | str] = {}
 
     def metric(self, manifest: Manifest) -> TaskMetric:
         """The task's metric."""
@@ -69,37 +67,35 @@ class TaskFiles:
             return None, f"the picture is not available: {error}"
 
     def _of_task(self, manifest: Manifest) -> dict[str, Sample] | str:
-        folder = self._folder(manifest)
-        if folder is None or not folder.exists():
-            place = "they were read from the Hub" if folder is None else f"no {folder}"
+        """All samples by id, or why they are not there."""
+        source = manifest.source if self.data_root is None else str(self.data_root / manifest.task)
+        if manifest.source is None and TASKS[manifest.task].hub_id is None:
+            source = None  # drawn by the task itself
+        elif source is None or not Path(source).exists():
+            place = "they were read from the Hub" if source is None else f"no {source}"
             return f"{NOT_AVAILABLE} ({place}); --data-root names the folder that holds {manifest.task}/"
-        key = (str(folder), repr((manifest.task, manifest.options)))
+        key = repr((manifest.task, source, manifest.options))
         if key not in self._samples:
             try:
-                task = build_task(manifest.task, folder, **manifest.options)
+                task = build_task(manifest.task, source, **manifest.options)
                 self._samples[key] = {sample.id: sample for sample in task.samples()}
             except (OSError, ValueError) as error:
                 self._samples[key] = f"{NOT_AVAILABLE}: {error}"
         return self._samples[key]
-
-    def _folder(self, manifest: Manifest) -> Path | None:
-        if self.data_root is not None:
-            return self.data_root / manifest.task
-        return None if manifest.source is None else Path(manifest.source)
 
 
 def kept_bits(kept_visual: str, grid_bits: int | None) -> list[bool] | None:
     """The tokens of a square grid, row by row, True where one is kept; None where they are no square.
 
     Args:
-        kept_visual: as in ``SampleRecord``; up to seven bits more than tokens, which fill the last byte.
+        kept_visual: as in ``SampleRecord``; up to three bits more than tokens, which fill the last digit.
         grid_bits: how many bits every sample of the run has; None where the numbers differ, as they do for a model
             that reads pictures in their own shape: then a square number is chance.
     """
     if grid_bits is None:
         return None
     side = math.isqrt(grid_bits)
-    if side < SMALLEST or grid_bits - side * side > 7:
+    if grid_bits - side * side > 3:
         return None
     bits = bin(int(kept_visual, 16))[2:].zfill(grid_bits)
     return [bit == "1" for bit in bits[: side * side]]

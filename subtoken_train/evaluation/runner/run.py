@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
 from subtoken_train.evaluation.runner.anchors import with_anchors
-from subtoken_train.evaluation.runner.arms import prepare
+from subtoken_train.evaluation.runner.arms import Arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.processes import ONE, Processes
 from subtoken_train.evaluation.runner.spec import Grid
@@ -63,14 +63,7 @@ def run_grid(
         if grid.anchors == "auto":
             arms, notes = with_anchors(arms, pool)
         folders = []
-        scored = [task.name for task, samples in tasks if samples and samples[0].choices]
-        blind = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
-        if scored and blind:
-            notes.append(
-                f"{', '.join(blind)}: an eviction acts after the prompt's pass, so that choices of one token keep "
-                f"their log-likelihoods ({', '.join(scored)}); protocol context_first compresses before the question"
-            )
-        for line in notes if processes.first else ():
+        for line in [*notes, *too_late(arms, tasks)] if processes.first else ():
             say(line)
         for arm in arms:
             backbone = arm.load(pool)
@@ -80,8 +73,22 @@ def run_grid(
                     describe(cell, backbone, grid, processes)
                 name = f"{arm.facts.name} / {task.name}"
                 cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
+                if processes.first:
+                    task.write_for_others(cell.finished().values(), cell.folder)
                 folders.append(cell.folder)
         return folders
+
+
+def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]) -> list[str]:
+    """A note where evictions cannot change what is scored, because they act after the prompt's pass."""
+    scored = [task.name for task, samples in tasks if samples[0].choices]
+    late = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
+    if not scored or not late:
+        return []
+    return [
+        f"{', '.join(late)}: an eviction acts after the prompt's pass, so that choices of one token keep their "
+        f"log-likelihoods ({', '.join(scored)}); protocol context_first compresses before the question"
+    ]
 
 
 def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:

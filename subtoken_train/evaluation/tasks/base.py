@@ -7,13 +7,14 @@ and the metric turns predictions into scores, so that answers can be scored agai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from subtoken_train.datasets.images import ImageSource
 from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.evaluation.results.record import SampleRecord
 
 Modality = Literal["image", "text"]
 
@@ -67,6 +68,9 @@ class Task(ABC):
     where: ClassVar[str]
     """How to get the files: commands and addresses, in plain text (``subtoken-train data NAME`` prints it)."""
 
+    needs_files: ClassVar[bool] = True
+    """False for a task that makes its samples itself, by its options."""
+
     source: str | Path | None = field(default=None, kw_only=True)
 
     @abstractmethod
@@ -87,6 +91,14 @@ class Task(ABC):
 
         Raises:
             ValueError: what is missing, and how to get it.
+        """
+
+    def write_for_others(self, records: Iterable[SampleRecord], folder: Path) -> None:  # noqa: B027  (few are read)
+        """Write what a program outside reads beside the records, when all samples are answered; most tasks nothing.
+
+        Args:
+            records: of all samples.
+            folder: the cell's own.
         """
 
     @property

@@ -10,9 +10,32 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from subtoken_train.datasets.images import SUFFIXES
+from subtoken_train.evaluation.metrics.answered import Answered
 from subtoken_train.evaluation.results.record import SampleRecord
+from subtoken_train.evaluation.tasks.base import Task
 
 FRAMES = "frames"
+JUDGE_FILE = "judge.tsv"
+
+
+class VideoTask(Task):
+    """Questions about frames, whose answers only a judge can score.
+
+    Nothing is scored here: a run leaves JUDGE_FILE beside its records.
+    """
+
+    modality = "image"
+    hub_id = None
+    rows = None
+    primary = "answered"
+
+    def metric(self) -> Answered:
+        """How much was answered: no score."""
+        return Answered()
+
+    def write_for_others(self, records: Iterable[SampleRecord], folder: Path) -> None:
+        """The judge's file."""
+        write_judge_file(records, folder / JUDGE_FILE)
 
 
 def evenly_spaced(folder: Path, count: int) -> list[Path]:

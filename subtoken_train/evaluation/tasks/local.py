@@ -49,8 +49,9 @@ class LocalQuestions(Task):
         Raises:
             ValueError: a line breaks the format, with file and line.
         """
-        rows = read_jsonl(self._file(), ("question", "answers", "metric"))
-        samples = [self._sample(row, number) for number, row in enumerate(rows, 1)]
+        path = self._file()
+        rows = read_jsonl(path, ("question", "answers", "metric"))
+        samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
         if self.modality == "image" and not any(sample.images for sample in samples):
             raise ValueError(f"{self.source}: no line has an image; use the task local_text")
@@ -69,7 +70,7 @@ class LocalQuestions(Task):
             raise ValueError(f"task {self.name}: {source} has {len(found)} .jsonl files; name the file that is meant")
         return found[0]
 
-    def _sample(self, row: Row, number: int) -> Sample:
+    def _sample(self, row: Row, number: int, folder: Path) -> Sample:
         values, place = row.values, row.place
         _check(values, place)
         names = _listed(values.get("image") or [])
@@ -82,7 +83,7 @@ class LocalQuestions(Task):
             id=str(values.get("id", number)),
             prompt=_prompt(values["question"], len(names), place),
             reference={"answers": answers, "metric": values["metric"]},
-            images=tuple(Path(self._file()).parent / name for name in names),
+            images=tuple(folder / name for name in names),
             max_new_tokens=self.max_new_tokens,
             kind=values.get("kind", values["metric"]),
         )

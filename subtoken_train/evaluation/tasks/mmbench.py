@@ -12,34 +12,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.mmbench import MMBenchScores
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, image_of
+from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, image_of, without_answer
 from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered
-from subtoken_train.evaluation.tasks.reading import Row, no_answers, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_table
 
-TABLES = {
-    "dev": {"mmbench_dev_20230712.tsv": 4377, "mmbench_dev_en_20231003.tsv": 4329, "MMBench_DEV_EN.tsv": 4329},
-    "test": {"mmbench_test_20230712.tsv": 6718, "mmbench_test_en_20231003.tsv": 6666, "MMBench_TEST_EN.tsv": 6666},
-}
+TABLES = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
+"""Rows by name; the first that is in the source folder is read."""
 
 
 def llava_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
     """LLaVA-1.5's question."""
-    return f"{hint}\n" * bool(hint) + f"{question}\n{lettered(options)}{LETTER_ANSWER}"
+    before = f"{hint}\n" if hint else ""
+    return f"{before}{question}\n{lettered(options)}{LETTER_ANSWER}"
 
 
 def lmms_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
     """lmms-eval's question; the empty line before the last is its own."""
-    return f"{hint} " * bool(hint) + f"{question} There are several options:\n{lettered(options)}\n{LETTER_ANSWER}"
+    before = f"{hint} " if hint else ""
+    return f"{before}{question} There are several options:\n{lettered(options)}\n{LETTER_ANSWER}"
 
 
 def vlmevalkit_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
     """VLMEvalKit's question, which asks for no letter; the space and line break at its end are its own."""
+    before = f"Hint: {hint}\n" if hint else ""
     return (
-        f"Hint: {hint}\n" * bool(hint) + f"Question: {question}\nOptions:\n{lettered(options)}\n"
+        f"{before}Question: {question}\nOptions:\n{lettered(options)}\n"
         "Please select the correct answer from the options above. \n"
     )
 
@@ -57,7 +59,6 @@ class MMBench(ImageQuestions):
 
     Attributes:
         prompt: whose words are used: ``llava``, ``lmms`` or ``vlmevalkit``.
-        split: ``dev``; ``test`` has no public answers.
     """
 
     name = "mmbench"
@@ -69,29 +70,26 @@ class MMBench(ImageQuestions):
     columns = ("index", "question", "hint", "answer", "A", "B", "C", "D", "category")
     where = (
         "Parquet: hf download lmms-lab/MMBench --repo-type dataset --local-dir DIR --include 'en/dev-*'. TSV, in DIR: "
-        "https://opencompass.openxlab.space/utils/VLMEval/MMBench_DEV_EN.tsv, or LLaVA's "
+        "https://opencompass.openxlab.space/utils/benchmarks/MMBench/MMBench_DEV_EN.tsv, or LLaVA's "
         "https://download.openmmlab.com/mmclassification/datasets/mmbench/mmbench_dev_20230712.tsv"
     )
 
     prompt: str = "llava"
-    split: str = "dev"
 
     def __post_init__(self) -> None:
         """Refuse unknown words.
 
         Raises:
-            ValueError: there is no such prompt or split.
+            ValueError: there are no such words.
         """
         if self.prompt not in PROMPTS:
             raise unknown_name("prompt of mmbench", self.prompt, PROMPTS)
-        if self.split not in TABLES:
-            raise unknown_name("split of mmbench", self.split, TABLES)
 
     @property
     def expected_rows(self) -> int:
         """Of the Parquet form, or of the TSV that is in the source folder."""
         table = self._table()
-        return self.rows if table is None else TABLES[self.split][table.name]
+        return self.rows if table is None else TABLES[table.name]
 
     def samples(self) -> Sequence[Sample]:
         """All samples in the order of the files.
@@ -101,9 +99,9 @@ class MMBench(ImageQuestions):
         """
         table = self._table()
         if table is None:
-            rows = read_split(self, self.split, self.columns, ["image"], self.config)
+            rows = read_split(self, self.answered, self.columns, ["image"], self.config)
         else:
-            rows = read_table(table, self.columns, "\t", image="image")
+            rows = _with_images(read_table(table, self.columns, "\t", image="image"))
         samples = [self.sample(row, number) for number, row in enumerate(rows)]
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
         return samples
@@ -116,7 +114,7 @@ class MMBench(ImageQuestions):
         """The sample of a row."""
         index, answer = _index(row), _present(row.values["answer"])
         if answer is None:
-            raise no_answers(row.place, self.split, self.answered)
+            raise without_answer(row, self.answered)
         found = {letter: option for letter in "ABCD" if (option := _present(row.values[letter]))}
         if answer not in found:
             raise ValueError(f"{row.place}: the answer is {answer!r}, and the options are {', '.join(found)}")
@@ -134,12 +132,24 @@ class MMBench(ImageQuestions):
         source = task_source(self)
         if not isinstance(source, Path):
             return None
-        return next((source / name for name in TABLES[self.split] if (source / name).is_file()), None)
+        return next((source / name for name in TABLES if (source / name).is_file()), None)
+
+
+def _with_images(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose image cell is the index of another row, to save space, get that row's image."""
+    images = {row.values["index"]: row.values["image"] for row in rows if isinstance(row.values["image"], EncodedImage)}
+    found = []
+    for row in rows:
+        image = row.values["image"]
+        if not isinstance(image, EncodedImage) and image not in images:
+            raise ValueError(f"{row.place}: image is {image!r}, neither base64 nor the index of a row with an image")
+        found.append(Row({**row.values, "image": images.get(image, image)}, row.place))
+    return found
 
 
 def _present(value: Any) -> str | None:
     """The text of a cell; None where it is empty: missing cells were stored as "nan"."""
-    return None if value is None or str(value).lower() in ("", "nan", "none") else str(value)
+    return None if value is None or str(value).lower() in ("", "nan") else str(value)
 
 
 def _index(row: Row) -> int:

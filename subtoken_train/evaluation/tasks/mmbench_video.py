@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.metrics.answered import Answered
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.frames import FRAMES, evenly_spaced
+from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.frames import FRAMES, VideoTask, evenly_spaced
 from subtoken_train.evaluation.tasks.reading import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_table
 
@@ -26,23 +25,19 @@ _BEFORE = (
 
 
 @dataclass
-class MMBenchVideo(Task):
-    """Open questions; the predictions are for a judge (``frames.write_judge_file``).
+class MMBenchVideo(VideoTask):
+    """Open questions; the answers are for a judge, in ``judge.tsv``.
 
     Attributes:
-        frames: images of each video, evenly spaced over its folder's.
+        frames: images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
     """
 
     frames: int = 8
 
     name = "mmbench_video"
-    modality = "image"
-    hub_id = None
-    rows = None
-    primary = "answered"
     where = (
-        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR (its videos are pickled "
-        "archives, which VLMEvalKit unpacks), then extract frames of each into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 "
+        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR (its videos are pickled archives, "
+        "which VLMEvalKit unpacks), then extract frames of each into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 "
         f"DIR/frames/VIDEO/%06d.jpg); DIR holds {FILE}"
     )
 
@@ -66,10 +61,6 @@ class MMBenchVideo(Task):
             )
             for row in rows
         ]
-
-    def metric(self) -> Answered:
-        """How much was answered: no score."""
-        return Answered()
 
 
 def video_prompt(question: str, frames: int) -> str:

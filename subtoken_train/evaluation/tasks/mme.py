@@ -1,7 +1,7 @@
 """MME (Fu et al., arXiv:2306.13394): 14 subtasks of yes/no questions, two to an image.
 
-Read from lmms-eval's Parquet form, or from the benchmark's own folders: ``SUBTASK/NAME.txt`` (question, tab, answer) and
-the image beside it, or in ``questions_answers_YN/`` and ``images/``.
+Read from lmms-eval's Parquet form, or from the benchmark's own folders: ``SUBTASK/NAME.txt`` (question, tab, answer)
+and the image beside it, or in ``questions_answers_YN/`` and ``images/``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
 from subtoken_train.evaluation.tasks.text_files import read_lines
 
 YES_OR_NO = " Please answer yes or no."
-"""What every question ends with; LLaVA and lmms-eval put their words for short answers in its place."""
+"""What every question ends with; LLaVA and lmms-eval put their words for short answers in its place. Where two spaces
+are before it, as in seven questions, lmms-eval leaves one, and LLaVA, which is followed here, none."""
 
 
 @dataclass
@@ -63,7 +64,7 @@ class MME(ImageQuestions):
                 f"{row.place}: category {category!r} with answer {answer!r}; the categories are "
                 f"{', '.join(SUBTASKS)}, and answers are yes and no"
             )
-        question = question.strip().replace(YES_OR_NO, "")
+        question = question.replace(YES_OR_NO, "").strip()
         return Sample(
             f"{pair}: {question}",
             about_image(question + SHORT_ANSWER),

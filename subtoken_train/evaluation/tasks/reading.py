@@ -104,7 +104,8 @@ def read_split(
 ) -> list[Row]:
     """All rows of one split of the task's Parquet set.
 
-    Shards that are missing are no error here: ``check_complete`` names them.
+    ``datasets`` converts the files once, into its own cache. Shards that are missing are no error here:
+    ``check_complete`` names them.
 
     Args:
         task: whose source is read.
@@ -219,7 +220,8 @@ def _from_files(paths: list[Path]) -> Dataset:
     try:
         return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train"))
     except DatasetGenerationError as error:
-        raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({error.__cause__ or error})") from None
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({reason}); fetch it again") from None
 
 
 def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Dataset:

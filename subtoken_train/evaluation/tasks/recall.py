@@ -17,7 +17,8 @@ from subtoken_train.evaluation.tasks.base import Sample, Task
 class Recall(Task):
     """Contexts of the test split's English with facts drawn for them.
 
-    A context is a text here: where its end falls inside a token of the model's, it is one token shorter than drawn.
+    A context is a text here: where two of its parts make other tokens together, it is a token or two longer or shorter
+    than it was drawn.
 
     Attributes:
         contexts: how many.
@@ -31,6 +32,7 @@ class Recall(Task):
     modality = "text"
     hub_id = None
     rows = None
+    needs_files = False
     primary = "score"
     where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
 

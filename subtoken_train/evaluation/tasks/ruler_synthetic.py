@@ -39,6 +39,7 @@ class RulerSynthetic(Task):
     hub_id = None
     rows = None
     primary = "string_match"
+    needs_files = False
     where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """ScienceQA (Lu et al., arXiv:2209.09513): multiple choice from school books, 2,017 test questions with an image.
 
-Read from lmms-eval's Parquet form, or from the benchmark's own ``problems.json`` and ``pid_splits.json`` with its images
-in ``images/test/ID/image.png``.
+Read from lmms-eval's Parquet form, or from the benchmark's own ``problems.json`` and ``pid_splits.json`` with its
+images in ``images/test/ID/image.png``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ScienceQA(ImageQuestions):
     answered = "test"
     columns = ("question", "choices", "answer", "hint", "subject")
     where = (
-        "Parquet: hf download lmms-lab/ScienceQA --repo-type dataset --local-dir DIR. The benchmark's own form, in DIR: "
-        f"{PROBLEMS} and {SPLITS} of data/scienceqa in https://github.com/lupantech/ScienceQA, and "
+        "Parquet: hf download lmms-lab/ScienceQA --repo-type dataset --local-dir DIR. The benchmark's own form, in "
+        f"DIR: {PROBLEMS} and {SPLITS} of data/scienceqa in https://github.com/lupantech/ScienceQA, and "
         "https://scienceqa.s3.us-west-1.amazonaws.com/images/test.zip unpacked in DIR/images"
     )
 
@@ -62,7 +62,7 @@ class ScienceQA(ImageQuestions):
         """All samples in the order of the files.
 
         Raises:
-            ValueError: a file is missing, truncated or malformed, an id is unknown, or an answer is none of the choices.
+            ValueError: a file is missing, truncated or malformed, an id is unknown, or an answer is no choice.
         """
         source = task_source(self)
         if isinstance(source, Path) and any((source / name).is_file() for name in (PROBLEMS, SPLITS)):
@@ -101,8 +101,8 @@ class ScienceQA(ImageQuestions):
             raise ValueError(f"{folder / SPLITS} has no list {self.answered!r}; is it another file?")
         if unknown := [name for name in ids if name not in problems]:
             raise ValueError(
-                f"{folder / SPLITS}: {len(unknown):,} ids of {self.answered!r} are not in {path} (first: {unknown[0]}); "
-                "the file may be cut off, or the two are not of one release"
+                f"{folder / SPLITS}: {len(unknown):,} ids of {self.answered!r} are not in {path}, first "
+                f"{unknown[0]!r}; the file may be cut off, or the two are not of one release"
             )
         rows = []
         for name in ids:

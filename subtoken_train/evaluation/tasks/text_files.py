@@ -16,6 +16,9 @@ from typing import Any
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.evaluation.tasks.reading import Row
 
+SHORT = 64
+"""Characters; a cell with so few is no base64 image (VLMEvalKit's rule)."""
+
 _CUT_OFF = "the file may be cut off: fetch it again"
 
 
@@ -145,7 +148,8 @@ def read_table(
         path: UTF-8; cells may be quoted and hold line breaks.
         columns: that it must have; others are read, too. Without ``header``: exactly these, in order.
         delimiter: between cells.
-        image: column of base64 images, which becomes ``EncodedImage``; their text is not kept in memory.
+        image: column of base64 images, which become ``EncodedImage``: their text is not kept in memory. Text that is
+            too short for an image stays.
         header: the first line names the columns.
 
     Raises:
@@ -189,7 +193,7 @@ def _row(
     if len(cells) != len(names):
         raise ValueError(f"{place}: {len(cells)} cells, {len(names)} are wanted; {_CUT_OFF}")
     values: dict[str, Any] = dict(zip(names, cells, strict=True))
-    if image:
+    if image and len(values[image]) > SHORT:
         values[image] = EncodedImage(_Base64Cell(path, offset, delimiter, names.index(image), place), place)
     return Row(values, place)
 

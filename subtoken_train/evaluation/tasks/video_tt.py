@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.metrics.answered import Answered
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.frames import FRAMES, evenly_spaced
+from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.frames import FRAMES, VideoTask, evenly_spaced
 from subtoken_train.evaluation.tasks.reading import read_split, task_source
 
 COLUMNS = ("video_id", "duration", "question", "question_prompt", "capability", "answer")
@@ -21,20 +20,16 @@ _BEFORE = (
 
 
 @dataclass
-class VideoTT(Task):
-    """Questions with options; the predictions are for a judge (``frames.write_judge_file``).
+class VideoTT(VideoTask):
+    """Questions with options; the answers are for a judge, in ``judge.tsv``.
 
     Attributes:
-        frames: images of each video, evenly spaced over its folder's.
+        frames: images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
     """
 
     frames: int = 8
 
     name = "video_tt"
-    modality = "image"
-    hub_id = None
-    rows = None
-    primary = "answered"
     where = (
         "hf download lmms-lab/video-tt --repo-type dataset --local-dir DIR, unpack its videos and extract frames of "
         "each into DIR/frames/VIDEO_ID (ffmpeg -i VIDEO_ID.mp4 -vf fps=1 DIR/frames/VIDEO_ID/%06d.jpg); DIR holds "
@@ -64,10 +59,6 @@ class VideoTT(Task):
                 )
             )
         return samples
-
-    def metric(self) -> Answered:
-        """How much was answered: no score."""
-        return Answered()
 
 
 def video_prompt(question: str, form: str, frames: int) -> str:

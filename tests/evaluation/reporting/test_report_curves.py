@@ -75,7 +75,7 @@ def test_families(tmp_path, monkeypatch):
     arms = [
         facts("a", 0.5, reducer="fastv 0.5"),
         facts("b", 0.5, reducer="fastv 0.5", groups="S16K4 linear"),
-        facts("c", 0.5, reducer="fastv 0.5", eviction="snapkv 0.1 int8"),
+        facts("c", 0.5, reducer="fastv 0.5", eviction="snapkv 1,024 tokens all int8"),
         facts("d", 0.5, eviction="snapkv 0.3", trained=False, protocol="context_first"),
     ]
     for arm in arms:
@@ -83,6 +83,6 @@ def test_families(tmp_path, monkeypatch):
     assert [method_words(arm) for arm in read_results([tmp_path])] == [
         "fastv",
         "fastv + S16K4 linear",
-        "fastv 0.5 + snapkv int8",
+        "fastv 0.5 + snapkv all int8",
         "snapkv (untrained, context first)",
     ]

@@ -6,13 +6,14 @@ import pytest
 
 from subtoken_train.evaluation.reporting.layout import PAPER_TASKS, make_tables
 from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.tasks import TASKS
 
 from report_results import answers, facts, paper_grid, register, write_run
 
 
 @pytest.fixture(autouse=True)
 def tasks(monkeypatch):
-    register(monkeypatch, *PAPER_TASKS, "ruler")
+    register(monkeypatch, *PAPER_TASKS, "ruler", "other")
 
 
 def test_the_papers_columns_and_order(tmp_path):
@@ -44,10 +45,13 @@ def test_a_mean_stands_only_where_all_of_its_tasks_do(tmp_path):
     assert others.rows[2].differences["ruler"].value == pytest.approx(0.15)
 
 
-def test_tasks_outside_the_seven_alone(tmp_path):
-    paper_grid(tmp_path, ["ruler"])
-    (table,) = make_tables(read_results([tmp_path]))
-    assert list(table.columns) == ["ruler"]
+def test_images_apart_from_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(TASKS["ruler"], "modality", "text")
+    paper_grid(tmp_path, ["ruler", "other"])
+    tables = make_tables(read_results([tmp_path]))
+    assert [(table.title, list(table.columns)) for table in tables] == [
+        ("Scores, image tasks", ["other"]), ("Scores, text tasks", ["ruler"]),
+    ]  # fmt: skip
 
 
 def test_arms_stand_below_their_anchor_largest_budget_first(tmp_path):
@@ -70,14 +74,16 @@ def test_flags_of_anchors(tmp_path):
     write_run(tmp_path, facts("anchor", 0.2), "pope", answers(range(9)))
     write_run(tmp_path, facts("fat", 0.25, anchor="anchor"), "pope", answers(range(9)))
     write_run(tmp_path, facts("lean", 0.2, anchor="anchor"), "pope", answers(range(9)), overhead=64)
+    write_run(tmp_path, facts("indexed", 0.2, anchor="anchor"), "pope", answers(range(9)), overhead=64, index=64)
     write_run(tmp_path, facts("alone", 0.2, anchor="absent"), "pope", answers(range(9)))
     found = flags(tmp_path)
     assert found["anchor"] == ()
     assert found["fat"] == (
         "the anchor keeps less: 20.000% of the KV against 25.000%",
-        "measured, index included, the anchor takes 20.00% fewer bytes",
+        "measured, the anchor takes 20.00% fewer bytes",
     )
-    assert found["lean"] == ("measured, index included, the anchor takes 0.99% fewer bytes",)
+    assert found["lean"] == ("measured, the anchor takes 0.99% fewer bytes",)
+    assert found["indexed"] == ()
     assert found["alone"] == ("its anchor absent has no results here",)
 
 
@@ -92,7 +98,7 @@ def test_flags_of_compression_that_did_nothing(tmp_path):
     )
     place = write_run(tmp_path, facts("off"), "pope", answers(range(9)))
     manifest = place / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"nominal_kv": 1.0', '"nominal_kv": 0.25'))
+    manifest.write_text(manifest.read_text().replace('"acts": "-"', '"acts": "in prefill"'))
     assert flags(tmp_path) == {
         "late": ("compression after prefill cannot change a first token or a log-likelihood (pope)",),
         "first": (),

@@ -34,10 +34,10 @@ def test_latex(small):
 
 \begin{table}
 \centering
-\caption{Scores}
+\caption{Scores, image tasks}
 \begin{tabular}{lrrrr}
 \toprule
-arm & KV nominal & KV region & query-aware & ruler\_4k \\
+arm & KV nominal & KV measured & query-aware & ruler\_4k \\
 \midrule
 $n$ &  &  &  & 40 \\
 our\_arm\_anchor & 25.000\% & 25.000\% & yes & 0.00 {\scriptsize n = 30; incomplete: 30 of 40} \\
@@ -53,7 +53,7 @@ our\_arm & 25.000\% & 25.000\% & yes & 100.00 \\
 def test_csv(small):
     text = report_csv(small)
     ours = "our_arm,llava-hf/llava-1.5-7b-hf,adapters/lora,fastv 0.5,S8K0 linear,-,yes,in prefill,yes,"
-    ours += ",0.250000,0.250000,0.400000,our_arm_anchor,ruler_4k,"
+    ours += ",0.250000,0.250000,0.250000,0.400000,our_arm_anchor,ruler_4k,"
     assert text.splitlines()[5:9] == [
         ours + "accuracy,fraction,1.000000,1.000000,1.000000,0.000000,40,"
         "1.000000,1.000000,1.000000,30,difference: incomplete: 30 of 40",
@@ -71,7 +71,7 @@ def test_csv(small):
 def test_markdown(small):
     text = report_markdown(small)
     assert (
-        r"""## Scores
+        r"""## Scores, image tasks
 
 | arm | ruler\_4k (n = 40) |
 | --- | --- |

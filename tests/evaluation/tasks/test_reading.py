@@ -232,3 +232,12 @@ def test_an_id_that_is_there_twice_names_both_places():
 
 def test_a_split_without_answers_is_named():
     assert "split 'test' has no answers and cannot be scored; use split 'dev'" in str(no_answers("f", "test", "dev"))
+
+
+def test_damage_within_a_shard_is_worded(folder):
+    shard = folder / "data" / "test-00001-of-00002-0123456789abcdef.parquet"
+    content = bytearray(shard.read_bytes())
+    content[4:60] = bytes(byte ^ 0xFF for byte in content[4:60])
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match=r"birds/data cannot be read as Parquet \(.+\); fetch it again"):
+        read_split(Birds(source=folder), "test", ["question"])

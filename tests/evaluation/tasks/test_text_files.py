@@ -5,7 +5,7 @@ import csv
 
 import pytest
 
-from subtoken_train.evaluation.tasks.text_files import read_json, read_jsonl, read_table
+from subtoken_train.evaluation.tasks.text_files import read_json, read_jsonl, read_lines, read_named, read_table
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_table_without_header(write):
 
 
 def test_base64_images_are_read_when_asked_for(write):
-    contents = [bytes(range(200)) * 1000, "é".encode() * 3]  # the first is longer than the csv module's own limit
+    contents = [bytes(range(200)) * 1000, "é".encode() * 30]  # the first is longer than the csv module's own limit
     lines = [f'"{number}\né"\t{base64.b64encode(content).decode()}' for number, content in enumerate(contents)]
     limit = csv.field_size_limit()
     rows = read_table(write("\n".join(["index\timage", *lines])), ["index"], "\t", image="image")
@@ -78,9 +78,27 @@ def test_base64_images_are_read_when_asked_for(write):
 
 
 def test_a_cell_that_is_no_image(write):
-    (row,) = read_table(write("index\timage\n1\t?!\n"), ["index"], "\t", image="image")
+    (row,) = read_table(write(f"index\timage\n1\t{'?!' * 40}\n"), ["index"], "\t", image="image")
     with pytest.raises(ValueError, match=r"file\.txt, line 2 is no base64 text"):
         row.values["image"].read()
+
+
+def test_a_cell_too_short_for_an_image_stays_text(write):
+    (row,) = read_table(write("index\timage\n1\t17\n"), ["index"], "\t", image="image")
+    assert row.values["image"] == "17"
+
+
+def test_lines_and_named_objects(write):
+    path = write("a\tb\n\nc")
+    assert [tuple(row) for row in read_lines(path)] == [
+        ({"text": "a\tb"}, f"{path}, line 1"),
+        ({"text": "c"}, f"{path}, line 3"),
+    ]
+    path = write('{"17": {"a": 1}}')
+    assert read_named(path, ["a"]) == {"17": ({"a": 1}, f"{path}, '17'")}
+    for text, message in (("[1]", "holds a list instead"), ('{"17": {"b": 1}}', "'17': no column a; it has b")):
+        with pytest.raises(ValueError, match=message):
+            read_named(write(text), ["a"])
 
 
 @pytest.mark.parametrize(

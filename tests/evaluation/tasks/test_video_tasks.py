@@ -43,8 +43,9 @@ def mmbench(tmp_path):
 
 
 def record(sample, prediction):
+    bytes_and_entries = (1, 1, 1, 1, 0, 1, 1, 1.0)
     return SampleRecord(
-        sample.id, sample.kind, "", dict(sample.reference), prediction, 1.0, 1, 1, 1, 1, 1, 1, 1.0, None, 1, 1, 0.0, 0.0
+        sample.id, sample.kind, "", dict(sample.reference), prediction, 1.0, *bytes_and_entries, None, 1, 1, 0.0, 0.0
     )
 
 
@@ -105,3 +106,12 @@ def test_a_judge_file_needs_answers_to_videos(mmbench, tmp_path):
         write_judge_file([], tmp_path / "out.tsv")
     with pytest.raises(ValueError, match="sample '11' is no answer to a video question"):
         write_judge_file([record(sample, [0.5])], tmp_path / "out.tsv")
+
+
+def test_a_run_leaves_the_judges_file(mmbench, tmp_path):
+    task = build_task("mmbench_video", mmbench)
+    written = [record(sample, "an answer") for sample in task.samples()]
+    task.write_for_others(written, tmp_path)
+    with (tmp_path / "judge.tsv").open(newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert [(row["index"], row["prediction"]) for row in rows] == [("2", "an answer"), ("11", "an answer")]

@@ -1,0 +1,110 @@
+"""Records survive: they are read back as written, a torn line is no record, and nothing is there twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
+from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
+from subtoken_train.evaluation.results.store import SampleWriter, read_samples
+
+RECORD = SampleRecord(
+    "a", "kind", "0" * 64, {"answers": ["x"]}, "text", 1.0, 10, 20, 5, 10, 1, 8, 2, 1.5, "f0", 3, 4, 0.1, 0.2
+)
+FACTS = ArmFacts("arm", "backbone", None, "-", "-", "-", "query_aware", "-", 1.0, None, False, None)
+
+
+@given(st.text(), st.one_of(st.text(), st.lists(st.floats(allow_nan=False, allow_infinity=False))))
+def test_a_record_is_one_line_and_reads_back(name, prediction):
+    record = replace(RECORD, id=name, prediction=prediction)
+    line = record.line()
+    assert line.count("\n") == 1
+    assert SampleRecord.parse(line, "here") == record
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", "no json", RECORD.line().replace('"id"', '"name"')])
+def test_what_is_no_record_names_its_place(line):
+    with pytest.raises(ValueError, match="here is no record of a sample"):
+        SampleRecord.parse(line, "here")
+
+
+def test_records_of_all_processes_are_read(tmp_path):
+    for rank in range(2):
+        SampleWriter(tmp_path, rank, 2).append([replace(RECORD, id=f"{rank}-{i}") for i in range(2)])
+    SampleWriter(tmp_path).append([replace(RECORD, id="alone")])
+    assert sorted(read_samples(tmp_path)) == ["0-0", "0-1", "1-0", "1-1", "alone"]
+
+
+def test_a_torn_line_is_cut_and_the_rest_stays(tmp_path):
+    SampleWriter(tmp_path).append([RECORD, replace(RECORD, id="b")])
+    path = tmp_path / "samples-0-of-1.jsonl"
+    path.write_text(path.read_text()[:-20])
+    assert list(read_samples(tmp_path)) == ["a"]
+    SampleWriter(tmp_path).append([replace(RECORD, id="c")])
+    assert list(read_samples(tmp_path)) == ["a", "c"]
+
+
+def test_a_file_of_one_torn_line_is_emptied(tmp_path):
+    path = tmp_path / "samples-0-of-1.jsonl"
+    path.write_text('{"id": "a')
+    SampleWriter(tmp_path)
+    assert path.read_bytes() == b""
+    assert read_samples(tmp_path) == {}
+
+
+def test_a_sample_that_is_there_twice_is_refused(tmp_path):
+    SampleWriter(tmp_path, 0, 2).append([RECORD])
+    SampleWriter(tmp_path, 1, 2).append([RECORD])
+    with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 1: sample 'a' is there twice"):
+        read_samples(tmp_path)
+
+
+def test_a_broken_line_in_the_middle_names_file_and_line(tmp_path):
+    SampleWriter(tmp_path).append([RECORD])
+    with (tmp_path / "samples-0-of-1.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(ValueError, match=r"samples-0-of-1\.jsonl, line 2 is no record"):
+        read_samples(tmp_path)
+
+
+def test_the_digest_is_of_all_that_is_asked():
+    digests = {prompt_digest("a"), prompt_digest("b"), prompt_digest("a", ("b",)), prompt_digest("ab")}
+    assert len(digests) == 4
+
+
+def manifest(**changes):
+    return Manifest(
+        **{"arm": FACTS, "task": "recall", "options": {"contexts": 2}, "source": None, "rows": 2, "expected_rows": None,
+           "primary": "score", "points": [], "samples_sha256": "0" * 64, **changes}
+    )  # fmt: skip
+
+
+def test_manifests_read_back(tmp_path):
+    manifest(settings={"batch_size": 3}).write(tmp_path / "new")
+    assert Manifest.read(tmp_path / "new") == manifest(settings={"batch_size": 3})
+
+
+def test_a_part_of_a_set_is_partial():
+    assert manifest(rows=2, expected_rows=9).partial
+    assert not manifest(rows=9, expected_rows=9).partial
+    assert not manifest().partial
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "holds no manifest.json"),
+        ("{", "cannot be read"),
+        ('{"schema": 99}', "has schema 99"),
+        ('{"schema": 1, "arm": {}}', "cannot be read"),
+    ],
+)
+def test_broken_manifests_are_worded(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Manifest.read(tmp_path)

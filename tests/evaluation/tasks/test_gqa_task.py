@@ -1,0 +1,56 @@
+"""GQA in both forms."""
+
+import json
+
+import pytest
+
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.tasks import build_task
+
+from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+
+ASKED = "<image>\nIs it overcast?\nAnswer the question using a single word or phrase."
+
+
+def parquet(folder, documents, images=("n1", "n2")):
+    given = {"imageId": "n2", "answer": "no", "fullAnswer": "No, it is clear.", "image": None}
+    rows = [{"id": str(n), **given, **document} for n, document in enumerate(documents)]
+    write_rows(folder, "testdev_balanced_instructions/testdev-00000-of-00001", rows)
+    return write_rows(folder, "testdev_balanced_images/testdev-00000-of-00001", [{"id": name} for name in images])
+
+
+def test_questions_and_images_are_joined(tmp_path):
+    documents = [{"question": "Is it overcast?"}, {"question": "Who?", "answer": "man", "imageId": "n1"}]
+    first, second = build_task("gqa", parquet(tmp_path, documents)).samples()
+    assert (first.id, first.prompt, first.reference, first.kind) == ("0", ASKED, {"answer": "no"}, "binary")
+    assert second.kind == "open"
+    assert [open_image(sample.images[0]).getpixel((0, 0))[0] for sample in (first, second)] == [1, 0]
+
+
+def test_the_benchmarks_own_form(tmp_path):
+    question = {"question": "Is it overcast?", "answer": "no", "imageId": "n161313"}
+    (tmp_path / "testdev_balanced_questions.json").write_text(json.dumps({"201307251": question}))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "n161313.jpg").write_bytes(picture(3))
+    task = build_task("gqa", tmp_path)
+    (sample,) = task.samples()
+    assert (sample.id, sample.prompt) == ("201307251", ASKED)
+    assert open_image(sample.images[0]).getpixel((0, 0)) == (3, 0, 0)
+    assert task.expected_rows == 12_578
+
+
+def test_reference_prompts(shared, tmp_path):
+    documents, expected = reference_prompts(shared, "gqa")
+    assert prompts_of(build_task("gqa", parquet(tmp_path, documents))) == expected
+
+
+def test_mistakes(tmp_path):
+    folder = parquet(tmp_path, [{"question": "Why?", "imageId": "n7"}])
+    with pytest.raises(ValueError, match=r"parquet, row 1: image n7 is not in testdev_balanced_images"):
+        build_task("gqa", folder).samples()
+    folder = parquet(tmp_path, [{"question": "Why?", "id": "1"}, {"question": "Who?", "id": "1"}])
+    with pytest.raises(ValueError, match=r"row 2: id '1' is there twice, first in .*row 1"):
+        build_task("gqa", folder).samples()
+    (tmp_path / "testdev_balanced_questions.json").write_text('{"1": {"question": "Why?", "answer": "no"}}')
+    with pytest.raises(ValueError, match=r"testdev_balanced_questions\.json, '1': no column imageId"):
+        build_task("gqa", tmp_path).samples()

@@ -1,0 +1,117 @@
+"""MMBench: Parquet and TSV, three ways to ask."""
+
+import base64
+
+import pytest
+
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.tasks import build_task
+
+from vqa_cases import picture, prompts_of, reference_cases, write_rows
+
+COLUMNS = ("index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "l2-category", "split")
+ROW = {
+    "question": "What is it?",
+    "hint": "nan",
+    "A": "cat",
+    "B": "a\tdog",
+    "C": "nan",
+    "D": "nan",
+    "answer": "B",
+    "category": "object",
+}
+PROMPTS = {
+    "llava": (
+        "<image>\nA zoo.\nWhat is it?\nA. cat\nB. a\tdog"
+        "\nAnswer with the option's letter from the given choices directly."
+    ),
+    "lmms": (
+        "<image>\nA zoo. What is it? There are several options:\nA. cat\nB. a\tdog\n"
+        "\nAnswer with the option's letter from the given choices directly."
+    ),
+    "vlmevalkit": (
+        "<image>\nHint: A zoo.\nQuestion: What is it?\nOptions:\nA. cat\nB. a\tdog\n"
+        "Please select the correct answer from the options above. \n"
+    ),
+}
+
+
+def parquet(folder, documents):
+    rows = [{"index": n, **ROW, **document} for n, document in enumerate(documents)]
+    return write_rows(folder, "en/dev-00000-of-00001", rows)
+
+
+def table(folder, documents, name="mmbench_dev_20230712.tsv"):
+    rows = [{"index": n, **ROW, "image": encoded(n), **document} for n, document in enumerate(documents)]
+    lines = [[str(row.get(column, "")) for column in COLUMNS] for row in rows]
+    cells = [[f'"{cell}"' if "\t" in cell else cell for cell in line] for line in lines]
+    (folder / name).write_text("\n".join("\t".join(line) for line in [COLUMNS, *cells]))
+    return folder
+
+
+def encoded(shade):
+    return base64.b64encode(picture(shade)).decode()
+
+
+@pytest.mark.parametrize("write", [parquet, table])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_how_it_is_asked(tmp_path, write, prompt):
+    folder = write(tmp_path, [{"hint": "A zoo.", "index": 1_000_241}, {}])
+    first, second = build_task("mmbench", folder, prompt=prompt).samples()
+    assert first.prompt == PROMPTS[prompt]
+    assert "zoo" not in second.prompt
+    assert (first.id, first.kind) == ("1000241", "object")
+    assert first.reference == {"index": 1_000_241, "answer": "B", "options": {"A": "cat", "B": "a\tdog"}}
+    assert open_image(second.images[0]).getpixel((0, 0)) == (1, 0, 0)
+
+
+def test_rows_of_the_forms(tmp_path):
+    assert build_task("mmbench").expected_rows == 4329
+    assert build_task("mmbench", tmp_path).expected_rows == 4329
+    assert build_task("mmbench", table(tmp_path, [{}])).expected_rows == 4377
+
+
+def test_images_of_other_rows(tmp_path):
+    documents = [{}, {}, {"index": 1_000_001, "image": "1"}]
+    folder = table(tmp_path, documents, "MMBench_DEV_EN.tsv")
+    *_, sample = build_task("mmbench", folder).samples()
+    assert open_image(sample.images[0]).getpixel((0, 0)) == (1, 0, 0)
+    table(tmp_path, [{}, {"image": "7"}], "MMBench_DEV_EN.tsv")
+    with pytest.raises(ValueError, match=r"EN\.tsv, line 3: image is '7', neither base64 nor the index of a row"):
+        build_task("mmbench", folder).samples()
+
+
+def test_reference_prompts(shared, tmp_path):
+    cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "prompt"]
+    assert len(cases) >= 30
+    rows = [{**case["doc"], "index": n} for n, case in enumerate(cases)]
+    prompts = prompts_of(build_task("mmbench", parquet(tmp_path, rows), prompt="lmms"))
+    assert prompts == [f"<image>\n{case['lmms_prompt']}" for case in cases]
+
+
+@pytest.mark.parametrize("write", [parquet, table])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{}, {"index": 0}], r"id '0' is there twice, first in"),
+        ([{}, {"answer": "C"}], r"the answer is 'C', and the options are A, B"),
+        ([{}, {"answer": "nan"}], r"(row 2|line 3): no answers, so this is another split's file; use that of 'dev'"),
+    ],
+)
+def test_mistakes(tmp_path, write, rows, message):
+    with pytest.raises(ValueError, match=message):
+        build_task("mmbench", write(tmp_path, rows)).samples()
+
+
+def test_mistakes_of_tables(tmp_path):
+    with pytest.raises(ValueError, match="unknown prompt of mmbench 'llav'"):
+        build_task("mmbench", prompt="llav")
+    with pytest.raises(ValueError, match=r"has no en/dev-\*\.parquet"):
+        build_task("mmbench", tmp_path).samples()
+    table(tmp_path, [{"index": "x"}])
+    with pytest.raises(ValueError, match=r"20230712\.tsv, line 2: index 'x' is no number"):
+        build_task("mmbench", tmp_path).samples()
+    cut = tmp_path / "mmbench_dev_20230712.tsv"
+    cut.write_text(cut.read_text().rpartition("\t")[0])
+    with pytest.raises(ValueError, match=r"20230712\.tsv, line 2: 11 cells, 12 are wanted; the file may be cut off"):
+        build_task("mmbench", tmp_path).samples()

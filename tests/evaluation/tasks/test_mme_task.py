@@ -1,0 +1,86 @@
+"""MME in both forms; pairs."""
+
+import pytest
+
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.tasks import build_task
+
+from vqa_cases import picture, prompts_of, real_answers, real_lines, reference_prompts, write_rows
+
+ASKED = "<image>\nIs a python code shown in the picture?\nAnswer the question using a single word or phrase."
+PAIR = [
+    {"question": "Is a python code shown in the picture? Please answer yes or no.", "answer": "Yes"},
+    {"question": "Is a c++ code shown in the picture? Please answer yes or no.", "answer": "No"},
+]
+
+
+def parquet(folder, documents):
+    given = {"question_id": "code_reasoning/0020.png", "category": "code_reasoning", "answer": "Yes"}
+    return write_rows(folder, "data/test-00000-of-00001", [{**given, **document} for document in documents])
+
+
+def test_the_parquet_form(tmp_path):
+    first, second = build_task("mme", parquet(tmp_path, PAIR)).samples()
+    assert first.prompt == ASKED
+    assert first.id == "code_reasoning/0020.png: Is a python code shown in the picture?"
+    assert first.reference == {"answer": "yes", "category": "code_reasoning", "pair": "code_reasoning/0020.png"}
+    assert (second.reference["answer"], second.kind) == ("no", "code_reasoning")
+
+
+@pytest.mark.parametrize(
+    ("texts", "images"), [("", ""), ("questions_answers_YN", "images")], ids=["beside", "own folders"]
+)
+def test_the_benchmarks_own_form(tmp_path, texts, images):
+    for name, content in (
+        (texts + "/0020.txt", "\n".join(f"{row['question']}\t{row['answer']}" for row in PAIR).encode()),
+        (images + "/0020.png", picture(9)),
+    ):
+        path = tmp_path / "code_reasoning" / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    first, second = build_task("mme", tmp_path).samples()
+    assert first.prompt == ASKED
+    assert second.reference["answer"] == "no"
+    assert open_image(second.images[0]).getpixel((0, 0)) == (9, 0, 0)
+
+
+def test_all_real_questions(shared, tmp_path):
+    for row in real_answers(shared, "mme_llava15_7b"):
+        path = tmp_path / row["question_id"]
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"{row['question']}\t{row['answer']}\n")
+    task = build_task("mme", tmp_path)
+    samples = task.samples()
+    assert (len(samples), task.expected_rows) == (2350, 2374)
+    lines = real_lines(shared, "mme_text", "llava_mme.jsonl")
+    asked = {f"<image>\n{line['text'].partition(' Answer yes or no, and')[0]}" for line in lines}
+    assert {sample.prompt for sample in samples} <= asked
+
+
+def test_reference_prompts(shared, tmp_path):
+    documents, expected = reference_prompts(shared, "mme")
+    rows = [{**document, "question_id": f"OCR/{n // 2}", "category": "OCR"} for n, document in enumerate(documents)]
+    assert prompts_of(build_task("mme", parquet(tmp_path, rows))) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (PAIR[:1], r"parquet, row 1: image code_reasoning/0020\.png has 1 questions, and two different ones"),
+        ([*PAIR, PAIR[0]], r"row 1; .*row 2; .*row 3: image code_reasoning/0020\.png has 3 questions"),
+        ([PAIR[0], PAIR[0]], r"has 2 questions, and two different ones are wanted"),
+        ([{**PAIR[0], "answer": "maybe"}], r"row 1: category 'code_reasoning' with answer 'maybe'; the categories are"),
+        ([{**PAIR[0], "category": "reading"}], r"row 1: category 'reading' with answer 'yes'"),
+    ],
+)
+def test_mistakes(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        build_task("mme", parquet(tmp_path, rows)).samples()
+
+
+def test_a_line_without_an_answer(tmp_path):
+    (tmp_path / "OCR").mkdir()
+    (tmp_path / "OCR" / "1.txt").write_text("Is it?\tYes\nIs it not?\n")
+    with pytest.raises(ValueError, match=r"1\.txt, line 2: a question, a tab and an answer are wanted"):
+        build_task("mme", tmp_path).samples()

@@ -1,0 +1,91 @@
+"""POPE in both forms."""
+
+import json
+
+import pytest
+
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.tasks import build_task
+
+from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+
+ASKED = "<image>\nIs there a snowboard in the image?\nAnswer the question using a single word or phrase."
+CATEGORIES = ("adversarial", "popular", "random")
+
+
+def parquet(folder, documents, file="data/test-00000-of-00001"):
+    given = {"question": "Is there a dog?", "answer": "no", "category": "random", "image_source": "x"}
+    rows = [{"id": str(n), "question_id": str(n + 1), **given, **document} for n, document in enumerate(documents)]
+    return write_rows(folder, file, rows)
+
+
+def own_form(folder, lines, category="random"):
+    given = {"question_id": 1, "image": "COCO_val2014_000000310196.jpg", "text": "Is there a dog?", "label": "no"}
+    text = "".join(json.dumps({**given, **line}) + "\n" for line in lines)
+    (folder / f"coco_pope_{category}.json").write_text(text)
+
+
+def test_the_parquet_form(tmp_path):
+    asked = {"question": "Is there a snowboard in the image? ", "answer": "Yes", "question_id": "1"}
+    documents = [{**asked, "category": name} for name in CATEGORIES]
+    samples = build_task("pope", parquet(tmp_path, documents)).samples()
+    assert [sample.id for sample in samples] == ["adversarial/1", "popular/1", "random/1"]
+    assert {sample.prompt for sample in samples} == {ASKED}
+    assert samples[1].reference == {"label": "yes", "category": "popular"}
+    assert open_image(samples[2].images[0]).getpixel((0, 0)) == (2, 0, 0)
+    (one,) = build_task("pope", tmp_path, category="popular").samples()
+    assert (one.id, one.reference) == (samples[1].id, samples[1].reference)
+
+
+def test_the_configuration_of_categories(tmp_path):
+    for name in CATEGORIES:
+        parquet(tmp_path, [{"category": name}], f"Full/{name}-00000-of-00001")
+    assert [sample.kind for sample in build_task("pope", tmp_path).samples()] == list(CATEGORIES)
+
+
+def test_the_benchmarks_own_form(tmp_path):
+    own_form(tmp_path, [{"text": "Is there a snowboard in the image?", "label": "yes"}, {"question_id": 2}])
+    (tmp_path / "val2014").mkdir()
+    (tmp_path / "val2014" / "COCO_val2014_000000310196.jpg").write_bytes(picture(5))
+    first, second = build_task("pope", tmp_path, category="random").samples()
+    assert (first.id, first.prompt) == ("random/1", ASKED)
+    assert first.reference == {"label": "yes", "category": "random"}
+    assert open_image(second.images[0]).getpixel((0, 0)) == (5, 0, 0)
+
+
+def test_all_real_questions(shared):
+    folder = shared / "realdata" / "pope"
+    if not folder.is_dir():
+        pytest.skip("reference material (pope) is absent")
+    task = build_task("pope", folder)
+    samples = task.samples()
+    assert len(samples) == task.expected_rows == 9000
+    assert len(build_task("pope", folder, category="popular").samples()) == 3000
+    assert samples[0].prompt == ASKED
+    assert sum(sample.reference["label"] == "yes" for sample in samples) == 4500
+    with pytest.raises(ValueError, match=r"val2014/COCO_val2014_000000310196\.jpg does not exist"):
+        open_image(samples[0].images[0])
+
+
+def test_reference_prompts(shared, tmp_path):
+    documents, expected = reference_prompts(shared, "pope")
+    assert prompts_of(build_task("pope", parquet(tmp_path, documents))) == expected
+
+
+def test_mistakes(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown category of pope 'randm'\. Did you mean 'random'"):
+        build_task("pope", category="randm")
+    with pytest.raises(
+        ValueError, match=r"has no coco_pope_adversarial\.json or coco/coco_pope_adversarial\.json\. Par"
+    ):
+        build_task("pope", tmp_path).samples()
+    own_form(tmp_path, [{}, {}])
+    with pytest.raises(ValueError, match=r"random\.json, line 2: id 'random/1' is there twice, first in .* line 1"):
+        build_task("pope", tmp_path, category="random").samples()
+    own_form(tmp_path, [{}, {"label": "maybe"}])
+    with pytest.raises(ValueError, match=r"random\.json, line 2: the answer is 'maybe'; POPE's are yes and no"):
+        build_task("pope", tmp_path, category="random").samples()
+    cut = tmp_path / "coco_pope_random.json"
+    cut.write_text(cut.read_text()[:-20])
+    with pytest.raises(ValueError, match=r"random\.json, line 2: invalid JSON"):
+        build_task("pope", tmp_path, category="random").samples()

@@ -1,0 +1,96 @@
+"""ScienceQA in both forms."""
+
+import json
+import shutil
+
+import pytest
+
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.tasks import build_task
+
+from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+
+HOW = "\nAnswer with the option's letter from the given choices directly."
+ASKED = f"<image>\nContext: Look at the map.\nWhich is farthest north?\nA. Ohio\nB. Utah{HOW}"
+PROBLEM = {
+    "question": "Which is farthest north?",
+    "choices": ["Ohio", "Utah"],
+    "answer": 1,
+    "hint": "Look at the map.",
+    "subject": "social science",
+}
+
+
+def parquet(folder, documents, subset="IMG"):
+    rows = [{**PROBLEM, **document} for document in documents]
+    return write_rows(folder, f"ScienceQA-{subset}/test-00000-of-00001-f0e719df791966ff", rows)
+
+
+def own_form(folder, problems, ids):
+    (folder / "problems.json").write_text(json.dumps(problems))
+    (folder / "pid_splits.json").write_text(json.dumps({"test": ids}))
+    return folder
+
+
+def test_the_parquet_form(tmp_path):
+    task = build_task("scienceqa", parquet(tmp_path, [{}, {"hint": ""}]))
+    first, second = task.samples()
+    assert (first.id, first.prompt, first.kind) == ("test-0", ASKED, "social science")
+    assert first.reference == {"answer": 1, "choices": 2, "image": True}
+    assert second.prompt == f"<image>\nWhich is farthest north?\nA. Ohio\nB. Utah{HOW}"
+    assert task.expected_rows == 2017
+
+
+def test_questions_without_an_image_are_text(tmp_path):
+    task = build_task("scienceqa", parquet(tmp_path, [{}, {"image": None}], "FULL"), subset="full")
+    _, sample = task.samples()
+    assert sample.prompt == ASKED.removeprefix("<image>\n")
+    assert (sample.images, sample.reference["image"]) == ((), False)
+    assert task.expected_rows == 4241
+
+
+def test_the_benchmarks_own_form(tmp_path):
+    problems = {"5": {**PROBLEM, "image": None}, "8": {**PROBLEM, "image": "image.png"}, "9": PROBLEM}
+    folder = own_form(tmp_path, {**problems, "9": {**PROBLEM, "image": None}}, ["8", "5"])
+    path = folder / "images" / "test" / "8" / "image.png"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(picture(4))
+    (sample,) = build_task("scienceqa", folder).samples()
+    assert (sample.id, sample.prompt) == ("8", ASKED)
+    assert open_image(sample.images[0]).getpixel((0, 0)) == (4, 0, 0)
+    assert [sample.id for sample in build_task("scienceqa", folder, subset="full").samples()] == ["8", "5"]
+
+
+def test_real_problems(shared, tmp_path):
+    folder = shared / "realdata" / "scienceqa"
+    if not folder.is_dir():
+        pytest.skip("reference material (scienceqa) is absent")
+    shutil.copy(folder / "problems_first_part.json", tmp_path / "problems.json")
+    shutil.copy(folder / "pid_splits.json", tmp_path)
+    with pytest.raises(ValueError, match=r"pid_splits\.json: 3,880 ids of 'test' are not in .*problems\.json, first '"):
+        build_task("scienceqa", tmp_path).samples()
+    there = json.loads((tmp_path / "problems.json").read_text())
+    ids = [name for name in json.loads((tmp_path / "pid_splits.json").read_text())["test"] if name in there]
+    (tmp_path / "pid_splits.json").write_text(json.dumps({"test": ids}))
+    assert len(build_task("scienceqa", tmp_path).samples()) == 167
+    assert len(build_task("scienceqa", tmp_path, subset="full").samples()) == 361
+
+
+def test_reference_prompts(shared, tmp_path):
+    documents, expected = reference_prompts(shared, "scienceqa")
+    documents = [{**document, "answer": 0} for document in documents]
+    assert prompts_of(build_task("scienceqa", parquet(tmp_path, documents))) == expected
+
+
+def test_mistakes(tmp_path):
+    with pytest.raises(ValueError, match="unknown subset of scienceqa 'image'"):
+        build_task("scienceqa", subset="image")
+    with pytest.raises(ValueError, match=r"row 2: the answer is 2, which is none of the 2 choices"):
+        build_task("scienceqa", parquet(tmp_path, [{}, {"answer": 2}])).samples()
+    own_form(tmp_path, {"8": {**PROBLEM, "image": None}}, ["8"])
+    (tmp_path / "pid_splits.json").write_text('{"val": []}')
+    with pytest.raises(ValueError, match=r"pid_splits\.json has no list 'test'"):
+        build_task("scienceqa", tmp_path).samples()
+    (tmp_path / "problems.json").unlink()
+    with pytest.raises(ValueError, match=r"has no problems\.json\. Parquet: hf download"):
+        build_task("scienceqa", tmp_path).samples()

@@ -1,0 +1,112 @@
+"""A few answers for every task's metric: what the tests of all metrics run on. A new task is one line in ``CASES``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Answered = Sequence[tuple[Any, Mapping[str, Any]]]
+"""Predictions with the references of their samples."""
+
+YES_NO = [("Yes", "yes"), ("no", "no"), ("No, it is", "yes"), ("yes.", "no"), ("NO", "no")]
+FREE = [("0.28", ["0.28"]), ("itc", ["ITC Limited", "itc ltd"]), ("cat", ["dog"]), ("new  york", ["new york"] * 3)]
+
+
+def _pope() -> Answered:
+    kinds = ("random", "random", "popular", "popular", "adversarial")
+    return [(text, {"label": label, "category": kind}) for (text, label), kind in zip(YES_NO, kinds, strict=True)]
+
+
+def _mme() -> Answered:
+    pairs = ("count/1", "OCR/1", "count/1", "OCR/1", "OCR/2")
+    return [
+        (text, {"answer": answer, "category": pair.partition("/")[0], "pair": pair})
+        for (text, answer), pair in zip(YES_NO, pairs, strict=True)
+    ]
+
+
+def _mmbench() -> Answered:
+    options = {"A": "cat", "B": "red dog"}
+    rows = [("A", 1, "A"), ("B. red dog", 2, "B"), ("a red dog", 1_000_001, "B"), ("B", 1_000_002, "A"), ("?", 3, "A")]
+    return [(text, {"index": index, "answer": answer, "options": options}) for text, index, answer in rows]
+
+
+def _scienceqa() -> Answered:
+    rows = [("A", True), ("b", True), ("B. x", False), ("The answer is B.", True), ("", False)]
+    return [(text, {"answer": 1, "choices": 3, "image": image}) for text, image in rows]
+
+
+def _people() -> Answered:
+    return [(text, {"answers": answers}) for text, answers in FREE]
+
+
+def _chartqa() -> Answered:
+    rows = [("1", "1", "human"), ("2", "9", "human"), ("3%", "0.03", "human"), ("4", "4", "augmented")]
+    return [(text, {"answer": answer, "kind": kind}) for text, answer, kind in rows]
+
+
+def _captions() -> Answered:
+    rows = [("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hündchen", ["a cat"]), ("", ["two red cars", "cars"])]
+    return [(text, {"captions": captions}) for text, captions in rows]
+
+
+def _local() -> Answered:
+    rows = [("exact_match", "a cat."), ("contains", "not it"), ("relaxed", "9"), ("anls", "a cta")]
+    return [(text, {"answers": ["a cat"], "metric": metric}) for metric, text in rows]
+
+
+def _mathvista() -> Answered:
+    rows = [("float", "1.23", 1.0, "1.2"), ("integer", "it is 7", None, "7"), ("list", "none", None, "[1, 2]")]
+    kinds = {"choices": None, "question_type": "free_form"}
+    return [
+        (text, {**kinds, "answer_type": kind, "precision": precision, "answer": answer})
+        for kind, text, precision, answer in rows
+    ]
+
+
+def _ruler() -> Answered:
+    rows = [("vt", "AB and CD"), ("vt", "AB"), ("qa_1", "cd"), ("cwe", "nothing")]
+    return [(text, {"task": task, "answers": ["AB", "CD"]}) for task, text in rows]
+
+
+def _scenes(kind: str, *answers: str) -> Answered:
+    return [(answers[0], {"kind": kind, "answer": answer}) for answer in answers]
+
+
+CASES: dict[str, Answered] = {
+    "chartqa": _chartqa(),
+    "coco_caption": _captions(),
+    "docvqa": _people(),
+    "gqa": [("Surfing.", {"answer": "surfing"}), ('"no"', {"answer": "no"}), ("a", {"answer": "b"})],
+    "infographicvqa": _people(),
+    "local": _local(),
+    "local_text": _local(),
+    "mathvista": _mathvista(),
+    "mmbench": _mmbench(),
+    "mmbench_video": [("a man", {}), ("", {}), ("B", {})],
+    "mme": _mme(),
+    "mmlu": [([-1.0, -2.0], {"answer": 0}), ([-1.0, -2.0], {"answer": 1}), ([-3.0, -2.0], {"answer": 1})],
+    "pope": _pope(),
+    "recall": [
+        (" baran amber falcon.", {"codes": {"baran": "amber falcon", "calek": "icy owl"}}),
+        ("", {"codes": {"a": "b"}}),
+    ],
+    "ruler": _ruler(),
+    "ruler_synthetic": _ruler(),
+    "scienceqa": _scienceqa(),
+    "scenes_caption": _scenes("describe", "A1 red 7", "A1 red 7 B2 blue 3"),
+    "scenes_gqa": _scenes("color", "red", "blue"),
+    "scenes_mmbench": _scenes("choice", "A", "B"),
+    "scenes_pope": _scenes("exists", "yes", "no"),
+    "scenes_textvqa": _scenes("read", "red 7", "red 8"),
+    "textcaps": _captions(),
+    "textvqa": _people(),
+    "video_tt": [("A", {}), ("", {})],
+    "vizwiz": _people(),
+    "vqav2": _people(),
+    "wikitext": [
+        ([-9.5], {"words": 2, "bytes": 9}),
+        ([-3.0], {"words": 1, "bytes": 5}),
+        ([-40.0], {"words": 8, "bytes": 41}),
+    ],
+}
