@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from subtoken_train.artifact.folder import AdapterConfig, read_config
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.evaluation.tasks.base import Modality
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import ModelPool
@@ -34,6 +36,7 @@ class Arm:
         kept: those that the reducer keeps.
         routing: groups, where the arm selects any.
         shape: cache geometry.
+        reads: what tasks may ask it about.
     """
 
     spec: ArmSpec
@@ -44,6 +47,7 @@ class Arm:
     kept: int
     routing: RoutingConfig | None
     shape: KVShape
+    reads: Modality
 
     def load(self, pool: ModelPool) -> CompressedBackbone:
         """The arm's model; another arm's on the same weights ends with it."""
@@ -62,10 +66,13 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
         changed: dict[str, object] = {**asdict(own)} if spec.reducer in (None, own.name) else {"name": spec.reducer}
         if spec.keep_ratio is not None:
             changed["keep_ratio"] = spec.keep_ratio
-        try:
-            reducer = ReducerConfig(**{**changed, **spec.reducer_options})
-        except TypeError as error:
-            raise ValueError(f"reducer_options: {error}") from None
+        known = {setting.name for setting in fields(ReducerConfig)}
+        for option in spec.reducer_options:
+            if option not in known:
+                raise unknown_name("reducer option", option, known)
+        reducer = ReducerConfig(**{**changed, **spec.reducer_options})
+    if spec.adapter is not None:
+        adapter_folder(spec.adapter)  # the pool would take what is none for a backbone
     path = spec.adapter or spec.backbone
     assert path is not None
     backbone = spec.backbone if spec.adapter is not None else None
@@ -115,7 +122,8 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=routing.seed if spec.selector == "random" and routing is not None else seed,
     )
-    return Arm(spec, facts, reducer, backbone.reducer.cut_layer, tokens, kept, routing, family.shape)
+    reads: Modality = "text" if family.image_token_id is None else "image"
+    return Arm(spec, facts, reducer, backbone.reducer.cut_layer, tokens, kept, routing, family.shape, reads)
 
 
 def nominal_fraction(

@@ -59,6 +59,7 @@ def run_grid(
         tasks = read_tasks(grid)
         pool = ModelPool(processes.device(device))
         arms = prepare(grid.arms, pool)
+        check_pairs(arms, [task for task, _ in tasks])
         notes: list[str] = []
         if grid.anchors == "auto":
             arms, notes = with_anchors(arms, pool)
@@ -98,11 +99,13 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
         ValueError: a task that does not exist or that this machine cannot score, files that are missing or broken, or a
             set that is not complete while there is no ``limit``.
     """
-    read = []
-    for spec in grid.tasks:
+    tasks = []
+    for spec in grid.tasks:  # names and options of all, before files are read
         own = grid.data_root / spec.name
         source = spec.source or (str(own) if own.is_dir() else None)
-        task = build_task(spec.name, source, **spec.options)
+        tasks.append(build_task(spec.name, source, **spec.options))
+    read = []
+    for task in tasks:
         task.check_requirements()
         samples = task.samples()
         check_complete(task, samples, grid.limit)
@@ -111,19 +114,24 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
     return read
 
 
+def check_pairs(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
+    """Raise a worded ``ValueError`` where a task asks what an arm's model cannot be asked."""
+    for arm in arms:
+        for task in tasks:
+            if task.modality != arm.reads:
+                raise ValueError(
+                    f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
+                    f"{arm.reads}s; run them apart"
+                )
+
+
 def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
     """Write the cell's manifest, or compare it with the one that is there.
 
     Raises:
-        ValueError: the folder's records were made by another arm, task or setting; or the task asks what the arm's
-            model cannot be asked.
+        ValueError: the folder's records were made by another arm, task or setting.
     """
     family, task = backbone.family, cell.task
-    sees = "image" if family.image_token_id is not None else "text"
-    if task.modality != sees:
-        raise ValueError(
-            f"task {task.name} asks about {task.modality}s and {cell.arm.facts.name} is a {sees} model; run them apart"
-        )
     asked = [[s.id, s.prompt, list(s.choices), dict(s.reference)] for s in cell.samples]
     metric = task.metric()
     manifest = Manifest(

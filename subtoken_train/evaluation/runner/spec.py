@@ -16,6 +16,8 @@ from subtoken_train.inference.protocol import Protocol
 
 Anchors = Literal["auto", "none"]
 
+_TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "protocol")
+
 
 @dataclass(frozen=True)
 class ArmSpec:
@@ -54,6 +56,7 @@ class ArmSpec:
     protocol: Protocol = "query_aware"
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.adapter is None and self.backbone is None:
             raise ValueError("an arm needs adapter: DIR, or backbone: PATH for a model without one")
         if self.protocol not in get_args(Protocol):
@@ -68,6 +71,20 @@ class ArmSpec:
             raise ValueError("eviction_keep, eviction_options and scope need an eviction method")
         if self.eviction is not None and self.eviction_keep is None:
             raise ValueError(f"eviction {self.eviction!r} needs eviction_keep, for instance 0.1, 256tokens or 20MB")
+
+    def _check_types(self) -> None:
+        """A YAML file may hold anything."""
+        for key in _TEXTS:
+            value = getattr(self, key)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ValueError(f"{key} of an arm must be text; got {value!r}")
+        if self.name is not None and (self.name in (".", "..") or set(self.name) & set("/\\")):
+            raise ValueError(f"name {self.name!r} of an arm is also its folder's; leave out / and \\")
+        if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
+            raise ValueError(f"keep_ratio of an arm must be a number; got {self.keep_ratio!r}")
+        for key in ("reducer_options", "eviction_options"):
+            if not isinstance(getattr(self, key), Mapping):
+                raise ValueError(f"{key} of an arm must be a mapping of settings; got {getattr(self, key)!r}")
 
     def compression(self) -> Compression:
         """Eviction and precision.
