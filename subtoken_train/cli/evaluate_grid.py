@@ -59,7 +59,12 @@ def run_grids(args: argparse.Namespace) -> int:
     grids = _grids(args)
     with Processes.from_environment() as processes:
         for grid in grids:
-            run_grid(grid, processes=processes, device=args.device, say=_say, counter=counter)
+            try:
+                run_grid(grid, processes=processes, device=args.device, say=_say, counter=counter)
+            except KeyboardInterrupt:
+                if processes.first:
+                    _say(f"\nwhat was answered is in {grid.out}; the same command goes on from there")
+                raise
         if processes.first:
             print_results(grids[0].out)
     return 0

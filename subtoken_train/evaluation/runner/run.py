@@ -129,7 +129,7 @@ def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Pr
     """Write the cell's manifest, or compare it with the one that is there.
 
     Raises:
-        ValueError: the folder's records were made by another arm, task or setting.
+        ValueError: the folder's records were made by another arm, task or setting, or are not of these samples.
     """
     family, task = backbone.family, cell.task
     asked = [[s.id, s.prompt, list(s.choices), dict(s.reference)] for s in cell.samples]
@@ -155,6 +155,7 @@ def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Pr
     )
     if (cell.folder / MANIFEST_FILE).is_file():
         _check_same(Manifest.read(cell.folder), manifest, cell.folder)
+    cell.finished()  # a manifest must not be replaced by one that the records do not fit
     manifest.write(cell.folder)
 
 

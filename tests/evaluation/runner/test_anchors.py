@@ -98,9 +98,9 @@ def test_two_arms_of_one_name_are_refused(pool):
     ("spec", "message"),
     [
         (replace(ROUTED, selector="linnear"), "selector"),
-        (replace(ROUTED, reducer_options={"stag": "decoder"}), "reducer_options"),
+        (replace(ROUTED, reducer_options={"stag": "decoder"}), "unknown reducer option 'stag'. Did you mean 'stage'"),
         (replace(WHOLE, eviction="snapkvv", eviction_keep=0.1), "snapkvv"),
-        (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all"),
+        (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all is not an adapter folder"),
     ],
 )
 def test_mistakes_are_worded(spec, message, pool):
