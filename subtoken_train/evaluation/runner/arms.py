@@ -16,6 +16,7 @@ from subtoken_train.evaluation.tasks.base import Modality
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.protocol import check_context_first
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 
@@ -98,10 +99,12 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     """The arm that a spec and its loaded model make; no anchor is named yet.
 
     Raises:
-        ValueError: the compression does not fit the backbone.
+        ValueError: the compression does not fit the backbone, or the protocol.
     """
     compression, reducer, family = spec.compression(), backbone.reducer.config, backbone.family
     compression.check(family)
+    if spec.protocol == "context_first":
+        check_context_first(backbone, compression)
     tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()
     routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
     reduces = reducer.name != "none" and reducer.keep_ratio < 1

@@ -100,6 +100,10 @@ def test_two_arms_of_one_name_are_refused(pool):
         (replace(ROUTED, selector="linnear"), "selector"),
         (replace(ROUTED, reducer_options={"stag": "decoder"}), "unknown reducer option 'stag'. Did you mean 'stage'"),
         (replace(WHOLE, eviction="snapkvv", eviction_keep=0.1), "snapkvv"),
+        (
+            replace(WHOLE, eviction="aircache", eviction_keep=0.1, protocol="context_first"),
+            "compresses before the question is seen",
+        ),
         (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all is not an adapter folder"),
     ],
 )
