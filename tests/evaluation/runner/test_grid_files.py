@@ -66,6 +66,10 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": [{"adapter": "a", "protocol": "blind"}]}, "unknown protocol 'blind'"),
         ({**GRID, "arms": [{"backbone": "a", "reducer": "fastv"}]}, "go together"),
         ({**GRID, "arms": [{"backbone": "a", "selector": "random"}]}, "needs an adapter"),
+        (
+            {**GRID, "arms": [{"adapter": "a", "selector": "value_norm", "seed": 1}]},
+            "seed 1 is of the selectors random",
+        ),
         ({**GRID, "tasks": [3]}, "a task is a name"),
         ({**GRID, "tasks": ["recall", "recall"]}, "listed twice"),
     ],
