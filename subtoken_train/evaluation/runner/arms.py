@@ -11,7 +11,7 @@ from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import ArmFacts
-from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.evaluation.runner.spec import SEEDED, ArmSpec
 from subtoken_train.evaluation.tasks.base import Modality
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.inference.compression import Compression
@@ -77,7 +77,7 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     path = spec.adapter or spec.backbone
     assert path is not None
     backbone = spec.backbone if spec.adapter is not None else None
-    return pool.get(path, backbone=backbone, reducer=reducer, selector=spec.selector)
+    return pool.get(path, backbone=backbone, reducer=reducer, selector=spec.selector, seed=spec.seed)
 
 
 def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
@@ -123,7 +123,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         nominal_kv=nominal_fraction(family.shape, tokens, kept, backbone.reducer.cut_layer, routing, compression),
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
-        seed=routing.seed if spec.selector == "random" and routing is not None else seed,
+        seed=routing.seed if spec.selector in SEEDED and routing is not None else seed,
     )
     reads: Modality = "text" if family.image_token_id is None else "image"
     return Arm(spec, facts, reducer, backbone.reducer.cut_layer, tokens, kept, routing, family.shape, reads)
@@ -149,6 +149,8 @@ def arm_name(spec: ArmSpec) -> str:
         parts.append(f"{spec.reducer or 'keep'}{'' if spec.keep_ratio is None else format(spec.keep_ratio, '.6g')}")
     if spec.selector is not None:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
+    if spec.seed is not None:
+        parts.append(f"seed{spec.seed}")
     if spec.eviction is not None:
         parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]

@@ -14,6 +14,8 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.options import parse_keep
 from subtoken_train.inference.protocol import Protocol
 
+SEEDED = ("random", "static")
+"""Selectors that draw."""
 Anchors = Literal["auto", "none"]
 
 _TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "protocol")
@@ -33,6 +35,7 @@ class ArmSpec:
         reducer_options: further settings of the reducer, see ``ReducerConfig``.
         selector: what chooses value groups: None: the adapter's own; ``none``: nothing, all groups stay; or a
             router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
+        seed: of the selectors ``random`` and ``static``; None: the adapter's.
         eviction: KV eviction after the prompt; None: none.
         eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, ``20MB``.
         eviction_options: settings of the eviction.
@@ -48,6 +51,7 @@ class ArmSpec:
     keep_ratio: float | None = None
     reducer_options: Mapping[str, Any] = field(default_factory=dict)
     selector: str | None = None
+    seed: int | None = None
     eviction: str | None = None
     eviction_keep: str | float | None = None
     eviction_options: Mapping[str, Any] = field(default_factory=dict)
@@ -67,6 +71,11 @@ class ArmSpec:
             raise ValueError(
                 f"arm {self.backbone}: selector {self.selector!r} needs an adapter, whose S and K it takes"
             )
+        if self.seed is not None and self.selector not in SEEDED:
+            raise ValueError(
+                f"seed {self.seed} is of the selectors {' and '.join(SEEDED)}; a random reducer or eviction takes it "
+                "among its options, and an adapter has that of its training"
+            )
         if self.eviction is None and (self.eviction_keep is not None or self.eviction_options or self.scope):
             raise ValueError("eviction_keep, eviction_options and scope need an eviction method")
         if self.eviction is not None and self.eviction_keep is None:
@@ -82,6 +91,8 @@ class ArmSpec:
             raise ValueError(f"name {self.name!r} of an arm is also its folder's; leave out / and \\")
         if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
             raise ValueError(f"keep_ratio of an arm must be a number; got {self.keep_ratio!r}")
+        if self.seed is not None and type(self.seed) is not int:
+            raise ValueError(f"seed of an arm must be a whole number; got {self.seed!r}")
         for key in ("reducer_options", "eviction_options"):
             if not isinstance(getattr(self, key), Mapping):
                 raise ValueError(f"{key} of an arm must be a mapping of settings; got {getattr(self, key)!r}")

@@ -70,7 +70,12 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": [{"adapter": "a", "name": "../a"}]}, "is also its folder's"),
         ({**GRID, "arms": [{"adapter": "a", "keep_ratio": "half"}]}, "keep_ratio of an arm must be a number"),
         ({**GRID, "arms": [{"adapter": "a", "reducer_options": 3}]}, "reducer_options of an arm must be a mapping"),
+        ({**GRID, "arms": [{"adapter": "a", "selector": "random", "seed": "x"}]}, "seed of an arm must be a whole"),
         ({**GRID, "data_root": 3}, "data_root must be text; got 3"),
+        (
+            {**GRID, "arms": [{"adapter": "a", "selector": "value_norm", "seed": 1}]},
+            "seed 1 is of the selectors random",
+        ),
         ({**GRID, "tasks": [3]}, "a task is a name"),
         ({**GRID, "tasks": [{"name": "pope", "source": 3}]}, "source of task pope must be a folder or a Hub id"),
         ({**GRID, "tasks": ["recall", "recall"]}, "listed twice"),
