@@ -65,8 +65,8 @@ def run_grids(args: argparse.Namespace) -> int:
                 if processes.first:
                     _say(f"\nwhat was answered is in {grid.out}; the same command goes on from there")
                 raise
-        if processes.first:
-            print_results(grids[0].out)
+    if processes.first:  # after the group's end: metrics would wait for the other processes
+        print_results(grids[0].out)
     return 0
 
 
