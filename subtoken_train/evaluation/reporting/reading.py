@@ -40,7 +40,7 @@ class Run:
         scores: of the task's metric, over all of them.
         cost: of all samples together.
         higher_is_better: whether a larger score of a sample is the better one.
-        one_token: whether no answer needed a second token, or only log-likelihoods were asked.
+        one_token: whether no answer needed a second token but the end of text, or only log-likelihoods were asked.
         grid_bits: bits of ``kept_visual`` where they are the same number in all samples; None otherwise.
     """
 
@@ -180,6 +180,6 @@ def _read_run(folder: Path) -> Run:
         scores,
         Cost.of(records),
         bool(metric.higher_is_better),
-        one_token=all(isinstance(record.prediction, list) or record.new_tokens <= 1 for record in records),
+        one_token=all(isinstance(record.prediction, list) or record.new_tokens <= 2 for record in records),
         grid_bits=lengths.pop() if len(lengths) == 1 and lengths != {0} else None,
     )

@@ -88,13 +88,13 @@ def test_flags_of_anchors(tmp_path):
 
 
 def test_flags_of_compression_that_did_nothing(tmp_path):
-    write_run(tmp_path, facts("late", 0.2, acts="after prefill"), "pope", answers(range(9)), new_tokens=1)
+    write_run(tmp_path, facts("late", 0.2, acts="after prefill"), "pope", answers(range(9)), new_tokens=2)
     write_run(
         tmp_path,
         facts("first", 0.2, acts="after prefill", protocol="context_first"),
         "pope",
         answers(range(9)),
-        new_tokens=1,
+        new_tokens=2,
     )
     place = write_run(tmp_path, facts("off"), "pope", answers(range(9)))
     manifest = place / "manifest.json"
