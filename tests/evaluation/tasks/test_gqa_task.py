@@ -1,22 +1,15 @@
 """GQA in both forms."""
 
-import json
-
 import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
 
-from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+from benchmark_folders import gqa_own
+from benchmark_folders import gqa_parquet as parquet
+from vqa_cases import picture, prompts_of, reference_prompts
 
 ASKED = "<image>\nIs it overcast?\nAnswer the question using a single word or phrase."
-
-
-def parquet(folder, documents, images=("n1", "n2")):
-    given = {"imageId": "n2", "answer": "no", "fullAnswer": "No, it is clear.", "image": None}
-    rows = [{"id": str(n), **given, **document} for n, document in enumerate(documents)]
-    write_rows(folder, "testdev_balanced_instructions/testdev-00000-of-00001", rows)
-    return write_rows(folder, "testdev_balanced_images/testdev-00000-of-00001", [{"id": name} for name in images])
 
 
 def test_questions_and_images_are_joined(tmp_path):
@@ -29,10 +22,7 @@ def test_questions_and_images_are_joined(tmp_path):
 
 def test_the_benchmarks_own_form(tmp_path):
     question = {"question": "Is it overcast?", "answer": "no", "imageId": "n161313"}
-    (tmp_path / "testdev_balanced_questions.json").write_text(json.dumps({"201307251": question}))
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "n161313.jpg").write_bytes(picture(3))
-    task = build_task("gqa", tmp_path)
+    task = build_task("gqa", gqa_own(tmp_path, {"201307251": question}, {"n161313": picture(3)}))
     (sample,) = task.samples()
     assert (sample.id, sample.prompt) == ("201307251", ASKED)
     assert open_image(sample.images[0]).getpixel((0, 0)) == (3, 0, 0)

@@ -1,25 +1,14 @@
 """MMBench: Parquet and TSV, three ways to ask."""
 
-import base64
-
 import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
 
-from vqa_cases import picture, prompts_of, reference_cases, write_rows
+from benchmark_folders import mmbench_parquet as parquet
+from benchmark_folders import mmbench_table as table
+from vqa_cases import prompts_of, reference_cases
 
-COLUMNS = ("index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "l2-category", "split")
-ROW = {
-    "question": "What is it?",
-    "hint": "nan",
-    "A": "cat",
-    "B": "a\tdog",
-    "C": "nan",
-    "D": "nan",
-    "answer": "B",
-    "category": "object",
-}
 PROMPTS = {
     "llava": (
         "<image>\nA zoo.\nWhat is it?\nA. cat\nB. a\tdog"
@@ -34,23 +23,6 @@ PROMPTS = {
         "Please select the correct answer from the options above. \n"
     ),
 }
-
-
-def parquet(folder, documents):
-    rows = [{"index": n, **ROW, **document} for n, document in enumerate(documents)]
-    return write_rows(folder, "en/dev-00000-of-00001", rows)
-
-
-def table(folder, documents, name="mmbench_dev_20230712.tsv"):
-    rows = [{"index": n, **ROW, "image": encoded(n), **document} for n, document in enumerate(documents)]
-    lines = [[str(row.get(column, "")) for column in COLUMNS] for row in rows]
-    cells = [[f'"{cell}"' if "\t" in cell else cell for cell in line] for line in lines]
-    (folder / name).write_text("\n".join("\t".join(line) for line in [COLUMNS, *cells]))
-    return folder
-
-
-def encoded(shade):
-    return base64.b64encode(picture(shade)).decode()
 
 
 @pytest.mark.parametrize("write", [parquet, table])

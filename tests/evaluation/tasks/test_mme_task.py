@@ -5,18 +5,15 @@ import pytest
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
 
-from vqa_cases import picture, prompts_of, real_answers, real_lines, reference_prompts, write_rows
+from benchmark_folders import mme_own
+from benchmark_folders import mme_parquet as parquet
+from vqa_cases import picture, prompts_of, real_answers, real_lines, reference_prompts
 
 ASKED = "<image>\nIs a python code shown in the picture?\nAnswer the question using a single word or phrase."
 PAIR = [
     {"question": "Is a python code shown in the picture? Please answer yes or no.", "answer": "Yes"},
     {"question": "Is a c++ code shown in the picture? Please answer yes or no.", "answer": "No"},
 ]
-
-
-def parquet(folder, documents):
-    given = {"question_id": "code_reasoning/0020.png", "category": "code_reasoning", "answer": "Yes"}
-    return write_rows(folder, "data/test-00000-of-00001", [{**given, **document} for document in documents])
 
 
 def test_the_parquet_form(tmp_path):
@@ -27,18 +24,10 @@ def test_the_parquet_form(tmp_path):
     assert (second.reference["answer"], second.kind) == ("no", "code_reasoning")
 
 
-@pytest.mark.parametrize(
-    ("texts", "images"), [("", ""), ("questions_answers_YN", "images")], ids=["beside", "own folders"]
-)
-def test_the_benchmarks_own_form(tmp_path, texts, images):
-    for name, content in (
-        (texts + "/0020.txt", "\n".join(f"{row['question']}\t{row['answer']}" for row in PAIR).encode()),
-        (images + "/0020.png", picture(9)),
-    ):
-        path = tmp_path / "code_reasoning" / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    first, second = build_task("mme", tmp_path).samples()
+@pytest.mark.parametrize("split", [False, True], ids=["beside", "own folders"])
+def test_the_benchmarks_own_form(tmp_path, split):
+    folder = mme_own(tmp_path, "code_reasoning/0020.png", PAIR, picture(9), split)
+    first, second = build_task("mme", folder).samples()
     assert first.prompt == ASKED
     assert second.reference["answer"] == "no"
     assert open_image(second.images[0]).getpixel((0, 0)) == (9, 0, 0)

@@ -3,11 +3,11 @@
 from collections import Counter
 
 import pytest
-from datasets import Dataset
 
 from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
 from subtoken_train.evaluation.tasks import build_task
 
+from benchmark_folders import mmlu_letters, mmlu_numbers, mmlu_parquet
 from vqa_cases import reference_cases
 
 PREFIX = (
@@ -16,39 +16,15 @@ PREFIX = (
     "What is 2?\nA. one\nB. two\nC. three\nD. four\nAnswer: B\n\n"
 )
 ASKED = "What is 3?\nA. one\nB. two\nC. three\nD. four\nAnswer:"
-WORDS = ["one", "two", "three", "four"]
 EXAMPLES, QUESTIONS = [("What is 1?", 0), ("What is 2?", 1)], [(" What is 3? ", 2), ("What is 4?", 3)]
 SUBJECT = "high_school_physics"
+SPLITS = {"dev": EXAMPLES, "test": QUESTIONS}
+WRITERS = (mmlu_letters, mmlu_numbers, mmlu_parquet)
 
 
-def letters(folder, rows=None):
-    return table(folder, rows, lambda answer: "ABCD"[answer], "")
-
-
-def numbers(folder, rows=None):
-    return table(folder, rows, str, "question,choice0,choice1,choice2,choice3,answer\n")
-
-
-def table(folder, rows, written, header):
-    for split, content in {"dev": EXAMPLES, "test": QUESTIONS, **(rows or {})}.items():
-        (folder / split).mkdir(exist_ok=True)
-        lines = [",".join([question, *WORDS, written(answer)]) for question, answer in content]
-        (folder / split / f"{SUBJECT}_{split}.csv").write_text(header + "\n".join(lines))
-    return folder
-
-
-def parquet(folder, rows=None):
-    (folder / "all").mkdir(exist_ok=True)
-    for split, content in {"dev": EXAMPLES, "test": QUESTIONS, **(rows or {})}.items():
-        given = {"subject": SUBJECT, "choices": WORDS}
-        table = [{"question": question, "answer": answer, **given} for question, answer in content]
-        Dataset.from_list(table).to_parquet(folder / "all" / f"{split}-00000-of-00001.parquet")
-    return folder
-
-
-@pytest.mark.parametrize("write", [letters, numbers, parquet])
+@pytest.mark.parametrize("write", WRITERS)
 def test_a_question_after_its_examples(tmp_path, write):
-    first, second = build_task("mmlu", write(tmp_path), num_fewshot=2).samples()
+    first, second = build_task("mmlu", write(tmp_path, SUBJECT, SPLITS), num_fewshot=2).samples()
     assert first.prompt == PREFIX + ASKED
     assert first.prompt[: first.context_characters] == PREFIX
     assert first.choices == (" A", " B", " C", " D")
@@ -58,14 +34,14 @@ def test_a_question_after_its_examples(tmp_path, write):
 
 
 def test_without_examples_the_description_remains(tmp_path):
-    sample, _ = build_task("mmlu", letters(tmp_path), num_fewshot=0).samples()
+    sample, _ = build_task("mmlu", mmlu_letters(tmp_path, SUBJECT, SPLITS), num_fewshot=0).samples()
     before = "The following are multiple choice questions (with answers) about high school physics.\n\n"
     assert sample.prompt == before + ASKED
     assert sample.context_characters == len(before)
 
 
 def test_the_authors_style(tmp_path):
-    sample, _ = build_task("mmlu", letters(tmp_path), num_fewshot=2, style="hendrycks").samples()
+    sample, _ = build_task("mmlu", mmlu_letters(tmp_path, SUBJECT, SPLITS), num_fewshot=2, style="hendrycks").samples()
     prefix = PREFIX.replace("about high", "about  high")
     assert sample.prompt == prefix + ASKED.replace("What is 3?", " What is 3? ")
 
@@ -104,10 +80,10 @@ def other(folder, style, shots):
     return {sample.id: sample for sample in build_task("mmlu", folder, num_fewshot=shots, style=style).samples()}
 
 
-@pytest.mark.parametrize("write", [letters, numbers, parquet])
+@pytest.mark.parametrize("write", WRITERS)
 def test_too_few_examples(tmp_path, write):
     with pytest.raises(ValueError, match=r"subject high_school_physics has 2 of 5 examples in dev\. Parquet: hf"):
-        build_task("mmlu", write(tmp_path)).samples()
+        build_task("mmlu", write(tmp_path, SUBJECT, SPLITS)).samples()
 
 
 def test_mistakes(tmp_path):
@@ -117,7 +93,7 @@ def test_mistakes(tmp_path):
         build_task("mmlu", style="lm-eval")
     with pytest.raises(ValueError, match=r"has no all/dev-\*\.parquet"):
         build_task("mmlu", tmp_path).samples()
-    numbers(tmp_path, {"test": [("What?", 4)]})
+    mmlu_numbers(tmp_path, SUBJECT, {**SPLITS, "test": [("What?", 4)]})
     with pytest.raises(ValueError, match=r"physics_test\.csv, line 2: 4 choices with answer -?\d; 4 are wanted"):
         build_task("mmlu", tmp_path, num_fewshot=0).samples()
     path = tmp_path / "test" / f"{SUBJECT}_test.csv"

@@ -1,28 +1,17 @@
 """POPE in both forms."""
 
-import json
-
 import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
 
-from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+from benchmark_folders import pope_own as own_form
+from benchmark_folders import pope_parquet as parquet
+from benchmark_folders import write_files
+from vqa_cases import picture, prompts_of, reference_prompts
 
 ASKED = "<image>\nIs there a snowboard in the image?\nAnswer the question using a single word or phrase."
 CATEGORIES = ("adversarial", "popular", "random")
-
-
-def parquet(folder, documents, file="data/test-00000-of-00001"):
-    given = {"question": "Is there a dog?", "answer": "no", "category": "random", "image_source": "x"}
-    rows = [{"id": str(n), "question_id": str(n + 1), **given, **document} for n, document in enumerate(documents)]
-    return write_rows(folder, file, rows)
-
-
-def own_form(folder, lines, category="random"):
-    given = {"question_id": 1, "image": "COCO_val2014_000000310196.jpg", "text": "Is there a dog?", "label": "no"}
-    text = "".join(json.dumps({**given, **line}) + "\n" for line in lines)
-    (folder / f"coco_pope_{category}.json").write_text(text)
 
 
 def test_the_parquet_form(tmp_path):
@@ -45,8 +34,7 @@ def test_the_configuration_of_categories(tmp_path):
 
 def test_the_benchmarks_own_form(tmp_path):
     own_form(tmp_path, [{"text": "Is there a snowboard in the image?", "label": "yes"}, {"question_id": 2}])
-    (tmp_path / "val2014").mkdir()
-    (tmp_path / "val2014" / "COCO_val2014_000000310196.jpg").write_bytes(picture(5))
+    write_files(tmp_path, {"val2014/COCO_val2014_000000310196.jpg": picture(5)})
     first, second = build_task("pope", tmp_path, category="random").samples()
     assert (first.id, first.prompt) == ("random/1", ASKED)
     assert first.reference == {"label": "yes", "category": "random"}

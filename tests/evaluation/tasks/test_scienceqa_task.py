@@ -8,28 +8,14 @@ import pytest
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
 
-from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+from benchmark_folders import SCIENCEQA_PROBLEM as PROBLEM
+from benchmark_folders import scienceqa_own as own_form
+from benchmark_folders import scienceqa_parquet as parquet
+from benchmark_folders import write_files
+from vqa_cases import picture, prompts_of, reference_prompts
 
 HOW = "\nAnswer with the option's letter from the given choices directly."
 ASKED = f"<image>\nContext: Look at the map.\nWhich is farthest north?\nA. Ohio\nB. Utah{HOW}"
-PROBLEM = {
-    "question": "Which is farthest north?",
-    "choices": ["Ohio", "Utah"],
-    "answer": 1,
-    "hint": "Look at the map.",
-    "subject": "social science",
-}
-
-
-def parquet(folder, documents, subset="IMG"):
-    rows = [{**PROBLEM, **document} for document in documents]
-    return write_rows(folder, f"ScienceQA-{subset}/test-00000-of-00001-f0e719df791966ff", rows)
-
-
-def own_form(folder, problems, ids):
-    (folder / "problems.json").write_text(json.dumps(problems))
-    (folder / "pid_splits.json").write_text(json.dumps({"test": ids}))
-    return folder
 
 
 def test_the_parquet_form(tmp_path):
@@ -52,9 +38,7 @@ def test_questions_without_an_image_are_text(tmp_path):
 def test_the_benchmarks_own_form(tmp_path):
     problems = {"5": {**PROBLEM, "image": None}, "8": {**PROBLEM, "image": "image.png"}, "9": PROBLEM}
     folder = own_form(tmp_path, {**problems, "9": {**PROBLEM, "image": None}}, ["8", "5"])
-    path = folder / "images" / "test" / "8" / "image.png"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(picture(4))
+    write_files(folder, {"images/test/8/image.png": picture(4)})
     (sample,) = build_task("scienceqa", folder).samples()
     assert (sample.id, sample.prompt) == ("8", ASKED)
     assert open_image(sample.images[0]).getpixel((0, 0)) == (4, 0, 0)

@@ -7,10 +7,13 @@ import pytest
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
 
-from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+from benchmark_folders import TEXTVQA_ANSWERS as ANSWERS
+from benchmark_folders import TEXTVQA_QUESTIONS as QUESTIONS
+from benchmark_folders import textvqa_llava
+from benchmark_folders import textvqa_parquet as parquet
+from vqa_cases import picture, prompts_of, reference_prompts
 
 HOW = "Answer the question using a single word or phrase."
-QUESTIONS, ANSWERS = "llava_textvqa_val_v051_ocr.jsonl", "TextVQA_0.5.1_val.json"
 CAMERA = "what is the brand of this camera?"
 LINES = [
     {
@@ -43,16 +46,7 @@ NOTED = [{**row, "answers": answers, "set_name": "val"} for row, answers in zip(
 
 
 def llava_folder(folder, lines=LINES, data=NOTED):
-    (folder / QUESTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / ANSWERS).write_text(json.dumps({"dataset_type": "val", "data": data}))
-    (folder / "train_images").mkdir()
-    (folder / "train_images" / "003a8ae2ef43b901.jpg").write_bytes(picture(7))
-    return folder
-
-
-def parquet(folder, documents):
-    rows = [{"question_id": n, "answers": ["x"] * 10, **document} for n, document in enumerate(documents)]
-    return write_rows(folder, "data/validation-00000-of-00001", rows)
+    return textvqa_llava(folder, lines, data, {"003a8ae2ef43b901": picture(7)})
 
 
 def test_llava_form(tmp_path):

@@ -1,20 +1,14 @@
 """VQAv2 in the Parquet form and in the challenge's two files."""
 
-import json
-
 import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
 
-from vqa_cases import picture, prompts_of, reference_prompts, write_rows
-
-QUESTIONS, ANSWERS = "v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json"
-
-
-def people(*texts):
-    return [{"answer": text, "answer_confidence": "yes", "answer_id": n + 1} for n, text in enumerate(texts)]
-
+from benchmark_folders import VQAV2_QUESTIONS as QUESTIONS
+from benchmark_folders import people, vqav2_own
+from benchmark_folders import vqav2_parquet as parquet
+from vqa_cases import picture, prompts_of, reference_prompts
 
 ASKED = [
     {"question_id": 262148000, "image_id": 262148, "question": "Where is he looking?"},
@@ -28,17 +22,7 @@ HOW = "\nAnswer the question using a single word or phrase."
 
 
 def official_folder(folder, asked=ASKED, noted=NOTED):
-    (folder / QUESTIONS).write_text(json.dumps({"data_subtype": "val2014", "questions": asked}))
-    (folder / ANSWERS).write_text(json.dumps({"data_subtype": "val2014", "annotations": noted}))
-    (folder / "val2014").mkdir()
-    (folder / "val2014" / "COCO_val2014_000000262148.jpg").write_bytes(picture(5))
-    return folder
-
-
-def parquet(folder, documents):
-    given = {"answers": people(*["yes"] * 9, "no"), "answer_type": "yes/no"}
-    rows = [{"question_id": n, **given, **document} for n, document in enumerate(documents)]
-    return write_rows(folder, "data/validation-00000-of-00001", rows)
+    return vqav2_own(folder, asked, noted, {262148: picture(5)})
 
 
 def test_official_form(tmp_path):

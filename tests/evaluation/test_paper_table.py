@@ -1,0 +1,263 @@
+"""From the benchmarks' own files to the paper's tables: one grid per modality, one results folder, one report."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+import datasets
+import pytest
+
+from subtoken_train.cli.main import main
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.reporting.latex import escape as latex
+from subtoken_train.evaluation.reporting.markdown import escape as markdown
+from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.runner import cell
+from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.inference import pool
+
+from eval_runs import ADAPTERS
+from paper_folders import FOLDERS, ROWS, write_benchmarks
+from paper_run import (
+    ANCHOR,
+    COLUMNS,
+    IMAGE_ARMS,
+    LIMIT,
+    MEANS,
+    PRINTED,
+    ROUTED,
+    TEXT_ANCHOR,
+    TEXT_ARMS,
+    TEXT_ROUTED,
+    WHOLE,
+    PaperRun,
+    paper_run,
+    write_printed_tables,
+)
+
+COMPRESSED = {ANCHOR, ROUTED, TEXT_ANCHOR, TEXT_ROUTED}
+CELLS = [(arm, task) for arm in IMAGE_ARMS for task in COLUMNS] + [(arm, "mmlu") for arm in TEXT_ARMS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_dataset_cache(tmp_path_factory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> PaperRun:
+    return paper_run(tmp_path_factory.mktemp("paper"))
+
+
+@pytest.fixture(scope="module")
+def report(run, tmp_path_factory) -> Path:
+    """The folder with the report in all formats."""
+    out = tmp_path_factory.mktemp("report")
+    printed = write_printed_tables(tmp_path_factory.mktemp("printed") / "paper_tables.json")
+    assert main(["report", str(run.out), "--out", str(out), "--compare-paper", str(printed)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def rows(report) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The CSV's rows by arm, task and score."""
+    with (report / "report.csv").open(newline="") as file:
+        return {(row["arm"], row["task"], row["score"]): row for row in csv.DictReader(file)}
+
+
+def primary(rows, arm: str, task: str) -> dict[str, str]:
+    return rows[arm, task, {"vqav2": "llava_accuracy"}.get(task, "mean" if task in MEANS else "accuracy")]
+
+
+@pytest.mark.parametrize(("arm", "task"), CELLS)
+def test_every_arm_answers_a_part_of_every_benchmark(run, arm, task):
+    manifest = Manifest.read(run.out / f"{arm}-seed0" / task)
+    assert (manifest.rows, manifest.expected_rows) == (LIMIT, build_task(task).expected_rows)
+    assert manifest.partial
+    assert manifest.arm.trained
+    records = run.records(arm, task)
+    assert len(records) == LIMIT
+    for record in records:
+        if arm in COMPRESSED:
+            assert 0 < record.entries_after < record.entries_before
+            assert record.region_bytes < 0.3 * record.region_dense_bytes
+        else:
+            assert record.entries_after == record.entries_before > 0
+
+
+def test_the_three_arms_stand_at_the_papers_budget(rows):
+    for arm, nominal in {
+        WHOLE: 1,
+        ANCHOR: 0.15625,
+        ROUTED: 0.15625,
+        TEXT_ROUTED: 0.21875,
+        TEXT_ANCHOR: 0.21875,
+    }.items():
+        mine = [row for (name, *_), row in rows.items() if name == arm]
+        assert {float(row["kv_nominal"]) for row in mine} == {nominal}
+        if arm not in (TEXT_ROUTED, TEXT_ANCHOR):  # pages are whole, and nominal budgets are of 1,024 tokens
+            assert {float(row["kv_measured"]) for row in mine} == {nominal}
+
+
+def test_columns_and_means_are_those_of_the_records(run, rows):
+    for arm in IMAGE_ARMS:
+        for task, mark in ((task, f"partial: {LIMIT} of {build_task(task).expected_rows:,}") for task in COLUMNS):
+            row = primary(rows, arm, task)
+            assert float(row["value"]) == pytest.approx(run.score(arm, task), abs=2e-6)
+            assert (row["n"], row["unit"]) == (str(LIMIT), "fraction")
+            assert mark in row["marks"]
+            assert mark in primary(rows, arm, "7-mean")["marks"]
+        for mean, tasks in MEANS.items():
+            row = primary(rows, arm, mean)
+            assert float(row["value"]) == pytest.approx(run.mean(arm, tasks), abs=2e-6)
+            assert row["n"] == str(LIMIT * len(tasks))
+    assert len({primary(rows, arm, "7-mean")["value"] for arm in IMAGE_ARMS}) > 1
+    for arm in TEXT_ARMS:
+        assert float(primary(rows, arm, "mmlu")["value"]) == pytest.approx(run.score(arm, "mmlu"), abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("arm", "anchor", "tasks"), [(ROUTED, ANCHOR, tuple(COLUMNS)), (TEXT_ROUTED, TEXT_ANCHOR, ("mmlu",))]
+)
+def test_differences_to_the_anchor_are_paired(run, rows, arm, anchor, tasks):
+    for task in tasks:
+        row = primary(rows, arm, task)
+        assert row["anchor"] == anchor
+        assert float(row["difference"]) == pytest.approx(run.difference(arm, anchor, task), abs=2e-6)
+        assert row["difference_n"] == str(LIMIT)
+        assert float(row["difference_low"]) <= float(row["difference"]) <= float(row["difference_high"])
+        assert not primary(rows, anchor, task)["difference"]
+    for mean, its in MEANS.items() if arm == ROUTED else ():
+        apart = fmean(run.difference(arm, anchor, task) for task in its)
+        row = primary(rows, arm, mean)
+        assert float(row["difference"]) == pytest.approx(apart, abs=2e-6)
+        assert row["difference_n"] == str(LIMIT * len(its))
+
+
+def test_all_formats_name_all_arms_and_columns(report):
+    texts = {path.suffix: path.read_text() for path in report.iterdir()}
+    assert texts.keys() == {".csv", ".html", ".md", ".tex"}
+    for suffix, escape in ((".csv", str), (".html", str), (".md", markdown), (".tex", latex)):
+        for arm in (*IMAGE_ARMS, *TEXT_ARMS):
+            assert escape(arm) in texts[suffix]
+        assert f"partial: {LIMIT} of 4,329" in texts[suffix]
+    for suffix, share in ((".html", "15.625%"), (".md", "15.625%"), (".tex", r"15.625\%")):
+        assert all(name in texts[suffix] for name in (share, *COLUMNS.values(), *MEANS))
+    first = next(line for line in texts[".md"].splitlines() if line.startswith("| arm"))
+    places = [first.index(f"{name} (n = ") for name in (*COLUMNS.values(), *MEANS)]
+    assert all(left < right for left, right in pairwise(places))
+
+
+def block(report: Path, title: str) -> list[list[str]]:
+    """The rows of a comparison in the Markdown report."""
+    lines = (report / "report.md").read_text().splitlines()
+    start = lines.index(title)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start + 2 : start + 8]]
+
+
+def test_printed_rows_stand_beside_ours(run, report):
+    header, _, printed, recomputed, ours, counts = block(
+        report, f"{markdown(ROUTED)}: Table 1, LLaVA-1.5-7B, FastV25+S16K4"
+    )
+    assert header[1:] == [*COLUMNS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
+    assert printed[1:] == [f"{value:.2f}" for value in (*PRINTED.values(), 55, 62.86)] + ["+6.00", "+1.00"]
+    assert recomputed[8:] == ["50.00", "62.86", "+1.00", "+1.00"]
+    assert counts[1:] == [str(LIMIT)] * 7 + [str(n * LIMIT) for n in (3, 7, 3, 7)]
+    for text, task in zip(ours[1:], COLUMNS, strict=False):
+        assert text.startswith(f"{100 * run.score(ROUTED, task):.2f} ")
+    text = (report / "report.md").read_text()
+    assert f"{markdown(ANCHOR)}: Table 1, LLaVA-1.5-7B, FastV15.625" in text
+    assert f"{markdown(WHOLE)}: Table 1, LLaVA-1.5-7B, LoRA-only" in text
+    header, _, printed, recomputed, ours, _ = block(
+        report, f"{markdown(TEXT_ROUTED)}: Table 3, LLaMA-2-7B, Quest25+S16K12"
+    )
+    assert (header[1:], printed[1:], recomputed[1:]) == (["MMLU", "Δ MMLU"], ["43.00", "+2.00"], ["-", "+2.00"])
+    assert ours[1].startswith(f"{100 * run.score(TEXT_ROUTED, 'mmlu'):.2f} ")
+
+
+def test_the_papers_own_tables(run, shared, tmp_path):
+    path = shared / "paper_tables.json"
+    if not path.is_file():
+        pytest.skip("reference material (paper_tables.json) is absent")
+    arguments = ["--out", str(tmp_path), "--format", "markdown", "--compare-paper", str(path)]
+    assert main(["report", str(run.out), *arguments]) == 0
+    _, _, printed, recomputed, *_ = block(tmp_path, f"{markdown(ROUTED)}: Table 1, LLaVA-1.5-7B, FastV25+S16K4")
+    assert (printed[8], recomputed[8]) == ("61.67", "60.66")
+    assert block(tmp_path, f"{markdown(TEXT_ANCHOR)}: Table 3, LLaMA-2-7B, Quest21.875")[2][1] == "40.81"
+    assert block(tmp_path, f"{markdown(WHOLE)}: Table 1, LLaVA-1.5-7B, LoRA-only")
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("a model was loaded or asked")
+
+
+def test_the_same_call_again_asks_nothing_and_shows_the_table(run, monkeypatch, capsys):
+    monkeypatch.setattr(cell, "generate_batch", never)
+    monkeypatch.setattr(cell, "score_batch", never)
+    before = {path: path.read_bytes() for path in run.out.glob("*/*/samples-*")}
+    assert len(before) == len(CELLS)
+    for grid in run.grids:
+        assert main(["evaluate", "--config", str(grid), "--limit", str(LIMIT)]) == 0
+    assert {path: path.read_bytes() for path in run.out.glob("*/*/samples-*")} == before
+    said = capsys.readouterr().out
+    for arm in IMAGE_ARMS:
+        (line, *_) = [line.split() for line in said.splitlines() if f" {arm} " in line]
+        assert line[2:] == [f"{100 * run.mean(arm, tasks):.2f}*" for tasks in MEANS.values()]
+    assert said.count(f"'subtoken-train report {run.out}' makes tables, curves and a page of them") == 2
+
+
+@pytest.mark.parametrize("task", FOLDERS)
+def test_a_part_of_a_set_needs_a_limit(run, tmp_path, capsys, monkeypatch, task):
+    monkeypatch.setattr(pool, "load_family", never)
+    arguments = ["--tasks", task, "--adapter", f"{ADAPTERS}/{ROUTED}", "--data-root", str(run.parquet)]
+    wanted = (
+        f"task {task} has {ROWS} of {build_task(task).expected_rows:,} samples in {run.parquet / task}. Get the rest"
+    )
+    refused(capsys, f"{wanted}, or limit the run.", *arguments, "--out", str(tmp_path / "out"))
+    assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_a_whole_grid_is_refused_at_once(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pool, "load_family", never)
+    wanted = f"task mmbench has {ROWS} of 4,329 samples in "
+    refused(capsys, wanted, "--config", str(run.grids[0]), "--out", str(tmp_path / "out"))
+
+
+def refused(capsys, wanted: str, *arguments: str) -> None:
+    assert main(["evaluate", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"subtoken-train: error: {wanted}")
+
+
+@pytest.mark.parametrize("task", FOLDERS)
+def test_both_layouts_ask_the_same(run, tmp_path, task):
+    FOLDERS[task](tmp_path, True)
+    hub, own = (build_task(task, folder).samples() for folder in (run.parquet / task, tmp_path))
+    assert len(hub) == len(own) == ROWS
+    for first, second in zip(hub, own, strict=True):
+        assert (first.prompt, first.choices, first.kind) == (second.prompt, second.choices, second.kind)
+        assert first.reference == second.reference
+        for images in zip(first.images, second.images, strict=True):
+            left, right = map(open_image, images)
+            assert left.tobytes() == right.tobytes()
+
+
+def test_own_files_of_another_adapter_by_one_line(run, tmp_path, capsys):
+    """Flags instead of a grid, the authors' files, and an adapter without an anchor of its own among the arms."""
+    root = write_benchmarks(tmp_path / "own", own=True)
+    shutil.rmtree(root / "mmlu")
+    arguments = ["--tasks", ",".join(COLUMNS), "--adapter", f"{ADAPTERS}/{ROUTED}", "--limit", str(LIMIT)]
+    assert main(["evaluate", *arguments, "--data-root", str(root), "--out", str(tmp_path / "out")]) == 0
+    assert "untrained_anchor" in capsys.readouterr().out
+    for task in COLUMNS:
+        found = list(read_samples(tmp_path / "out" / f"{ROUTED}-seed0" / task).values())
+        assert [record.prediction for record in found] == [record.prediction for record in run.records(ROUTED, task)]
