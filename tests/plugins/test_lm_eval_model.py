@@ -134,7 +134,15 @@ def test_an_adapter_with_routers_answers(text_adapter, backbone):
     assert 0 < info["region_fraction_measured"] < 0.5
 
 
-@pytest.mark.parametrize("compression", [{}, {**EVICTED, "protocol": "context_first"}, {**EVICTED, "kv_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "compression",
+    [
+        {},
+        {**EVICTED, "protocol": "context_first"},
+        {**EVICTED, "kv_dtype": "int8"},
+        {"reducer": "quest", "keep_ratio": 0.5, "context": 12},
+    ],
+)
 def test_rolling_scores_are_those_of_a_full_cache(backbone, reference, compression, caplog):
     texts = [*TEXTS[:3], " ".join(TEXTS) * 3, ""]
     asked = [request("loglikelihood_rolling", text) for text in texts]
