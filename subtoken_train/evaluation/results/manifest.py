@@ -66,8 +66,9 @@ class Manifest:
         expected_rows: samples of the complete set; None where there is no such number.
         primary: the score that tables print.
         points: scores of the task that are no fractions.
-        samples_sha256: digest of all asked samples (ids, prompts, choices, references), in order.
-        settings: batch size, dtype, device, versions: for the reader.
+        samples_sha256: digest of all asked samples (ids, prompts, choices, references, limits of context and answer),
+            in order.
+        settings: batch size, dtype, device, digest of the adapter, reducer, options of the eviction, versions.
     """
 
     arm: ArmFacts

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.folder import AdapterConfig, read_config
-from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.evaluation.tasks.base import Modality
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.protocol import check_context_first
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 
@@ -34,6 +37,8 @@ class Arm:
         kept: those that the reducer keeps.
         routing: groups, where the arm selects any.
         shape: cache geometry.
+        modality: what its model sees.
+        adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
     """
 
     spec: ArmSpec
@@ -44,6 +49,8 @@ class Arm:
     kept: int
     routing: RoutingConfig | None
     shape: KVShape
+    modality: Modality
+    adapter_sha256: str | None
 
     def load(self, pool: ModelPool) -> CompressedBackbone:
         """The arm's model; another arm's on the same weights ends with it."""
@@ -56,6 +63,8 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     Raises:
         ValueError: paths, names or settings that do not exist or do not fit each other.
     """
+    if spec.adapter is None and find_adapter(str(spec.backbone)) is not None:
+        raise ValueError(f"backbone {spec.backbone} is an adapter; write adapter: {spec.backbone}")
     reducer = None
     if spec.reducer is not None or spec.keep_ratio is not None or spec.reducer_options:
         own = ReducerConfig(name="none") if spec.adapter is None else _adapter(spec.adapter).reducer
@@ -91,10 +100,12 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     """The arm that a spec and its loaded model make; no anchor is named yet.
 
     Raises:
-        ValueError: the compression does not fit the backbone.
+        ValueError: the compression does not fit the backbone, or the protocol what compresses.
     """
     compression, reducer, family = spec.compression(), backbone.reducer.config, backbone.family
     compression.check(family)
+    if spec.protocol == "context_first":
+        check_context_first(backbone, compression)
     tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()
     routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
     reduces = reducer.name != "none" and reducer.keep_ratio < 1
@@ -115,7 +126,18 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=routing.seed if spec.selector == "random" and routing is not None else seed,
     )
-    return Arm(spec, facts, reducer, backbone.reducer.cut_layer, tokens, kept, routing, family.shape)
+    return Arm(
+        spec=spec,
+        facts=facts,
+        reducer=reducer,
+        cut_layer=backbone.reducer.cut_layer,
+        tokens=tokens,
+        kept=kept,
+        routing=routing,
+        shape=family.shape,
+        modality="text" if family.image_token_id is None else "image",
+        adapter_sha256=None if spec.adapter is None else adapter_digest(adapter_folder(spec.adapter)),
+    )
 
 
 def nominal_fraction(

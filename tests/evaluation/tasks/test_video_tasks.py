@@ -44,7 +44,25 @@ def mmbench(tmp_path):
 
 def record(sample, prediction):
     return SampleRecord(
-        sample.id, sample.kind, "", dict(sample.reference), prediction, 1.0, 1, 1, 1, 1, 0, 1, 1, 1.0, None, 1, 1, 0.0, 0.0
+        sample.id,
+        sample.kind,
+        "",
+        dict(sample.reference),
+        prediction,
+        1.0,
+        1,
+        1,
+        1,
+        1,
+        0,
+        1,
+        1,
+        1.0,
+        None,
+        1,
+        1,
+        0.0,
+        0.0,
     )
 
 
