@@ -12,7 +12,7 @@ import yaml
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms
 
-_WHOLE = {"limit": int, "batch_size": int, "max_length": int, "anchors": str}
+_KINDS = {"limit": int, "batch_size": int, "max_length": int, "anchors": str, "data_root": str}
 
 
 def read_grid(path: Path, **overrides: Any) -> Grid:
@@ -42,9 +42,9 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
             raise ValueError(f"{path}: {key} must be a list; got {content.get(key)!r}")
     if not isinstance(content.get("out"), str):
         raise ValueError(f"{path}: out must name the results folder; got {content.get('out')!r}")
-    settings = {key: _typed(path, key, content[key]) for key in _WHOLE if content.get(key) is not None}
-    if "data_root" in content:
-        settings["data_root"] = Path(content["data_root"])
+    settings = {key: _typed(path, key, content[key]) for key in _KINDS if content.get(key) is not None}
+    if "data_root" in settings:
+        settings["data_root"] = Path(settings["data_root"])
     grid = Grid(
         arms=tuple(arm for entry in content["arms"] for arm in _arms(path, entry)),
         tasks=tuple(_task(path, entry) for entry in content["tasks"]),
@@ -55,8 +55,8 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
 
 
 def _typed(path: Path, key: str, value: object) -> Any:
-    if not isinstance(value, _WHOLE[key]) or isinstance(value, bool):
-        kind = "a whole number" if _WHOLE[key] is int else "a word"
+    if not isinstance(value, _KINDS[key]) or isinstance(value, bool):
+        kind = "a whole number" if _KINDS[key] is int else "text"
         raise ValueError(f"{path}: {key} must be {kind}; got {value!r}")
     return value
 

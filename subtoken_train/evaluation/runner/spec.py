@@ -56,6 +56,7 @@ class ArmSpec:
     def __post_init__(self) -> None:
         if self.adapter is None and self.backbone is None:
             raise ValueError("an arm needs adapter: DIR, or backbone: PATH for a model without one")
+        self._check_kinds()
         if self.protocol not in get_args(Protocol):
             raise unknown_name("protocol", self.protocol, get_args(Protocol))
         if self.adapter is None and (self.reducer is None) != (self.keep_ratio is None):
@@ -69,13 +70,26 @@ class ArmSpec:
         if self.eviction is not None and self.eviction_keep is None:
             raise ValueError(f"eviction {self.eviction!r} needs eviction_keep, for instance 0.1, 256tokens or 20MB")
 
+    def _check_kinds(self) -> None:
+        """What YAML gives as another kind than is meant."""
+        if self.name is not None and not _names_folder(self.name):
+            raise ValueError(f"name {self.name!r} of an arm must be text that can name a folder, without slashes")
+        if self.keep_ratio is not None and not isinstance(self.keep_ratio, int | float):
+            raise ValueError(f"keep_ratio {self.keep_ratio!r} of an arm must be a number, for instance 0.25")
+        for key in ("reducer_options", "eviction_options"):
+            if not isinstance(getattr(self, key), Mapping):
+                raise ValueError(f"{key} of an arm must be a mapping, for instance {{window: 8}}")
+
     def compression(self) -> Compression:
         """Eviction and precision.
 
         Raises:
             ValueError: names or settings that do not exist.
         """
-        method = None if self.eviction is None else build_eviction(self.eviction, **self.eviction_options)
+        try:
+            method = None if self.eviction is None else build_eviction(self.eviction, **self.eviction_options)
+        except TypeError as error:  # a text where a number belongs
+            raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
         return Compression(method, keep, unit, self.scope, self.kv_dtype)
 
@@ -85,6 +99,10 @@ class ArmSpec:
         return self.adapter is not None and any(
             (self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector)
         )
+
+
+def _names_folder(name: object) -> bool:
+    return isinstance(name, str) and "/" not in name and name.strip(".") != ""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,12 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": []}, "a grid needs arms"),
         ({**GRID, "out": 3}, "out must name the results folder"),
         ({**GRID, "limit": "all"}, "limit must be a whole number"),
+        ({**GRID, "data_root": 3}, "data_root must be text; got 3"),
+        ({**GRID, "arms": [{"adapter": "a", "name": 3}]}, "name 3 of an arm must be text"),
+        ({**GRID, "arms": [{"adapter": "a", "name": "../b"}]}, "must be text that can name a folder"),
+        ({**GRID, "arms": [{"adapter": "a", "name": ""}]}, "must be text that can name a folder"),
+        ({**GRID, "arms": [{"adapter": "a", "keep_ratio": "0,5"}]}, "keep_ratio '0,5' of an arm must be a number"),
+        ({**GRID, "arms": [{"adapter": "a", "reducer_options": 3}]}, "reducer_options of an arm must be a mapping"),
         ({**GRID, "limit": 0}, "limit=0 must be at least 1"),
         ({**GRID, "anchors": "some"}, "unknown anchors 'some'"),
         ({**GRID, "arms": ["a"]}, "an arm must be a mapping"),
@@ -92,6 +98,8 @@ def test_compression_of_an_arm():
     compression = ArmSpec(adapter="a", eviction="snapkv", eviction_keep="256tokens", kv_dtype="int8").compression()
     assert (compression.keep, compression.unit, compression.label) == (256, "tokens", "snapkv 256 tokens int8")
     assert ArmSpec(adapter="a").compression().label == "-"
+    with pytest.raises(ValueError, match="eviction_options of snapkv"):
+        ArmSpec(adapter="a", eviction="snapkv", eviction_keep=0.1, eviction_options={"window": "x"}).compression()
 
 
 def test_a_grid_needs_tasks():

@@ -34,7 +34,7 @@ def test_another_training_under_the_same_name_is_refused(scenes, tmp_path):
     (folder,) = run_grid(grid)
     tensors = load_file(adapter / "adapter_model.safetensors")
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, adapter / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match="adapter_sha256.*choose another results folder"):
+    with pytest.raises(ValueError, match=r"adapter_sha256.*choose another results folder"):
         run_grid(replace(grid, limit=4))
     assert len(read_samples(folder)) == Manifest.read(folder).rows == 2
 
