@@ -68,9 +68,11 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     reducer = None
     if spec.reducer is not None or spec.keep_ratio is not None or spec.reducer_options:
         own = ReducerConfig(name="none") if spec.adapter is None else _adapter(spec.adapter).reducer
-        changed: dict[str, object] = {**asdict(own)} if spec.reducer in (None, own.name) else {"name": spec.reducer}
-        if spec.keep_ratio is not None:
-            changed["keep_ratio"] = spec.keep_ratio
+        ratio = own.keep_ratio if spec.keep_ratio is None else spec.keep_ratio
+        if spec.reducer not in (None, "none", own.name) and own.name == "none" and spec.keep_ratio is None:
+            raise ValueError(f"{spec.adapter} has no token reducer, so {spec.reducer} needs keep_ratio, as in 0.25")
+        changed: dict[str, object] = asdict(own) if spec.reducer in (None, own.name) else {"name": spec.reducer}
+        changed["keep_ratio"] = 1.0 if spec.reducer == "none" else ratio
         try:
             reducer = ReducerConfig(**{**changed, **spec.reducer_options})
         except TypeError as error:
