@@ -47,6 +47,7 @@ class ModelPool:
         backbone: BackboneConfig | str | None = None,
         reducer: ReducerConfig | None = None,
         selector: str | None = None,
+        seed: int | None = None,
     ) -> CompressedBackbone:
         """An arm in evaluation mode, until the next call.
 
@@ -56,6 +57,7 @@ class ModelPool:
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
                 at the same S and K. None: the adapter's own.
+            seed: of that selector where it draws; None: the adapter's.
 
         Raises:
             ValueError: no such name, or settings that do not fit the adapter or its backbone.
@@ -72,7 +74,7 @@ class ModelPool:
         source = config.backbone if source is None else source
         if config.merged:
             source = replace(source, path=str(folder), revision=None)
-        changed = _with(config, reducer, selector, str(path))
+        changed = _with(config, reducer, selector, seed, str(path))
         family = self._cleared(source)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
         return self._placed(self._current)
@@ -112,7 +114,9 @@ class ModelPool:
         return backbone.eval()
 
 
-def _with(config: AdapterConfig, reducer: ReducerConfig | None, selector: str | None, name: str) -> AdapterConfig:
+def _with(
+    config: AdapterConfig, reducer: ReducerConfig | None, selector: str | None, seed: int | None, name: str
+) -> AdapterConfig:
     """The adapter's settings under another reducer or selector."""
     changed = config if reducer is None else replace(config, reducer=reducer)
     if selector is None or (selector == "none" and config.routing is None):
@@ -122,7 +126,7 @@ def _with(config: AdapterConfig, reducer: ReducerConfig | None, selector: str | 
     if config.routing is None:
         raise ValueError(f"selector={selector!r}: {name} routes nothing, so there is no S and K to take it at")
     free = replace(config.routing, selector=selector, value_gate=False, score_prior="none", query_conditioned=False)
-    return replace(changed, routing=free)
+    return replace(changed, routing=free if seed is None else replace(free, seed=seed))
 
 
 def _place(path: str) -> str:

@@ -36,7 +36,8 @@ class ArmFacts:
         nominal_kv: retained share of the compressed region that the ledger promises, after eviction.
         anchor: name of the matched token-only anchor that the arm is compared with (one may serve several); None: none.
         trained: whether the arm's reduction, selection and eviction are those its adapter was trained under.
-        seed: of the training run, or of a random selector; None where neither is known.
+        seed: of a random reducer, selector or eviction where the grid gives one, else of the training run; None where
+            neither is known.
     """
 
     name: str

@@ -73,6 +73,8 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
             raise ValueError(f"{spec.adapter} has no token reducer, so {spec.reducer} needs keep_ratio, as in 0.25")
         changed: dict[str, object] = asdict(own) if spec.reducer in (None, own.name) else {"name": spec.reducer}
         changed["keep_ratio"] = 1.0 if spec.reducer == "none" else ratio
+        if spec.reducer == "random" and spec.seed is not None:
+            changed["seed"] = spec.seed
         try:
             reducer = ReducerConfig(**{**changed, **spec.reducer_options})
         except TypeError as error:
@@ -80,7 +82,7 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     path = spec.adapter or spec.backbone
     assert path is not None
     backbone = spec.backbone if spec.adapter is not None else None
-    return pool.get(path, backbone=backbone, reducer=reducer, selector=spec.selector)
+    return pool.get(path, backbone=backbone, reducer=reducer, selector=spec.selector, seed=spec.seed)
 
 
 def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
@@ -112,7 +114,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
     reduces = reducer.name != "none" and reducer.keep_ratio < 1
     config = None if spec.adapter is None else _adapter(spec.adapter)
-    seed = None if config is None else config.training.get("seed")
+    seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
     kept = backbone.reducer.kept_tokens(tokens)
     facts = ArmFacts(
         name=spec.name or arm_name(spec),
@@ -126,7 +128,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         nominal_kv=nominal_fraction(family.shape, tokens, kept, backbone.reducer.cut_layer, routing, compression),
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
-        seed=routing.seed if spec.selector == "random" and routing is not None else seed,
+        seed=seed,
     )
     return Arm(
         spec=spec,
@@ -165,6 +167,7 @@ def arm_name(spec: ArmSpec) -> str:
     if spec.eviction is not None:
         parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
+    parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
 
 

@@ -151,6 +151,7 @@ def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Pr
             "adapter_sha256": arm.adapter_sha256,
             "reducer": _as_read(asdict(arm.reducer)),
             "eviction_options": _as_read(dict(arm.spec.eviction_options)),
+            "seed": arm.spec.seed,
             "versions": {name: version(name) for name in ("subtoken_train", "torch", "transformers")},
         },
     )
@@ -159,7 +160,7 @@ def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Pr
     manifest.write(cell.folder)
 
 
-SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options")
+SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "seed")
 """Settings that change answers and that ``ArmFacts`` do not tell."""
 
 

@@ -37,6 +37,7 @@ class ArmSpec:
         scope: entries that it evicts, ``visual`` or ``all``; None: the method's own.
         kv_dtype: precision of the stored prompt.
         protocol: ``query_aware`` or ``context_first``, see ``results.manifest.ArmFacts``.
+        seed: of the reducer, selector or eviction ``random``; None: the one that the adapter or the method has.
     """
 
     adapter: str | None = None
@@ -52,6 +53,7 @@ class ArmSpec:
     scope: Any = None
     kv_dtype: Any = "model"
     protocol: Protocol = "query_aware"
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.adapter is None and self.backbone is None:
@@ -76,6 +78,8 @@ class ArmSpec:
             raise ValueError(f"name {self.name!r} of an arm must be text that can name a folder, without slashes")
         if self.keep_ratio is not None and not isinstance(self.keep_ratio, int | float):
             raise ValueError(f"keep_ratio {self.keep_ratio!r} of an arm must be a number, for instance 0.25")
+        if self.seed is not None and (type(self.seed) is not int or "random" not in self.drawn):
+            raise ValueError(f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction 'random'")
         for key in ("reducer_options", "eviction_options"):
             if not isinstance(getattr(self, key), Mapping):
                 raise ValueError(f"{key} of an arm must be a mapping, for instance {{window: 8}}")
@@ -86,12 +90,20 @@ class ArmSpec:
         Raises:
             ValueError: names or settings that do not exist.
         """
+        options = dict(self.eviction_options)
+        if self.eviction == "random" and self.seed is not None:
+            options["seed"] = self.seed
         try:
-            method = None if self.eviction is None else build_eviction(self.eviction, **self.eviction_options)
+            method = None if self.eviction is None else build_eviction(self.eviction, **options)
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
         return Compression(method, keep, unit, self.scope, self.kv_dtype)
+
+    @property
+    def drawn(self) -> tuple[str | None, ...]:
+        """What a seed may be of."""
+        return self.reducer, self.selector, self.eviction
 
     @property
     def overrides(self) -> bool:

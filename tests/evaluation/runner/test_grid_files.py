@@ -60,6 +60,8 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": [{"adapter": "a", "name": ""}]}, "must be text that can name a folder"),
         ({**GRID, "arms": [{"adapter": "a", "keep_ratio": "0,5"}]}, "keep_ratio '0,5' of an arm must be a number"),
         ({**GRID, "arms": [{"adapter": "a", "reducer_options": 3}]}, "reducer_options of an arm must be a mapping"),
+        ({**GRID, "arms": [{"adapter": "a", "seed": 1}]}, "of a reducer, selector or eviction 'random'"),
+        ({**GRID, "arms": [{"adapter": "a", "selector": "random", "seed": "x"}]}, "seed 'x' must be a whole number"),
         ({**GRID, "limit": 0}, "limit=0 must be at least 1"),
         ({**GRID, "anchors": "some"}, "unknown anchors 'some'"),
         ({**GRID, "arms": ["a"]}, "an arm must be a mapping"),
