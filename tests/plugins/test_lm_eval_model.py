@@ -1,8 +1,10 @@
 import json
 import logging
+import shutil
 
 import pytest
 from datasets import Dataset, DatasetDict
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -178,6 +180,15 @@ def test_finished_requests_are_kept_and_not_run_again(backbone, tmp_path):
     assert "no prompt was run" in model.report()
     with pytest.raises(ValueError, match="name another file"):
         evaluate(ours(backbone, kv_dtype="int8"), CHOICE, use_cache=path)
+
+
+def test_finished_requests_of_another_training_are_not_read(text_adapter, backbone, tmp_path):
+    adapter, path = shutil.copytree(text_adapter, tmp_path / "adapter"), str(tmp_path / "kept")
+    evaluate(ours(backbone, adapter=str(adapter), context=16), CHOICE, use_cache=path)
+    tensors = load_file(adapter / "router.safetensors")
+    save_file({name: -tensor for name, tensor in tensors.items()}, adapter / "router.safetensors")
+    with pytest.raises(ValueError, match="name another file"):
+        evaluate(ours(backbone, adapter=str(adapter), context=16), CHOICE, use_cache=path)
 
 
 def test_finished_requests_of_another_model_are_not_read(backbone, reference, tmp_path):
