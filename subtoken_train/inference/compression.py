@@ -33,6 +33,7 @@ class Compression:
         scope: what competes, ``visual`` or ``all``; None: the method's own.
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per key head and value
             piece.
+        round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
     """
 
     eviction: Eviction | None = None
@@ -40,6 +41,7 @@ class Compression:
     unit: KeepUnit = "fraction"
     scope: Scope | None = None
     kv_dtype: KVDtype = "model"
+    round_up: bool = False
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(KeepUnit):
@@ -137,8 +139,9 @@ class EvictionPass:
         """Competing entries that may stay in a layer, int64 [B]."""
         count_B, keep = competes_BM.sum(-1), self.compression.keep
         if self.compression.unit == "fraction":
-            # the decimal that was written, not its binary neighbour below
-            budget_B = torch.floor(count_B.double() * keep + 1e-9).long()
+            # the decimal that was written, not its binary neighbours
+            exact_B = count_B.double() * keep
+            budget_B = (torch.ceil(exact_B - 1e-9) if self.compression.round_up else torch.floor(exact_B + 1e-9)).long()
         elif self.compression.unit == "tokens":
             budget_B = torch.full_like(count_B, int(keep))
         else:

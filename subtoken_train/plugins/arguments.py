@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
+from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.folder import read_config
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.backbones.load import BackboneConfig
@@ -73,8 +74,11 @@ class ModelArguments:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What differs from the defaults, for result files."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+        """What differs from the defaults, and what the adapter holds, for result files."""
+        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+        if self.adapter:
+            given["adapter_sha256"] = adapter_digest(adapter_folder(self.adapter, self.revision))
+        return given
 
     def load(self) -> SubTokenModel:
         """The model, in evaluation mode on ``device``.

@@ -62,7 +62,9 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         self.tokenizer = self.family.tokenizer
         self.runner: Runner[tuple[int, ...]] = Runner(model, self.arguments, self._collate, len)
         whole = replace(self.arguments, protocol="query_aware")
-        self.uncompressed: Runner[tuple[int, ...]] = Runner(SubTokenModel(model.backbone), whole, self._collate, len)
+        self.uncompressed: Runner[tuple[int, ...]] = Runner(
+            SubTokenModel(model.backbone), whole, self._collate_whole, len
+        )
         self._device = self.family.model.device
         self._said: set[str] = set()
         if (warning := self.runner.counted.warning()) is not None:
@@ -228,14 +230,18 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         return tuple(ids[-room:])
 
     def _collate(self, prompts: Sequence[tuple[int, ...]]) -> Batch:
+        return text_batch(self.family, [self._encoded(prompt) for prompt in prompts])
+
+    def _collate_whole(self, prompts: Sequence[tuple[int, ...]]) -> Batch:
+        """Without a context: neither reducer nor routers act."""
+        return text_batch(self.family, [EncodedText(prompt, 0) for prompt in prompts])
+
+    def _encoded(self, prompt: tuple[int, ...]) -> EncodedText:
         asking = self.arguments.query_tokens
-        encoded = []
-        for prompt in prompts:
-            free = context_tokens(self.family, list(prompt)) if asking is None else max(0, len(prompt) - asking)
-            # random choices must not depend on the batch
-            name = hashlib.sha256(str(prompt).encode()).hexdigest()[:16]
-            encoded.append(EncodedText(prompt, free, record_id=f"text {name}"))
-        return text_batch(self.family, encoded)
+        free = context_tokens(self.family, list(prompt)) if asking is None else max(0, len(prompt) - asking)
+        # random choices must not depend on the batch
+        name = hashlib.sha256(str(prompt).encode()).hexdigest()[:16]
+        return EncodedText(prompt, free, record_id=f"text {name}")
 
     def _say_once(self, warning: str) -> None:
         if warning not in self._said:

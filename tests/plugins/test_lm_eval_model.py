@@ -1,8 +1,10 @@
 import json
 import logging
+import shutil
 
 import pytest
 from datasets import Dataset, DatasetDict
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -134,7 +136,15 @@ def test_an_adapter_with_routers_answers(text_adapter, backbone):
     assert 0 < info["region_fraction_measured"] < 0.5
 
 
-@pytest.mark.parametrize("compression", [{}, {**EVICTED, "protocol": "context_first"}, {**EVICTED, "kv_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "compression",
+    [
+        {},
+        {**EVICTED, "protocol": "context_first"},
+        {**EVICTED, "kv_dtype": "int8"},
+        {"reducer": "quest", "keep_ratio": 0.5, "context": 12},
+    ],
+)
 def test_rolling_scores_are_those_of_a_full_cache(backbone, reference, compression, caplog):
     texts = [*TEXTS[:3], " ".join(TEXTS) * 3, ""]
     asked = [request("loglikelihood_rolling", text) for text in texts]
@@ -170,6 +180,15 @@ def test_finished_requests_are_kept_and_not_run_again(backbone, tmp_path):
     assert "no prompt was run" in model.report()
     with pytest.raises(ValueError, match="name another file"):
         evaluate(ours(backbone, kv_dtype="int8"), CHOICE, use_cache=path)
+
+
+def test_finished_requests_of_another_training_are_not_read(text_adapter, backbone, tmp_path):
+    adapter, path = shutil.copytree(text_adapter, tmp_path / "adapter"), str(tmp_path / "kept")
+    evaluate(ours(backbone, adapter=str(adapter), context=16), CHOICE, use_cache=path)
+    tensors = load_file(adapter / "router.safetensors")
+    save_file({name: -tensor for name, tensor in tensors.items()}, adapter / "router.safetensors")
+    with pytest.raises(ValueError, match="name another file"):
+        evaluate(ours(backbone, adapter=str(adapter), context=16), CHOICE, use_cache=path)
 
 
 def test_finished_requests_of_another_model_are_not_read(backbone, reference, tmp_path):

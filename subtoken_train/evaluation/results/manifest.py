@@ -36,7 +36,8 @@ class ArmFacts:
         nominal_kv: retained share of the compressed region that the ledger promises, after eviction.
         anchor: name of the matched token-only anchor that the arm is compared with (one may serve several); None: none.
         trained: whether the arm's reduction, selection and eviction are those its adapter was trained under.
-        seed: of the training run, or of a random selector; None where neither is known.
+        seed: of a random reducer, selector or eviction where the grid gives one, else of the training run; None where
+            neither is known.
     """
 
     name: str
@@ -66,8 +67,9 @@ class Manifest:
         expected_rows: samples of the complete set; None where there is no such number.
         primary: the score that tables print.
         points: scores of the task that are no fractions.
-        samples_sha256: digest of all asked samples (ids, prompts, choices, references), in order.
-        settings: batch size, dtype, device, versions: for the reader.
+        samples_sha256: digest of all asked samples (ids, prompts, choices, references, limits of context and answer),
+            in order.
+        settings: batch size, dtype, device, digest of the adapter, reducer, options of the eviction, versions.
     """
 
     arm: ArmFacts

@@ -64,7 +64,7 @@ class SampleRecord:
         return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
-    def parse(cls, line: str, place: str) -> SampleRecord:
+    def parse(cls, line: str | bytes, place: str) -> SampleRecord:
         """Read ``line`` back.
 
         Args:

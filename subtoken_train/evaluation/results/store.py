@@ -20,9 +20,9 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
     """
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with path.open("rb") as file:  # a torn line may end within a character
             for number, line in enumerate(file, start=1):
-                if not line.endswith("\n"):
+                if not line.endswith(b"\n"):
                     break
                 record = SampleRecord.parse(line, f"{path}, line {number}")
                 if record.id in found:

@@ -1,23 +1,25 @@
 """Matched token-only anchors: which of the arms is one, and a spec where none is.
 
 The anchor of a routed arm keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for,
-rounded up: its bytes are never below the arm's. A *trained* anchor is an adapter of its own. Where no arm of the grid
-is one, the arm's own LoRA runs token-only at that ratio: an untrained anchor, named so, since LoRA adapts to what it
-was trained under.
+rounded up: its bytes are never below the arm's. A *trained* anchor is an adapter of its own, under its own reducer; of
+several, one of the arm's seed is taken. Where no arm of the grid is one, the arm's own LoRA runs token-only at that
+ratio: an untrained anchor, named so, since LoRA adapts to what it was trained under.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from subtoken_train.evaluation.runner.arms import Arm, describe_arm, load_arm
-from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm, load_arm
+from subtoken_train.evaluation.runner.spec import DRAWING, ArmSpec
 from subtoken_train.functional.ledger import KVBudget, exact, solve_anchor
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.reducers import ReducerConfig, build_reducer
 
 SUFFIX = "untrained_anchor"
+WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie below the exact one
 
 
 def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:
@@ -39,7 +41,8 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
             notes.append(f"{arm.facts.name} has no matched anchor: {error}")
             named.append(arm)
             continue
-        anchor = next((other for other in [*arms, *added] if _serves(other, arm, solved)), None)
+        serving = [other for other in [*arms, *added] if _serves(other, arm, solved)]
+        anchor = min(serving, key=partial(_distance, arm), default=None)
         if anchor is None:
             spec = _untrained(arm, solved)
             anchor = describe_arm(spec, load_arm(spec, pool))
@@ -77,17 +80,25 @@ def solve(arm: Arm) -> Solved:
 def _serves(other: Arm, arm: Arm, solved: Solved) -> bool:
     """Whether an arm is token-only, of the same reducer, compression and backbone, and keeps as many tokens.
 
-    One that was added must have the arm's own LoRA.
+    Its LoRA is the arm's own, or was trained under just that. Prompts of other lengths than the nominal one must not
+    get fewer tokens either.
     """
-    own = other.facts.name.endswith(SUFFIX)
+    known = other.spec.adapter is not None and not other.spec.overrides
     return (
         other.routing is None
         and other.facts.backbone == arm.facts.backbone
         and _kind(other.reducer) == _kind(solved.reducer)
         and other.kept == solved.kept
+        and other.reducer.round_up
+        and other.reducer.keep_ratio >= solved.reducer.keep_ratio * (1 - WRITTEN)
         and _compression(other.spec) == _compression(arm.spec)
-        and (not own or other.spec.adapter == arm.spec.adapter)
+        and (known or other.spec.adapter == arm.spec.adapter)
     )
+
+
+def _distance(arm: Arm, other: Arm) -> tuple[bool, bool]:
+    """Trained anchors before others, the arm's own seed before others."""
+    return other.spec.overrides, other.facts.seed != arm.facts.seed
 
 
 def _kind(config: ReducerConfig) -> tuple[object, ...]:
@@ -100,9 +111,12 @@ def _compression(spec: ArmSpec) -> tuple[object, ...]:
 
 
 def _untrained(arm: Arm, solved: Solved) -> ArmSpec:
+    """Named after the arm as it was trained: one anchor serves all selectors."""
+    drawn = set(DRAWING) & {arm.spec.reducer, arm.spec.eviction}
+    base = replace(arm.spec, selector=None, seed=arm.spec.seed if drawn else None)
     return replace(
-        arm.spec,
-        name=f"{arm.facts.name}-{SUFFIX}",
+        base,
+        name=f"{arm.spec.name or arm_name(base)}-{SUFFIX}",
         selector="none",
         keep_ratio=solved.reducer.keep_ratio,
         reducer_options={**arm.spec.reducer_options, "round_up": True},

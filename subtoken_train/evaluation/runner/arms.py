@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.folder import AdapterConfig, read_config
-from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import ArmFacts
-from subtoken_train.evaluation.runner.spec import SEEDED, ArmSpec
+from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks.base import Modality
 from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.inference.compression import Compression
@@ -37,7 +38,8 @@ class Arm:
         kept: those that the reducer keeps.
         routing: groups, where the arm selects any.
         shape: cache geometry.
-        reads: what tasks may ask it about.
+        modality: what its model sees.
+        adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
     """
 
     spec: ArmSpec
@@ -48,7 +50,12 @@ class Arm:
     kept: int
     routing: RoutingConfig | None
     shape: KVShape
-    reads: Modality
+    modality: Modality
+    adapter_sha256: str | None
+
+    def compression(self) -> Compression:
+        """What happens after the prompt's pass; rounded as the reducer is, up for anchors."""
+        return self.spec.compression(self.reducer.round_up)
 
     def load(self, pool: ModelPool) -> CompressedBackbone:
         """The arm's model; another arm's on the same weights ends with it."""
@@ -61,12 +68,18 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     Raises:
         ValueError: paths, names or settings that do not exist or do not fit each other.
     """
+    if spec.adapter is None and find_adapter(str(spec.backbone)) is not None:
+        raise ValueError(f"backbone {spec.backbone} is an adapter; write adapter: {spec.backbone}")
     reducer = None
     if spec.reducer is not None or spec.keep_ratio is not None or spec.reducer_options:
         own = ReducerConfig(name="none") if spec.adapter is None else _adapter(spec.adapter).reducer
-        changed: dict[str, object] = {**asdict(own)} if spec.reducer in (None, own.name) else {"name": spec.reducer}
-        if spec.keep_ratio is not None:
-            changed["keep_ratio"] = spec.keep_ratio
+        ratio = own.keep_ratio if spec.keep_ratio is None else spec.keep_ratio
+        if spec.reducer not in (None, "none", own.name) and own.name == "none" and spec.keep_ratio is None:
+            raise ValueError(f"{spec.adapter} has no token reducer, so {spec.reducer} needs keep_ratio, as in 0.25")
+        changed: dict[str, object] = asdict(own) if spec.reducer in (None, own.name) else {"name": spec.reducer}
+        changed["keep_ratio"] = 1.0 if spec.reducer == "none" else ratio
+        if spec.reducer == "random" and spec.seed is not None:
+            changed["seed"] = spec.seed
         known = {setting.name for setting in fields(ReducerConfig)}
         for option in spec.reducer_options:
             if option not in known:
@@ -99,7 +112,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     """The arm that a spec and its loaded model make; no anchor is named yet.
 
     Raises:
-        ValueError: the compression does not fit the backbone, or the protocol.
+        ValueError: the compression does not fit the backbone, or the protocol what compresses.
     """
     compression, reducer, family = spec.compression(), backbone.reducer.config, backbone.family
     compression.check(family)
@@ -109,7 +122,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
     reduces = reducer.name != "none" and reducer.keep_ratio < 1
     config = None if spec.adapter is None else _adapter(spec.adapter)
-    seed = None if config is None else config.training.get("seed")
+    seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
     kept = backbone.reducer.kept_tokens(tokens)
     facts = ArmFacts(
         name=spec.name or arm_name(spec),
@@ -123,10 +136,20 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         nominal_kv=nominal_fraction(family.shape, tokens, kept, backbone.reducer.cut_layer, routing, compression),
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
-        seed=routing.seed if spec.selector in SEEDED and routing is not None else seed,
+        seed=seed,
     )
-    reads: Modality = "text" if family.image_token_id is None else "image"
-    return Arm(spec, facts, reducer, backbone.reducer.cut_layer, tokens, kept, routing, family.shape, reads)
+    return Arm(
+        spec=spec,
+        facts=facts,
+        reducer=reducer,
+        cut_layer=backbone.reducer.cut_layer,
+        tokens=tokens,
+        kept=kept,
+        routing=routing,
+        shape=family.shape,
+        modality="text" if family.image_token_id is None else "image",
+        adapter_sha256=None if spec.adapter is None else adapter_digest(adapter_folder(spec.adapter)),
+    )
 
 
 def nominal_fraction(
@@ -149,11 +172,10 @@ def arm_name(spec: ArmSpec) -> str:
         parts.append(f"{spec.reducer or 'keep'}{'' if spec.keep_ratio is None else format(spec.keep_ratio, '.6g')}")
     if spec.selector is not None:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
-    if spec.seed is not None:
-        parts.append(f"seed{spec.seed}")
     if spec.eviction is not None:
         parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
+    parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
 
 

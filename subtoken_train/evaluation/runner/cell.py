@@ -87,7 +87,7 @@ class Cell:
     def _answer(self, backbone: CompressedBackbone, samples: list[Sample], metric: TaskMetric) -> list[SampleRecord]:
         prompts, continuations = model_inputs(samples, backbone.family, self.task.modality, self.max_length)
         prompts = move_data_to_device(prompts, backbone.family.model.device)
-        compression, protocol = self.arm.spec.compression(), self.arm.spec.protocol
+        compression, protocol = self.arm.compression(), self.arm.spec.protocol
         if samples[0].choices:
             outcomes = score_batch(backbone, prompts, continuations, compression=compression, protocol=protocol)
         else:

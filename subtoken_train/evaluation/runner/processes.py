@@ -45,11 +45,19 @@ class Processes:
         return number % self.count == self.rank
 
     def device(self, wanted: str | None) -> str:
-        """``wanted``, or this process's GPU where there is one, else the CPU."""
-        if wanted not in (None, "auto"):
+        """``wanted``, or this process's GPU where there is one, else the CPU; ``cuda`` is this process's GPU, too.
+
+        Raises:
+            ValueError: one GPU is named for all of several processes.
+        """
+        if wanted not in (None, "auto", "cuda"):
             assert wanted is not None
+            if self.count > 1 and wanted.startswith("cuda"):
+                raise ValueError(
+                    f"device {wanted} for {self.count} processes; leave it out, each takes a GPU of its own"
+                )
             return wanted
-        return f"cuda:{self.local_rank}" if torch.cuda.is_available() else "cpu"
+        return f"cuda:{self.local_rank}" if wanted == "cuda" or torch.cuda.is_available() else "cpu"
 
     def meet(self) -> None:
         """Wait until all processes are here."""
@@ -59,6 +67,8 @@ class Processes:
     def __enter__(self) -> Processes:
         if self.count > 1:
             dist.init_process_group("gloo", timeout=_PATIENCE)
+            if self.local_rank < torch.cuda.device_count():
+                torch.cuda.set_device(self.local_rank)  # what names no device (bitsandbytes) must not meet on the first
         return self
 
     def __exit__(

@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -59,7 +61,7 @@ def run_grid(
         tasks = read_tasks(grid)
         pool = ModelPool(processes.device(device))
         arms = prepare(grid.arms, pool)
-        check_pairs(arms, [task for task, _ in tasks])
+        check_modalities(arms, [task for task, _ in tasks])
         notes: list[str] = []
         if grid.anchors == "auto":
             arms, notes = with_anchors(arms, pool)
@@ -114,64 +116,96 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
     return read
 
 
-def check_pairs(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
+def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
     """Raise a worded ``ValueError`` where a task asks what an arm's model cannot be asked."""
-    for arm in arms:
-        for task in tasks:
-            if task.modality != arm.reads:
-                raise ValueError(
-                    f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
-                    f"{arm.reads}s; run them apart"
-                )
+    for arm, task in product(arms, tasks):
+        if task.modality != arm.modality:
+            raise ValueError(
+                f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
+                f"{arm.modality}s; run them apart"
+            )
 
 
 def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
     """Write the cell's manifest, or compare it with the one that is there.
 
     Raises:
-        ValueError: the folder's records were made by another arm, task or setting, or are not of these samples.
+        ValueError: the folder's records were made by another arm, task or setting, or of other samples.
     """
-    family, task = backbone.family, cell.task
-    asked = [[s.id, s.prompt, list(s.choices), dict(s.reference)] for s in cell.samples]
+    family, task, arm = backbone.family, cell.task, cell.arm
     metric = task.metric()
     manifest = Manifest(
-        arm=cell.arm.facts,
+        arm=arm.facts,
         task=task.name,
-        options=json.loads(json.dumps(task.options, default=str)),
+        options=_as_read(task.options),
         source=None if task.source is None else str(task.source),
         rows=len(cell.samples),
         expected_rows=task.expected_rows,
         primary=task.primary,
         points=sorted(metric.points),
-        samples_sha256=hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest(),
+        samples_sha256=samples_digest(cell.samples),
         settings={
             "batch_size": grid.batch_size,
             "max_length": grid.max_length,
             "dtype": str(family.model.dtype).removeprefix("torch."),
             "device": family.model.device.type,
             "processes": processes.count,
+            "adapter_sha256": arm.adapter_sha256,
+            "reducer": _as_read(asdict(arm.reducer)),
+            "eviction_options": _as_read(dict(arm.spec.eviction_options)),
+            "seed": arm.spec.seed,
             "versions": {name: version(name) for name in ("subtoken_train", "torch", "transformers")},
         },
     )
     if (cell.folder / MANIFEST_FILE).is_file():
-        _check_same(Manifest.read(cell.folder), manifest, cell.folder)
-    cell.finished()  # a manifest must not be replaced by one that the records do not fit
+        _check_same(Manifest.read(cell.folder), manifest, cell)
     manifest.write(cell.folder)
 
 
-def _check_same(there: Manifest, now: Manifest, folder: Path) -> None:
-    """Records may only be joined by records of the same arm and task; more samples may be asked."""
-    kept = ("dtype", "max_length")
+SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "seed")
+"""Settings that change answers and that ``ArmFacts`` do not tell."""
+
+
+def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
+    """Records may only be joined by records of the same arm, task and samples; more samples may be asked.
+
+    The anchor is no part of it: it only says whom the arm is compared with.
+    """
+    facts = asdict(now.arm)
     pairs = {
-        **{f"arm.{key}": (value, asdict(now.arm)[key]) for key, value in asdict(there.arm).items()},
+        **{f"arm.{key}": (value, facts[key]) for key, value in asdict(there.arm).items() if key != "anchor"},
         "task options": (there.options, now.options),
-        **{key: (there.settings.get(key), now.settings[key]) for key in kept},
+        **{key: (there.settings.get(key), now.settings[key]) for key in SAME},
     }
     for name, (old, new) in pairs.items():
         if old != new:
             raise ValueError(
-                f"{folder} holds answers with {name} {old!r}, and now it is {new!r}; choose another results folder"
+                f"{cell.folder} holds answers with {name} {old!r}, and now it is {new!r}; choose another results folder"
             )
+    if there.rows > now.rows:
+        raise ValueError(
+            f"{cell.folder} is of {there.rows:,} samples, and {now.rows:,} are asked; raise limit, or choose another "
+            "results folder"
+        )
+    if there.samples_sha256 != samples_digest(cell.samples[: there.rows]):
+        raise ValueError(
+            f"{cell.folder} holds answers to other samples than the task's files have now; choose another results "
+            "folder"
+        )
+
+
+def samples_digest(samples: Sequence[Sample]) -> str:
+    """SHA-256 of what is asked and of the references, in hexadecimal; images are not in it."""
+    asked = [
+        [s.id, s.prompt, s.choices, dict(s.reference), s.context_characters, s.max_new_tokens, s.stop] for s in samples
+    ]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
+    """As a manifest gives them back."""
+    content: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return content
 
 
 class _Alone:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.runner.read_grid import read_grid
@@ -31,8 +33,10 @@ def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
     if name not in SUITES:
         raise unknown_name("suite", name, SUITES)
     scenes = out / "data" / "scenes"
-    if not (scenes / "test.json").is_file():  # written after the images
-        write_scene_split(scenes, "test", SCENES, seed=1)
+    scenes.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(scenes.parent / ".lock"):  # of several processes one writes
+        if not (scenes / "test.json").is_file():  # written after the images
+            write_scene_split(scenes, "test", SCENES, seed=1)
     grids = [read_grid(resource(f"recipes/eval/{grid}.yaml"), out=out, **overrides) for grid in SUITES[name]]
     return [replace(grid, tasks=tuple(_with_scenes(task, scenes) for task in grid.tasks)) for grid in grids]
 

@@ -48,6 +48,13 @@ def test_a_torn_line_is_cut_and_the_rest_stays(tmp_path):
     assert list(read_samples(tmp_path)) == ["a", "c"]
 
 
+def test_a_line_torn_within_a_character_is_left_out(tmp_path):
+    SampleWriter(tmp_path).append([RECORD])
+    with (tmp_path / "samples-0-of-1.jsonl").open("ab") as file:
+        file.write('{"id": "ä'.encode()[:-1])
+    assert list(read_samples(tmp_path)) == ["a"]
+
+
 def test_a_file_of_one_torn_line_is_emptied(tmp_path):
     path = tmp_path / "samples-0-of-1.jsonl"
     path.write_text('{"id": "a')

@@ -47,6 +47,43 @@ def test_without_one_the_own_lora_runs_token_only(pool):
     assert anchor.facts.nominal_kv == arms[0].facts.nominal_kv == 0.15625
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(WHOLE, name="other", reducer="fastv", keep_ratio=0.15625, reducer_options={"round_up": True}),
+        ArmSpec(
+            backbone="checkpoints/tiny-llava", name="other", reducer="fastv", keep_ratio=0.15625,
+            reducer_options={"round_up": True},
+        ),
+    ],
+)  # fmt: skip
+def test_another_lora_that_was_not_trained_so_is_no_anchor(pool, other):
+    trained, own = "tiny_fastv25_s16k4_anchor-seed0", "tiny_fastv25_s16k4-seed0-untrained_anchor"
+    assert names([other, ROUTED, ANCHOR], pool)[0]["tiny_fastv25_s16k4-seed0"] == trained
+    assert names([other, ROUTED], pool)[0]["tiny_fastv25_s16k4-seed0"] == own
+
+
+def test_an_anchor_keeps_as_many_of_any_prompt(pool):
+    """0.151 of 64 tokens, rounded up, are 10, too; of 640 they are 97, and the arm's bytes are those of 100."""
+    fewer = replace(ROUTED, name="fewer", selector="none", keep_ratio=0.151, reducer_options={"round_up": True})
+    down = replace(ROUTED, name="down", selector="none", keep_ratio=0.16)
+    anchors, arms, _ = names([fewer, down, ROUTED], pool)
+    assert [arm.kept for arm in arms] == [10, 10, 16, 10]
+    assert anchors["tiny_fastv25_s16k4-seed0"] == "tiny_fastv25_s16k4-seed0-untrained_anchor"
+
+
+def test_of_several_anchors_that_of_the_same_seed_is_taken(pool):
+    arms = prepare([ROUTED, replace(ANCHOR, name="first"), replace(ANCHOR, name="second")], pool)
+    seeds = [replace(arm, facts=replace(arm.facts, seed=seed)) for arm, seed in zip(arms, (1, 0, 1), strict=True)]
+    assert [arm.facts.anchor for arm in with_anchors(seeds, pool)[0]] == ["second", None, None]
+
+
+def test_another_reducer_takes_over_the_budget(pool):
+    drawn, none = prepare([replace(ROUTED, reducer="random"), replace(ROUTED, reducer="none", name="n")], pool)
+    assert (drawn.facts.reducer, drawn.kept) == ("random 0.25", 16)
+    assert (none.facts.reducer, none.kept) == ("-", 64)
+
+
 def test_one_anchor_serves_several_arms_of_a_budget(pool):
     anchors, arms, _ = names([ROUTED, replace(ROUTED, selector="random"), replace(ROUTED, selector="value_norm")], pool)
     assert len(arms) == 4
@@ -105,8 +142,24 @@ def test_two_arms_of_one_name_are_refused(pool):
             "compresses before the question is seen",
         ),
         (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all is not an adapter folder"),
+        (replace(WHOLE, reducer="fastv"), "needs keep_ratio"),
     ],
 )
 def test_mistakes_are_worded(spec, message, pool):
     with pytest.raises(ValueError, match=message):
         prepare([spec], pool)
+
+
+def test_an_added_anchor_is_named_after_the_trained_arm(pool):
+    random = replace(ROUTED, selector="random", seed=3)
+    anchors, arms, _ = names([random, ROUTED], pool)
+    assert set(anchors.values()) == {None, "tiny_fastv25_s16k4-seed0-untrained_anchor"}
+    assert len(arms) == 3
+
+
+def test_an_anchors_eviction_rounds_up(pool):
+    """A quarter of 16 routed tokens is 4, of its anchor's 10 it is 3: 4 (1 + 1/4) / 2 = 2.5 whole tokens."""
+    evicted = {"eviction": "snapkv", "eviction_keep": 0.25, "scope": "visual"}
+    _, (arm, anchor), _ = names([replace(ROUTED, **evicted)], pool)
+    assert not arm.compression().round_up
+    assert anchor.compression().round_up

@@ -54,6 +54,14 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": []}, "a grid needs arms"),
         ({**GRID, "out": 3}, "out must name the results folder"),
         ({**GRID, "limit": "all"}, "limit must be a whole number"),
+        ({**GRID, "data_root": 3}, "data_root must be text; got 3"),
+        ({**GRID, "arms": [{"adapter": "a", "name": 3}]}, "name of an arm must be text; got 3"),
+        ({**GRID, "arms": [{"adapter": "a", "name": ".."}]}, "is also its folder's"),
+        ({**GRID, "arms": [{"adapter": "a", "name": ""}]}, "name of an arm must be text"),
+        ({**GRID, "arms": [{"adapter": "a", "keep_ratio": "0,5"}]}, "keep_ratio of an arm must be a number; got '0,5'"),
+        ({**GRID, "arms": [{"adapter": "a", "reducer_options": 3}]}, "reducer_options of an arm must be a mapping"),
+        ({**GRID, "arms": [{"adapter": "a", "seed": 1}]}, "seed 1 must be a whole number, of a reducer"),
+        ({**GRID, "arms": [{"adapter": "a", "selector": "random", "seed": "x"}]}, "seed 'x' must be a whole number"),
         ({**GRID, "limit": 0}, "limit=0 must be at least 1"),
         ({**GRID, "anchors": "some"}, "unknown anchors 'some'"),
         ({**GRID, "arms": ["a"]}, "an arm must be a mapping"),
@@ -68,14 +76,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": [{"backbone": "a", "selector": "random"}]}, "needs an adapter"),
         ({**GRID, "arms": [{"adapter": 3}]}, "adapter of an arm must be text; got 3"),
         ({**GRID, "arms": [{"adapter": "a", "name": "../a"}]}, "is also its folder's"),
-        ({**GRID, "arms": [{"adapter": "a", "keep_ratio": "half"}]}, "keep_ratio of an arm must be a number"),
-        ({**GRID, "arms": [{"adapter": "a", "reducer_options": 3}]}, "reducer_options of an arm must be a mapping"),
-        ({**GRID, "arms": [{"adapter": "a", "selector": "random", "seed": "x"}]}, "seed of an arm must be a whole"),
-        ({**GRID, "data_root": 3}, "data_root must be text; got 3"),
-        (
-            {**GRID, "arms": [{"adapter": "a", "selector": "value_norm", "seed": 1}]},
-            "seed 1 is of the selectors random",
-        ),
+        ({**GRID, "arms": [{"adapter": "a", "selector": "value_norm", "seed": 1}]}, "that draws: random or static"),
         ({**GRID, "tasks": [3]}, "a task is a name"),
         ({**GRID, "tasks": [{"name": "pope", "source": 3}]}, "source of task pope must be a folder or a Hub id"),
         ({**GRID, "tasks": ["recall", "recall"]}, "listed twice"),
@@ -103,6 +104,8 @@ def test_compression_of_an_arm():
     compression = ArmSpec(adapter="a", eviction="snapkv", eviction_keep="256tokens", kv_dtype="int8").compression()
     assert (compression.keep, compression.unit, compression.label) == (256, "tokens", "snapkv 256 tokens int8")
     assert ArmSpec(adapter="a").compression().label == "-"
+    with pytest.raises(ValueError, match="eviction_options of snapkv"):
+        ArmSpec(adapter="a", eviction="snapkv", eviction_keep=0.1, eviction_options={"window": "x"}).compression()
 
 
 def test_a_grid_needs_tasks():

@@ -71,6 +71,16 @@ def test_the_anchor_costs_at_least_as_much(scenes, tmp_path):
         assert theirs[key].index_bytes == 0
 
 
+def test_the_anchor_costs_at_least_as_much_after_an_eviction(scenes, tmp_path):
+    """Shares of few entries: 4 of 16 routed tokens, of the anchor's 10 rounded up 3, which cost 2.5 and 3 whole ones."""
+    evicted = replace(ROUTED, eviction="snapkv", eviction_keep=0.25, scope="visual")
+    folders = run_grid(scenes_grid(scenes, tmp_path, evicted, limit=4, anchors="auto"))
+    ours, theirs = (list(read_samples(folder).values()) for folder in folders)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert (mine.region_bytes - mine.index_bytes) * 6 == its.region_bytes * 5
+        assert its.region_bytes == its.region_dense_bytes * 3 / 64
+
+
 def test_recall_under_quest(tmp_path):
     names = ("tinylm_lora_only", "tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")
     grid = scenes_grid(tmp_path, tmp_path, *(ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in names), anchors="auto")

@@ -145,7 +145,7 @@ def test_more_samples_may_be_asked_later(scenes, tmp_path, asked):
     (folder,) = run_grid(replace(grid, limit=7))
     assert len(asked) == 4
     assert Manifest.read(folder).rows == len(read_samples(folder)) == 7
-    with pytest.raises(ValueError, match="which is not asked here"):
+    with pytest.raises(ValueError, match="raise limit"):
         run_grid(grid)
     assert Manifest.read(folder).rows == 7
 

@@ -1,0 +1,121 @@
+"""Records are only joined by records of the same model, settings and samples."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from subtoken_train.backbones.load import resolve
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.evaluation.reporting.reading import without_seed
+from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec, expand_arms
+
+from eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
+
+EVICTED = replace(WHOLE, name="arm", eviction="snapkv", eviction_keep=0.25, scope="visual")
+REDUCED = replace(WHOLE, name="arm", reducer="random", keep_ratio=0.25)
+
+
+@pytest.fixture
+def scenes(tmp_path):
+    write_scene_split(tmp_path / "scenes", "test", 60, seed=3)
+    return tmp_path / "scenes"
+
+
+def test_another_training_under_the_same_name_is_refused(scenes, tmp_path):
+    adapter = shutil.copytree(resolve(str(ROUTED.adapter)), tmp_path / "adapter")
+    grid = scenes_grid(scenes, tmp_path / "out", replace(ROUTED, adapter=str(adapter)), limit=2)
+    (folder,) = run_grid(grid)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in tensors.items()}, adapter / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"adapter_sha256.*choose another results folder"):
+        run_grid(replace(grid, limit=4))
+    assert len(read_samples(folder)) == Manifest.read(folder).rows == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [
+        (EVICTED, replace(EVICTED, eviction_options={"window": 2}), "eviction_options"),
+        (REDUCED, replace(REDUCED, reducer_options={"seed": 1}), "reducer"),
+    ],
+)
+def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, first, second, name):
+    grid = scenes_grid(scenes, tmp_path / "out", first, limit=2)
+    run_grid(grid)
+    run_grid(replace(grid, limit=3))
+    with pytest.raises(ValueError, match=f"holds answers with {name}"):
+        run_grid(replace(grid, arms=(second,), limit=3))
+
+
+def test_other_answers_in_the_files_are_refused(scenes, tmp_path):
+    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=2)
+    run_grid(grid)
+    content = json.loads((scenes / "test.json").read_text())
+    for record in content:
+        record["conversations"][1]["value"] = "another"
+    (scenes / "test.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="answers to other samples"):
+        run_grid(replace(grid, limit=4))
+
+
+def test_a_smaller_limit_leaves_the_folder_as_it_was(scenes, tmp_path):
+    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=4)
+    (folder,) = run_grid(grid)
+    with pytest.raises(ValueError, match="is of 4 samples, and 3 are asked; raise limit"):
+        run_grid(replace(grid, limit=3))
+    assert Manifest.read(folder).rows == len(read_samples(folder)) == 4
+
+
+def test_a_trained_anchor_may_come_later(scenes, tmp_path):
+    """The answers stay, and are compared with it from then on."""
+    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=2, anchors="auto")
+    folder, _ = run_grid(grid)
+    before = read_samples(folder)
+    run_grid(replace(grid, arms=(ROUTED, ANCHOR)))
+    assert Manifest.read(folder).arm.anchor == "tiny_fastv25_s16k4_anchor-seed0"
+    assert read_samples(folder) == before
+
+
+@pytest.mark.parametrize("drawn", [{"selector": "random"}, {"reducer": "random"}, {"eviction": "random"}])
+def test_seeds_are_an_axis(scenes, tmp_path, drawn):
+    """Other seeds draw otherwise, at the same budget, and are one arm's."""
+    evicted = {"eviction_keep": 0.5, "scope": "visual"} if "eviction" in drawn else {}
+    arms = expand_arms({"adapter": str(ROUTED.adapter), **drawn, **evicted, "seed": [0, 1, 0]})
+    arms[2] = replace(arms[2], name="again")
+    folders = run_grid(scenes_grid(scenes, tmp_path / "out", *arms, limit=6, tasks=("scenes_caption",)))
+    zero, one, again = (read_samples(folder) for folder in folders)
+    assert [Manifest.read(folder).arm.seed for folder in folders] == [0, 1, 0]
+    assert {without_seed(folder.parent.name) for folder in folders[:2]} == {
+        without_seed(f"tiny_fastv25_s16k4-{''.join(drawn.values())}{'0.5_visual' if evicted else ''}")
+    }
+    if not evicted:  # heads of their own meet groups of their own
+        assert [r.region_bytes for r in zero.values()] == [r.region_bytes for r in one.values()]
+    assert _said(zero) == _said(again)
+    assert _said(zero) != _said(one)
+
+
+def _said(samples):
+    return [(record.prediction, record.kept_visual) for record in samples.values()]
+
+
+@pytest.mark.parametrize(
+    ("late", "words"),
+    [
+        (replace(EVICTED, eviction="aircache", protocol="context_first"), "context_first compresses before"),
+        (ArmSpec(adapter=f"{ADAPTERS}/tinylm_lora_only"), "run them apart"),
+        (ArmSpec(backbone=f"{ADAPTERS}/tiny_lora_only"), "is an adapter; write adapter:"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_answered(scenes, tmp_path, late, words):
+    grid = scenes_grid(scenes, tmp_path / "out", WHOLE, late, limit=2)
+    with pytest.raises(ValueError, match=words):
+        run_grid(grid)
+    assert not list(grid.out.glob("*/*"))
