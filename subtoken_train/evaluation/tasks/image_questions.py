@@ -68,6 +68,33 @@ def image_of(row: Row) -> tuple[ImageSource]:
     return (image,)
 
 
+def text_of(row: Row, column: str) -> str:
+    """A row's text.
+
+    Raises:
+        ValueError: the cell holds none.
+    """
+    value = row.values[column]
+    if not isinstance(value, str):
+        raise ValueError(f"{row.place}: {column} is {value!r}, and a text is wanted; fetch the file again")
+    return value
+
+
+def answer_of(row: Row, answered: str) -> str:
+    """The row's one answer.
+
+    Args:
+        row: with a column ``answer``.
+        answered: the split that has some, for the message.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if row.values["answer"] is None:
+        raise without_answer(row, answered)
+    return text_of(row, "answer")
+
+
 def people_answers(row: Row, answered: str) -> dict[str, list[str]]:
     """What metrics over several accepted answers read: ``answers``, a list of texts.
 
@@ -81,7 +108,10 @@ def people_answers(row: Row, answered: str) -> dict[str, list[str]]:
     answers = row.values.get("answers")
     if not answers:
         raise without_answer(row, answered)
-    return {"answers": [answer["answer"] if isinstance(answer, Mapping) else answer for answer in answers]}
+    texts = [answer["answer"] if isinstance(answer, Mapping) else answer for answer in answers]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{row.place}: answers must be texts, got {texts!r}; fetch the file again")
+    return {"answers": texts}
 
 
 def without_answer(row: Row, answered: str) -> ValueError:

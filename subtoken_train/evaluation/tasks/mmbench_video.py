@@ -46,6 +46,9 @@ class MMBenchVideo(VideoTask):
         folder = Path(task_source(self))
         rows = read_table(find_file(self, folder, FILE), COLUMNS, delimiter="\t")
         unique_ids((row.values["index"], row.place) for row in rows)
+        for row in rows:
+            if not row.values["index"].isdecimal():
+                raise ValueError(f"{row.place}: index {row.values['index']!r} is no number")
         chosen = {
             video: evenly_spaced(folder / FRAMES / video, self.frames)
             for video in dict.fromkeys(row.values["video"] for row in rows)

@@ -69,6 +69,24 @@ def test_a_row_without_image(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_a_row_without_question(tmp_path, name):
+    stem, *_ = FILES[name]
+    rows = rows_of(name, 2)
+    rows[1]["question"] = None
+    write_rows(tmp_path, f"{stem}-00000-of-00001", rows)
+    with pytest.raises(ValueError, match="parquet, row 2: question is None, and a text is wanted; fetch the file"):
+        build_task(name, tmp_path).samples()
+
+
+def test_an_answer_among_several_that_is_no_text(tmp_path):
+    rows = rows_of("docvqa", 2)
+    rows[1]["answers"] = ["x", None]
+    write_rows(tmp_path, "DocVQA/validation-00000-of-00001", rows)
+    with pytest.raises(ValueError, match=r"parquet, row 2: answers must be texts, got \['x', None\]"):
+        build_task("docvqa", tmp_path).samples()
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_files_that_are_absent_truncated_or_of_another_kind(tmp_path, name):
     stem, row, _ = FILES[name]
     with pytest.raises(ValueError, match=rf"task {name}: .* has no .*\.parquet\. .*hf download"):

@@ -85,7 +85,13 @@ def test_mistakes(tmp_path):
     own_form(tmp_path, [{}, {"label": "maybe"}])
     with pytest.raises(ValueError, match=r"random\.json, line 2: the answer is 'maybe'; POPE's are yes and no"):
         build_task("pope", tmp_path, category="random").samples()
+    own_form(tmp_path, [{}, {"question_id": 2, "label": None}])
+    with pytest.raises(
+        ValueError, match=r"random\.json, line 2: no answers, so this is another split's file; use that"
+    ):
+        build_task("pope", tmp_path, category="random").samples()
     cut = tmp_path / "coco_pope_random.json"
+    own_form(tmp_path, [{}, {}])
     cut.write_text(cut.read_text()[:-20])
     with pytest.raises(ValueError, match=r"random\.json, line 2: invalid JSON"):
         build_task("pope", tmp_path, category="random").samples()

@@ -44,7 +44,25 @@ def mmbench(tmp_path):
 
 def record(sample, prediction):
     return SampleRecord(
-        sample.id, sample.kind, "", dict(sample.reference), prediction, 1.0, 1, 1, 1, 1, 0, 1, 1, 1.0, None, 1, 1, 0.0, 0.0
+        sample.id,
+        sample.kind,
+        "",
+        dict(sample.reference),
+        prediction,
+        1.0,
+        1,
+        1,
+        1,
+        1,
+        0,
+        1,
+        1,
+        1.0,
+        None,
+        1,
+        1,
+        0.0,
+        0.0,
     )
 
 
@@ -96,6 +114,13 @@ def test_frames_are_spread_over_the_video(tmp_path):
 def test_missing_frames_are_said_with_a_command(mmbench):
     (mmbench / "frames" / "v1").rename(mmbench / "frames" / "v2")
     with pytest.raises(ValueError, match=r"v1 has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 .*v1/%06d.jpg"):
+        build_task("mmbench_video", mmbench).samples()
+
+
+def test_an_index_by_which_no_judge_could_sort(mmbench):
+    table = mmbench / "MMBench-Video.tsv"
+    table.write_text(table.read_text().replace("11\tv1", "11a\tv1"))
+    with pytest.raises(ValueError, match=r"Video\.tsv, line 2: index '11a' is no number"):
         build_task("mmbench_video", mmbench).samples()
 
 
