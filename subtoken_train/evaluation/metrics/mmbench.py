@@ -29,7 +29,8 @@ class MMBenchScores(GroupedMetric):
         ``accuracy``: vanilla, over all rows, rotations included (what the paper prints).
         ``unrotated_accuracy``: over the rows whose index is below one million, one of each question; what VLMEvalKit
             calls vanilla. Left out where there is no such row.
-        ``circular``: questions all of whose rows are right. Left out where no question has two rows.
+        ``circular``: questions all of whose rows are right. Left out where no question has two rows. A limited run may
+            lack rotations (how many a question has is not known: some have fewer than options), so its figure is high.
 
     No judge is asked and no letter is drawn: an answer that names no option is wrong. So of
     lmms-eval's tasks ``mmbench_en_dev_static`` gives ``lmms_static_circular``, and ``mmbench_en_dev`` gives

@@ -1,13 +1,14 @@
 """POPE in both forms."""
 
 import json
+from random import Random
 
 import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
 
-from vqa_cases import picture, prompts_of, reference_prompts, write_rows
+from vqa_cases import expected_scores, picture, prompts_of, real_answers, reference_prompts, write_rows
 
 ASKED = "<image>\nIs there a snowboard in the image?\nAnswer the question using a single word or phrase."
 CATEGORIES = ("adversarial", "popular", "random")
@@ -65,6 +66,24 @@ def test_all_real_questions(shared):
     assert sum(sample.reference["label"] == "yes" for sample in samples) == 4500
     with pytest.raises(ValueError, match=r"val2014/COCO_val2014_000000310196\.jpg does not exist"):
         open_image(samples[0].images[0])
+
+
+def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
+    folder = shared / "realdata" / "pope"
+    if not folder.is_dir():
+        pytest.skip("reference material (pope) is absent")
+    task = build_task("pope", folder, category="adversarial")
+    references = {sample.id: sample.reference for sample in task.samples()}
+    answers = [row for row in real_answers(shared, "pope_llava15_13b") if row["category"] == "adversarial"]
+    assert len(answers) == 3000
+    Random(0).shuffle(answers)
+    metric = task.metric()
+    metric.update(
+        [row["pred"] for row in answers], [references[f"adversarial/{row['question_id']}"] for row in answers]
+    )
+    expected = expected_scores(shared, "pope_llava15_13b")["adversarial"]
+    assert metric.compute()["accuracy"].item() == pytest.approx(expected["Accuracy"], abs=1e-6)
+    assert metric.compute()["f1"].item() == pytest.approx(expected["F1 score"], abs=1e-6)
 
 
 def test_reference_prompts(shared, tmp_path):

@@ -11,10 +11,10 @@ from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.frames import evenly_spaced, write_judge_file
 
 MMBENCH = (
-    "You are an AI assistant responsible for answering questions about videos.\nYou will be provided with 2 separate "
-    "frames uniformly sampled from a video, the frames are provided in chronological order of the video.\nPlease "
-    "analyze these images and provide the answer to the question about the video content.\nPlease directly reply "
-    'with your response to the only question.\n<image>\n<image>\nQuestion: Who, and "where"?\nAnswer: '
+    "You will be provided with 2 separate frames uniformly sampled from a video, the frames are provided in "
+    "chronological order of the video.\nPlease analyze these images and provide the answer to the question about the "
+    "video content.\nPlease directly reply with your response to the only question.\n"
+    '<image>\n<image>\nQuestion: Who, and "where"?\nAnswer: '
 )
 VIDEO_TT = (
     "<image>\n<image>\nThese are the frames of a video. Select the best answer to the following multiple-choice "
