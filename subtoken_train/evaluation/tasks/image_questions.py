@@ -80,6 +80,20 @@ def text_of(row: Row, column: str) -> str:
     return value
 
 
+def texts_of(row: Row, column: str) -> list[str]:
+    """A row's list of texts, which may be those that mappings have as ``answer``.
+
+    Raises:
+        ValueError: the cell holds no such list.
+    """
+    found = row.values[column]
+    if isinstance(found, list):
+        texts = [one["answer"] if isinstance(one, Mapping) else one for one in found]
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    raise ValueError(f"{row.place}: {column} is {found!r}, and a list of texts is wanted; fetch the file again")
+
+
 def answer_of(row: Row, answered: str) -> str:
     """The row's one answer.
 
@@ -105,13 +119,9 @@ def people_answers(row: Row, answered: str) -> dict[str, list[str]]:
     Raises:
         ValueError: there are none.
     """
-    answers = row.values.get("answers")
-    if not answers:
+    if not row.values.get("answers"):
         raise without_answer(row, answered)
-    texts = [answer["answer"] if isinstance(answer, Mapping) else answer for answer in answers]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{row.place}: answers must be texts, got {texts!r}; fetch the file again")
-    return {"answers": texts}
+    return {"answers": texts_of(row, "answers")}
 
 
 def without_answer(row: Row, answered: str) -> ValueError:

@@ -78,11 +78,13 @@ def test_a_row_without_question(tmp_path, name):
         build_task(name, tmp_path).samples()
 
 
-def test_an_answer_among_several_that_is_no_text(tmp_path):
-    rows = rows_of("docvqa", 2)
-    rows[1]["answers"] = ["x", None]
-    write_rows(tmp_path, "DocVQA/validation-00000-of-00001", rows)
-    with pytest.raises(ValueError, match=r"parquet, row 2: answers must be texts, got \['x', None\]"):
+@pytest.mark.parametrize(
+    ("answers", "shown"), [(["x", None], r"\['x', None\]"), ("yes", "'yes'"), ({"answer": ["x"]}, r"\{'answer'")]
+)
+def test_answers_that_are_no_list_of_texts(tmp_path, answers, shown):
+    *_, row = rows_of("docvqa", 1)
+    write_rows(tmp_path, "DocVQA/validation-00000-of-00001", [{**row, "answers": answers}])
+    with pytest.raises(ValueError, match=rf"parquet, row 1: answers is {shown}.*, and a list of texts is wanted"):
         build_task("docvqa", tmp_path).samples()
 
 
