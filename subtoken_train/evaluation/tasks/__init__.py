@@ -68,6 +68,8 @@ TASKS: dict[str, type[Task]] = {
     "wikitext": WikiText,
 }
 
+_KINDS = {bool: "true or false", int: "a whole number"}
+
 
 def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:
     """A task by its name, with some of its options changed.
@@ -78,14 +80,17 @@ def build_task(name: str, source: str | Path | None = None, **options: Any) -> T
         options: fields of the task, by name.
 
     Raises:
-        ValueError: no such task or option, or a value that the task refuses.
+        ValueError: no such task or option, a value of another kind, or one that the task refuses.
     """
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
-    known = [field.name for field in dataclasses.fields(TASKS[name]) if field.name != "source"]
-    for option in options:
-        if option not in known:
-            raise unknown_name(f"option of task {name}", option, known)
+    defaults = {field.name: field.default for field in dataclasses.fields(TASKS[name]) if field.name != "source"}
+    for option, value in options.items():
+        if option not in defaults:
+            raise unknown_name(f"option of task {name}", option, defaults)
+        wanted = _KINDS.get(type(defaults[option]))
+        if wanted and type(value) is not type(defaults[option]):
+            raise ValueError(f"option {option} of task {name} is {value!r}; {wanted} is wanted")
     return TASKS[name](source=source, **options)
 
 
