@@ -20,7 +20,7 @@ checked below --root (nothing is downloaded; exit code 2 where something is miss
   images       the images of any data file (--file) in the same format, below --root
   wikitext103  WikiText-103 (raw) as Parquet files: splits and their rows
   a benchmark  by its name in 'evaluate' (pope, textvqa, ruler, ...): where to get it; below --root its rows, ids and
-               images, of which a few are opened
+               images, of which a few are opened; a part of a set is refused, as 'evaluate' does, unless --limit
 
 data/README.md is the page for all of it."""
 
@@ -31,7 +31,7 @@ _OPTIONS = {
     "images": ("root", "file", "missing_list"),
     "wikitext103": ("root",),
 }
-_BENCHMARK_OPTIONS = ("root", "option")
+_BENCHMARK_OPTIONS = ("root", "option", "limit")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--option", action="append", default=None, metavar="KEY=VALUE", help="a benchmark's option; repeatable"
     )
+    parser.add_argument("--limit", type=int, default=None, help="a benchmark: only its first N samples are wanted")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in (*_MADE, *_OPTIONS):
         from subtoken_train.cli.data_tasks import check_task
 
-        print(check_task(args.name, args.root, args.option or ()))
+        print(check_task(args.name, args.root, args.option or (), args.limit))
         return 0
     if args.name in _OPTIONS:
         print(_check(args))
@@ -92,7 +93,7 @@ def _check_options(args: argparse.Namespace) -> None:
     if benchmark:
         _check_name(args.name)
     used = _BENCHMARK_OPTIONS if benchmark else _OPTIONS.get(args.name, ())
-    for option in ("root", "file", "missing_list", "option"):
+    for option in ("root", "file", "missing_list", "option", "limit"):
         if option not in used and getattr(args, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} means nothing to data {args.name}; leave it out")
     for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):

@@ -15,7 +15,7 @@ from subtoken_train.evaluation.tasks.check import check_complete, check_samples,
 _KINDS = 8  # shown
 
 
-def check_task(name: str, root: Path | None, options: Sequence[str]) -> str:
+def check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
     """Print where a benchmark comes from and, with its folder, what is there; returns the last line.
 
     Args:
@@ -23,10 +23,13 @@ def check_task(name: str, root: Path | None, options: Sequence[str]) -> str:
         root: folder (for one's own questions: or file) with its files; None: nothing is read, unless the task makes
             its texts itself.
         options: ``key=value`` each, values in YAML.
+        limit: samples that a run will ask for; with one the set need not be whole, and only they are checked.
 
     Raises:
-        ValueError: files are missing or broken, or the set is not complete.
+        ValueError: files are missing or broken, or the set is not complete and has fewer samples than ``limit``.
     """
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {limit}")
     task = build_task(name, root, **dict(map(_option, options)))
     rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"
     print(f"{name}: {rows} samples, score {task.primary}\n  {task.where}\n")
@@ -36,13 +39,16 @@ def check_task(name: str, root: Path | None, options: Sequence[str]) -> str:
         return f"check a folder: subtoken-train data {name} --root DIR"
     samples = task.samples()
     print(*_lines(task, samples), sep="\n")
-    check_complete(task, samples, limit=None)
+    check_complete(task, samples, limit)
+    samples = samples[:limit]
     check_samples(task, samples)
     sizes = open_some(samples)
     if sizes:
         opened = ", ".join(f"{width} x {height}" for width, height in sizes)
         print(f"  {len(sizes)} images opened: {opened}")
     task.check_requirements()
+    if limit is not None:
+        return f"enough for a limit of {limit:,}: {len(samples):,} samples"
     return f"complete: {len(samples):,} samples" if task.expected_rows else f"readable: {len(samples):,} samples"
 
 

@@ -70,6 +70,31 @@ def test_a_part_of_a_set(tmp_path, capsys):
     assert (code, out.splitlines()[-1]) == (0, "complete: 1 samples")
 
 
+def test_a_part_is_enough_with_a_limit(tmp_path, capsys):
+    (tmp_path / "vt").mkdir()
+    row = {"input": "x Question: Find all variables that are assigned the value 1", "outputs": ["A"]}
+    lines = [json.dumps({**row, "index": n}) + "\n" for n in range(3)]
+    (tmp_path / "vt" / "validation.jsonl").write_text("".join(lines))
+    argv = ["ruler", "--root", str(tmp_path), "--option", "tasks=[vt]", "--limit"]
+    code, out, _ = run(capsys, *argv, "2")
+    assert (code, out.splitlines()[-1]) == (0, "enough for a limit of 2: 2 samples")
+    assert f"{tmp_path}: 3 samples" in out
+    code, _, err = run(capsys, *argv, "4")
+    assert code == 2
+    assert "task ruler has 3 of 500 samples" in err
+    code, out, _ = run(capsys, *argv, "4", "--option", "rows_per_task=3")
+    assert (code, out.splitlines()[-1]) == (0, "enough for a limit of 4: 3 samples")
+
+
+def test_a_limit_asks_for_no_other_images(questions, capsys):
+    with (questions / "questions.jsonl").open("a") as file:
+        file.write(json.dumps(LINE | {"id": 9, "image": "gone.png"}) + "\n")
+    assert run(capsys, "local", "--root", str(questions), "--limit", "3")[0] == 0
+    code, _, err = run(capsys, "local", "--root", str(questions), "--limit", "4")
+    assert code == 2
+    assert "1 of 2 images are missing" in err
+
+
 def test_texts_made_on_the_spot_need_no_folder(capsys):
     code, out, _ = run(capsys, "ruler_synthetic", "--option", "tasks=[fwe]", "--option", "samples_per_task=2")
     assert code == 0
@@ -84,7 +109,12 @@ def test_texts_made_on_the_spot_need_no_folder(capsys):
         (["pop"], "unknown data set 'pop'. Did you mean 'pope'?"),
         (["pope", "--option", "category"], "--option 'category' must be written KEY=VALUE"),
         (["pope", "--option", "categori=all"], "unknown option of task pope 'categori'. Did you mean 'category'?"),
+        (["textvqa", "--option", "ocr='false'"], "option ocr of task textvqa must be true or false; got 'false'"),
+        (["mmlu", "--option", "num_fewshot='5'"], "option num_fewshot of task mmlu must be a whole number; got '5'"),
+        (["ruler", "--option", "length=true"], "option length of task ruler must be a whole number; got True"),
         (["pope", "--file", "x"], "--file means nothing to data pope; leave it out"),
+        (["scenes", "--limit", "3"], "--limit means nothing to data scenes; leave it out"),
+        (["pope", "--limit", "0"], "--limit must be at least 1, got 0"),
         (["scenes", "--option", "a=1"], "--option means nothing to data scenes; leave it out"),
     ],
 )

@@ -27,7 +27,10 @@ class MMBenchScores(GroupedMetric):
 
     Scores, each with the prefix of its reading (none: ``plain_letter``; ``lmms_``, ``lmms_static_``, ``vlmevalkit_``):
         ``accuracy``: vanilla, over all rows, rotations included (what the paper prints).
-        ``circular``: questions all of whose rows are right. Left out where no question has two rows.
+        ``unrotated_accuracy``: over the rows whose index is below one million, one of each question; what VLMEvalKit
+            calls vanilla. Left out where there is no such row.
+        ``circular``: questions all of whose rows are right. Left out where no question has two rows. A limited run may
+            lack rotations (how many a question has is not known: some have fewer than options), so its figure is high.
 
     No judge is asked and no letter is drawn: an answer that names no option is wrong. So of
     lmms-eval's tasks ``mmbench_en_dev_static`` gives ``lmms_static_circular``, and ``mmbench_en_dev`` gives
@@ -41,9 +44,12 @@ class MMBenchScores(GroupedMetric):
     def compute(self) -> dict[str, Tensor]:
         """Scores by name."""
         keys_N, marks_N = self.kept()
-        right_NR = bits_of(marks_N, len(READINGS))
+        right_NR, unrotated_N = bits_of(marks_N, len(READINGS)), marks_N >> len(READINGS) == 1
         accuracy_R = right_NR.double().mean(dim=0)
         scores = {f"{name}accuracy": accuracy_R[i] for i, name in enumerate(READINGS)}
+        if unrotated_N.any():
+            unrotated_R = right_NR[unrotated_N].double().mean(dim=0)
+            scores |= {f"{name}unrotated_accuracy": unrotated_R[i] for i, name in enumerate(READINGS)}
         groups = groups_of(keys_N, right_NR)
         if (groups.sizes_G > 1).any():
             circular_R = groups.all_GM.double().mean(dim=0)
@@ -60,5 +66,5 @@ class MMBenchScores(GroupedMetric):
 def _marked(prediction: Prediction, reference: Mapping[str, Any]) -> tuple[int, int]:
     assert isinstance(prediction, str)
     options, answer = reference["options"], reference["answer"]
-    right = (read(prediction, options) == answer for read in READINGS.values())
-    return reference["index"] % ROTATION, sum(hit << i for i, hit in enumerate(right))
+    marks = [*(read(prediction, options) == answer for read in READINGS.values()), reference["index"] < ROTATION]
+    return reference["index"] % ROTATION, sum(mark << i for i, mark in enumerate(marks))

@@ -111,8 +111,9 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
         task.check_requirements()
         samples = task.samples()
         check_complete(task, samples, grid.limit)
-        check_samples(task, samples)
-        read.append((task, samples if grid.limit is None else samples[: grid.limit]))
+        asked = samples[: grid.limit]
+        check_samples(task, asked)
+        read.append((task, asked))
     return read
 
 

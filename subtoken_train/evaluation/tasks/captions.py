@@ -7,7 +7,13 @@ from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.caption_cider import CaptionCider, check_tokenizer
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, image_of, without_answer
+from subtoken_train.evaluation.tasks.image_questions import (
+    ImageQuestions,
+    about_image,
+    image_of,
+    texts_of,
+    without_answer,
+)
 from subtoken_train.evaluation.tasks.reading import Row
 
 CAPTION_PROMPT = "Provide a one-sentence caption for the provided image."
@@ -24,12 +30,16 @@ class CaptionTask(ImageQuestions):
 
     def sample(self, row: Row, number: int) -> Sample:
         """The sample of a row."""
-        name, captions = (row.values[column] for column in self.columns)
-        if not captions:
+        name, captions = self.columns
+        if not row.values[captions]:
             raise without_answer(row, self.answered)
-        reference = {"captions": list(captions)}
         return Sample(
-            str(name), about_image(CAPTION_PROMPT), reference, image_of(row), max_new_tokens=64, kind="caption"
+            str(row.values[name]),
+            about_image(CAPTION_PROMPT),
+            {"captions": texts_of(row, captions)},
+            image_of(row),
+            max_new_tokens=64,
+            kind="caption",
         )
 
     def metric(self) -> CaptionCider:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from subtoken_train.evaluation.metrics.relaxed_accuracy import RelaxedAccuracy
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, image_of, without_answer
+from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, answer_of, image_of, text_of
 from subtoken_train.evaluation.tasks.reading import Row
 
 SINGLE_WORD = "\nAnswer the question with a single word."
@@ -31,11 +31,9 @@ class ChartQA(ImageQuestions):
 
     def sample(self, row: Row, number: int) -> Sample:
         """The sample of a row."""
-        answer, label = row.values["answer"], row.values["type"]
-        if answer is None:
-            raise without_answer(row, self.answered)
+        answer, label = answer_of(row, self.answered), row.values["type"]
         if label not in KINDS:
             raise ValueError(f"{row.place}: type {label!r}; allowed: {', '.join(KINDS)}")
         reference = {"answer": answer, "kind": KINDS[label]}
-        prompt = about_image(row.values["question"] + SINGLE_WORD)
+        prompt = about_image(text_of(row, "question") + SINGLE_WORD)
         return Sample(str(number), prompt, reference, image_of(row), kind=KINDS[label])

@@ -20,14 +20,14 @@ def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> 
     Args:
         task: that was read.
         samples: all that its files hold.
-        limit: samples that a run asks for; with one it is a part on purpose, and need not be whole.
+        limit: samples that a run asks for; where the files hold as many, the set need not be whole.
 
     Raises:
-        ValueError: there is no sample, or no limit and another number than ``task.expected_rows``.
+        ValueError: there is no sample, or another number than ``task.expected_rows`` and no limit or a higher one.
     """
     if not samples:
         raise ValueError(f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}")
-    if limit is None:
+    if limit is None or len(samples) < limit:
         reading.check_complete(task, len(samples))
 
 

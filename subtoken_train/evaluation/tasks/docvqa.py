@@ -14,6 +14,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     first_of,
     image_of,
     people_answers,
+    text_of,
 )
 from subtoken_train.evaluation.tasks.reading import Row
 
@@ -36,7 +37,7 @@ class PageQuestions(ImageQuestions):
         """The sample of a row."""
         return Sample(
             str(row.values["questionId"]),
-            about_image(row.values["question"] + SHORT_ANSWER),
+            about_image(text_of(row, "question") + SHORT_ANSWER),
             people_answers(row, self.answered),
             image_of(row),
             max_new_tokens=32,

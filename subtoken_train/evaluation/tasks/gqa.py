@@ -12,7 +12,14 @@ from pathlib import Path
 
 from subtoken_train.evaluation.metrics.exact_match import ExactMatch
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions, about_image, image_of
+from subtoken_train.evaluation.tasks.image_questions import (
+    SHORT_ANSWER,
+    ImageQuestions,
+    about_image,
+    answer_of,
+    image_of,
+    text_of,
+)
 from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_named
 
@@ -54,10 +61,10 @@ class GQA(ImageQuestions):
 
     def sample(self, row: Row, number: int) -> Sample:
         """The sample of a row."""
-        answer = row.values["answer"]
+        answer = answer_of(row, self.answered)
         return Sample(
             str(row.values["id"]),
-            about_image(row.values["question"] + SHORT_ANSWER),
+            about_image(text_of(row, "question") + SHORT_ANSWER),
             {"answer": answer},
             image_of(row),
             kind="binary" if answer in ("yes", "no") else "open",

@@ -68,6 +68,47 @@ def image_of(row: Row) -> tuple[ImageSource]:
     return (image,)
 
 
+def text_of(row: Row, column: str) -> str:
+    """A row's text.
+
+    Raises:
+        ValueError: the cell holds none.
+    """
+    value = row.values[column]
+    if not isinstance(value, str):
+        raise ValueError(f"{row.place}: {column} is {value!r}, and a text is wanted; fetch the file again")
+    return value
+
+
+def texts_of(row: Row, column: str) -> list[str]:
+    """A row's list of texts, which may be those that mappings have as ``answer``.
+
+    Raises:
+        ValueError: the cell holds no such list.
+    """
+    found = row.values[column]
+    if isinstance(found, list):
+        texts = [one["answer"] if isinstance(one, Mapping) else one for one in found]
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    raise ValueError(f"{row.place}: {column} is {found!r}, and a list of texts is wanted; fetch the file again")
+
+
+def answer_of(row: Row, answered: str) -> str:
+    """The row's one answer.
+
+    Args:
+        row: with a column ``answer``.
+        answered: the split that has some, for the message.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if row.values["answer"] is None:
+        raise without_answer(row, answered)
+    return text_of(row, "answer")
+
+
 def people_answers(row: Row, answered: str) -> dict[str, list[str]]:
     """What metrics over several accepted answers read: ``answers``, a list of texts.
 
@@ -78,10 +119,9 @@ def people_answers(row: Row, answered: str) -> dict[str, list[str]]:
     Raises:
         ValueError: there are none.
     """
-    answers = row.values.get("answers")
-    if not answers:
+    if not row.values.get("answers"):
         raise without_answer(row, answered)
-    return {"answers": [answer["answer"] if isinstance(answer, Mapping) else answer for answer in answers]}
+    return {"answers": texts_of(row, "answers")}
 
 
 def without_answer(row: Row, answered: str) -> ValueError:

@@ -116,6 +116,8 @@ def _check(values: Mapping[str, Any], place: str) -> None:
     for key in ("question", "metric", "kind"):
         if key in values and not (isinstance(values[key], str) and values[key]):
             raise ValueError(f"{place}: {key} must be a text that is not empty, got {values[key]!r}")
+    if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
+        raise ValueError(f"{place}: id must be a text or a number, got {values['id']!r}")
     if values["metric"] not in RULES:
         raise ValueError(f"{place}: {unknown_name('metric', values['metric'], RULES)}")
     for key in ("answers", "image"):

@@ -16,7 +16,13 @@ from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.mmbench import MMBenchScores
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, image_of, without_answer
+from subtoken_train.evaluation.tasks.image_questions import (
+    ImageQuestions,
+    about_image,
+    image_of,
+    text_of,
+    without_answer,
+)
 from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered
 from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_table
@@ -118,7 +124,7 @@ class MMBench(ImageQuestions):
         found = {letter: option for letter in "ABCD" if (option := _present(row.values[letter]))}
         if answer not in found:
             raise ValueError(f"{row.place}: the answer is {answer!r}, and the options are {', '.join(found)}")
-        asked = PROMPTS[self.prompt](row.values["question"], _present(row.values["hint"]), found)
+        asked = PROMPTS[self.prompt](text_of(row, "question"), _present(row.values["hint"]), found)
         return Sample(
             str(index),
             about_image(asked),

@@ -1,6 +1,7 @@
 """MMBench-Video (Fang et al., NeurIPS 2024): questions about frames, answered for a judge; no score without one.
 
-Asked one by one, in VLMEvalKit's words. Its other way, all questions of a video at once, is not here.
+Asked one by one, in VLMEvalKit's words (its first release put a line about an assistant before them). Its other way,
+all questions of a video at once, is not here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from subtoken_train.evaluation.tasks.text_files import read_table
 FILE = "MMBench-Video.tsv"
 COLUMNS = ("index", "video", "question", "answer", "dimensions")
 _BEFORE = (
-    "You are an AI assistant responsible for answering questions about videos.\n"
     "You will be provided with {} separate frames uniformly sampled from a video, the frames are provided in "
     "chronological order of the video.\n"
     "Please analyze these images and provide the answer to the question about the video content.\n"
@@ -46,6 +46,9 @@ class MMBenchVideo(VideoTask):
         folder = Path(task_source(self))
         rows = read_table(find_file(self, folder, FILE), COLUMNS, delimiter="\t")
         unique_ids((row.values["index"], row.place) for row in rows)
+        for row in rows:
+            if not row.values["index"].isdecimal():
+                raise ValueError(f"{row.place}: index {row.values['index']!r} is no number")
         chosen = {
             video: evenly_spaced(folder / FRAMES / video, self.frames)
             for video in dict.fromkeys(row.values["video"] for row in rows)

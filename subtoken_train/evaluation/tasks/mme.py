@@ -13,7 +13,14 @@ from pathlib import Path
 
 from subtoken_train.evaluation.metrics.mme import SUBTASKS, MMEScores
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions, about_image, image_of
+from subtoken_train.evaluation.tasks.image_questions import (
+    SHORT_ANSWER,
+    ImageQuestions,
+    about_image,
+    answer_of,
+    image_of,
+    text_of,
+)
 from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
 from subtoken_train.evaluation.tasks.text_files import read_lines
 
@@ -57,8 +64,8 @@ class MME(ImageQuestions):
 
     def sample(self, row: Row, number: int) -> Sample:
         """The sample of a row; its id is image and question, because the question ids are the images'."""
-        category, pair, question = (str(row.values[name]) for name in ("category", "question_id", "question"))
-        answer = row.values["answer"].lower().strip().replace(".", "")
+        category, pair, question = str(row.values["category"]), str(row.values["question_id"]), text_of(row, "question")
+        answer = answer_of(row, self.answered).lower().strip().replace(".", "")
         if category not in SUBTASKS or answer not in ("yes", "no"):
             raise ValueError(
                 f"{row.place}: category {category!r} with answer {answer!r}; the categories are "

@@ -14,7 +14,14 @@ from pathlib import Path
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.pope import CATEGORIES, POPEScores
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions, about_image, image_of
+from subtoken_train.evaluation.tasks.image_questions import (
+    SHORT_ANSWER,
+    ImageQuestions,
+    about_image,
+    answer_of,
+    image_of,
+    text_of,
+)
 from subtoken_train.evaluation.tasks.reading import Row, find_file, parquet_files, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
@@ -81,12 +88,12 @@ class POPE(ImageQuestions):
 
     def sample(self, row: Row, number: int) -> Sample:
         """The sample of a row; question ids are unique within a category only."""
-        category, label = row.values["category"], row.values["answer"].lower().strip()
+        category, label = row.values["category"], answer_of(row, self.answered).lower().strip()
         if label not in ("yes", "no"):
             raise ValueError(f"{row.place}: the answer is {label!r}; POPE's are yes and no")
         return Sample(
             f"{category}/{row.values['question_id']}",
-            about_image(row.values["question"].strip() + SHORT_ANSWER),
+            about_image(text_of(row, "question").strip() + SHORT_ANSWER),
             {"label": label, "category": category},
             image_of(row),
             kind=category,

@@ -138,6 +138,6 @@ def _read_task(path: Path) -> list[Sample]:
             end = context_end(text, task)
         except ValueError as error:
             raise ValueError(f"{row.place}: {error}; is this file of that task?") from None
-        rest = text[end:] + row.values.get("answer_prefix", "")  # newer files keep the prefix apart
+        rest = text[end:] + (row.values.get("answer_prefix") or "")  # newer files keep the prefix apart
         samples.append(ruler_sample(task, f"{task}-{row.values['index']}", text[:end], rest, [str(a) for a in answers]))
     return samples

@@ -13,9 +13,9 @@ from pathlib import Path
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.scienceqa import LETTERS, ScienceQAScores
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image
+from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, text_of
 from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered
-from subtoken_train.evaluation.tasks.reading import Row, find_file, read_split, task_source
+from subtoken_train.evaluation.tasks.reading import Row, find_file, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_json, read_named
 
 PROBLEMS, SPLITS = "problems.json", "pid_splits.json"
@@ -80,10 +80,10 @@ class ScienceQA(ImageQuestions):
         """The sample of a row; without an id of its own, its number in the split is one."""
         values = row.values
         answer, choices, image = values["answer"], values["choices"], values["image"]
-        if answer is None or not 0 <= answer < len(choices) <= len(LETTERS):
+        if not isinstance(answer, int) or not 0 <= answer < len(choices) <= len(LETTERS):
             raise ValueError(f"{row.place}: the answer is {answer!r}, which is none of the {len(choices)} choices")
         hint = f"Context: {values['hint']}\n" if values["hint"] else ""
-        text = f"{hint}{values['question']}\n{lettered(choices)}{LETTER_ANSWER}"
+        text = f"{hint}{text_of(row, 'question')}\n{lettered(choices)}{LETTER_ANSWER}"
         return Sample(
             str(values.get("id", f"{self.answered}-{number}")),
             text if image is None else about_image(text),
@@ -104,6 +104,7 @@ class ScienceQA(ImageQuestions):
                 f"{folder / SPLITS}: {len(unknown):,} ids of {self.answered!r} are not in {path}, first "
                 f"{unknown[0]!r}; the file may be cut off, or the two are not of one release"
             )
+        unique_ids((name, f"{folder / SPLITS}, {self.answered}[{number}]") for number, name in enumerate(ids))
         rows = []
         for name in ids:
             values, place = problems[name]

@@ -56,6 +56,21 @@ class _Base64Cell:
             raise ValueError(f"image {self.place} is no base64 text ({error}); {_CUT_OFF}") from None
 
 
+def read_text(path: Path) -> str:
+    """The content of a text file.
+
+    Raises:
+        ValueError: the file is missing or not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        raise ValueError(f"{path} is missing or cannot be read; check the path") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
@@ -63,7 +78,7 @@ def read_json(path: Path) -> Any:
         ValueError: the file is missing, not UTF-8, or not JSON.
     """
     try:
-        return json.loads(_text(path))
+        return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: invalid JSON ({error.msg}); {_CUT_OFF}") from None
 
@@ -113,7 +128,7 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
         ValueError: the file is missing, a line is no JSON object, or it lacks a column.
     """
     rows = []
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         place = f"{path}, line {number}"
         if not line.strip():
             continue
@@ -131,7 +146,7 @@ def read_lines(path: Path) -> list[Row]:
     Raises:
         ValueError: the file is missing or not UTF-8.
     """
-    lines = enumerate(_text(path).splitlines(), start=1)
+    lines = enumerate(read_text(path).splitlines(), start=1)
     return [Row({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
@@ -206,16 +221,6 @@ def _long_cells() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(limit)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        raise ValueError(f"{path} is missing or cannot be read; check the path") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
 
 
 def _object(values: Any, place: str, columns: Sequence[str]) -> Row:

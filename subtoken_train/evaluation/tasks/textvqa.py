@@ -22,6 +22,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     about_image,
     image_of,
     people_answers,
+    text_of,
 )
 from subtoken_train.evaluation.tasks.reading import Row, find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_entries, read_jsonl
@@ -76,7 +77,7 @@ class TextVQA(ImageQuestions):
     def sample(self, row: Row, number: int) -> Sample:
         """The sample of a Parquet row."""
         tokens = f"\n{OCR_LINE}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
-        text = row.values["question"].capitalize() + tokens + SHORT_ANSWER
+        text = text_of(row, "question").capitalize() + tokens + SHORT_ANSWER
         return _sample(str(row.values["question_id"]), text, people_answers(row, self.answered), image_of(row))
 
     def _llava_samples(self, folder: Path) -> list[Sample]:
@@ -101,7 +102,7 @@ class TextVQA(ImageQuestions):
 
     def _llava_prompt(self, row: Row) -> tuple[str, str]:
         """The question alone, and what is asked."""
-        question, *rest = row.values["text"].split("\n")
+        question, *rest = text_of(row, "text").split("\n")
         tokens = len(rest) == 2 and rest[0].startswith(OCR_LINE.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
             raise ValueError(
@@ -117,7 +118,7 @@ def _annotations(path: Path) -> Mapping[tuple[str, str], deque[Row]]:
     rows = read_entries(path, "data", ("image_id", "question", "question_id"))
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
     for row in rows:
-        found[row.values["image_id"], row.values["question"].lower()].append(row)
+        found[row.values["image_id"], text_of(row, "question").lower()].append(row)
     return found
 
 

@@ -12,6 +12,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     about_image,
     image_of,
     people_answers,
+    text_of,
 )
 from subtoken_train.evaluation.tasks.reading import Row
 
@@ -41,7 +42,7 @@ class VizWiz(ImageQuestions):
         """The sample of a row."""
         return Sample(
             str(row.values["question_id"]),
-            about_image(row.values["question"].capitalize() + UNANSWERABLE + SHORT_ANSWER),
+            about_image(text_of(row, "question").capitalize() + UNANSWERABLE + SHORT_ANSWER),
             people_answers(row, self.answered),
             image_of(row),
             max_new_tokens=128,

@@ -19,6 +19,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     about_image,
     image_of,
     people_answers,
+    text_of,
 )
 from subtoken_train.evaluation.tasks.reading import Row, find_file, no_answers, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_entries
@@ -82,7 +83,7 @@ class VQAv2(ImageQuestions):
         """The sample of a row or of an annotated question."""
         return Sample(
             str(row.values["question_id"]),
-            about_image(row.values["question"] + SHORT_ANSWER),
+            about_image(text_of(row, "question") + SHORT_ANSWER),
             people_answers(row, self.answered),
             image_of(row),
             kind=row.values["answer_type"],

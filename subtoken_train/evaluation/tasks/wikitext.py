@@ -19,6 +19,7 @@ from pathlib import Path
 from subtoken_train.evaluation.metrics.perplexity import Perplexity
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.reading import read_split, task_source
+from subtoken_train.evaluation.tasks.text_files import read_text
 
 _WORD = re.compile(r"\s*\S+")
 TEXT_FILES = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
@@ -76,7 +77,7 @@ class WikiText(Task):
         if isinstance(source, Path):
             for path in (source / name for name in TEXT_FILES):
                 if path.is_file():
-                    return path.read_text(encoding="utf-8")
+                    return read_text(path)
         return "".join(row.values["text"] for row in read_split(self, "test", ("text",), config=self.config))
 
 

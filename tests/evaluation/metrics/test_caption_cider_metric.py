@@ -1,6 +1,5 @@
 """CIDEr: pycocoevalcap's own figures, the Java tokenizer, and what is missing."""
 
-import json
 import shutil
 
 import pytest
@@ -14,14 +13,17 @@ from subtoken_train.evaluation.metrics.caption_cider import (
     word_overlap,
 )
 
+from vqa_cases import reference_cases
+
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="the PTB tokenizer is a Java program")
 CAPTIONS = [("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hund", ["a cat"]), ("", ["two red cars", "cars"])]
 
 
 @pytest.fixture
 def cases(shared):
-    lines = (shared / "golden_eval" / "caption_cider" / "set_a.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    found = reference_cases(shared, "caption_cider")
+    assert len(found) >= 3
+    return found
 
 
 @pytest.fixture

@@ -1,18 +1,18 @@
 """MathVista: the original's normalising, and what the rules extract from running text."""
 
-import json
-
 import pytest
 
 from subtoken_train.evaluation.metrics.mathvista import MathVistaAccuracy, equal, extract, normalise
+
+from vqa_cases import reference_cases
 
 CHOICES = ["135°", "140°", "145°"]
 
 
 def test_golden(shared):
-    lines = (shared / "golden_eval" / "mathvista" / "set_a.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 250
-    for row in map(json.loads, lines):
+    cases = reference_cases(shared, "mathvista")
+    assert len(cases) >= 250
+    for row in cases:
         keys = ("extraction", "choices", "question_type", "answer_type", "precision")
         found = normalise(*(row[key] for key in keys))
         assert found == row["normalized"], row

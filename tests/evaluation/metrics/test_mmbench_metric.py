@@ -26,7 +26,8 @@ def test_all_rotations_must_be_right():
         ("A", reference(1_000_008, "B", options)),
     ]
     scores = scores_of(rows)
-    assert (scores["accuracy"], scores["circular"]) == (0.75, 0.5)
+    assert (scores["accuracy"], scores["unrotated_accuracy"], scores["circular"]) == (0.75, 1, 0.5)
+    assert "unrotated_accuracy" not in scores_of(rows[1::2])
     assert MMBenchScores.score("B.", rows[1][1]) == 1
     assert "circular" not in scores_of(rows[::2])
 
@@ -51,6 +52,8 @@ def test_reference_rotations(shared):
         assert scores["lmms_static_circular"] == pytest.approx(case["lmms_static_circular_overall"], abs=1e-6)
         vanilla = case["vanilla_accuracy_over_all_rows_lmms_can_infer"]
         assert scores["lmms_accuracy"] == pytest.approx(vanilla, abs=1e-6)
+        unrotated = case["vanilla_accuracy_index_lt_1e6"]
+        assert scores["lmms_unrotated_accuracy"] == pytest.approx(unrotated, abs=1e-6)
         for category, expected in case["per_category"].items():
             own = [pair for pair, row in zip(rows, case["rows"], strict=True) if row["category"] == category]
             assert scores_of(own)["lmms_static_circular"] == pytest.approx(expected, abs=1e-6)

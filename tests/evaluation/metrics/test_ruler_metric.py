@@ -1,22 +1,28 @@
 """RULER's string match: both programs' figures, and the mean over tasks."""
 
-import json
-
 import pytest
 import torch
 
 from subtoken_train.evaluation.metrics.ruler import RulerMatch, ruler_score
 
+from vqa_cases import reference_cases
+
 
 @pytest.fixture
 def golden(shared):
-    lines = (shared / "golden_eval" / "ruler" / "set_a.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    """Sets of items, each with its aggregate."""
+    sets = [[]]
+    for case in reference_cases(shared, "ruler"):
+        sets[-1].append(case)
+        if case["kind"] == "aggregate":
+            sets.append([])
+    assert not sets.pop()
+    return sets
 
 
 def test_items_of_the_golden(golden):
-    items = [row for row in golden if row["kind"] == "item"]
-    assert len(items) == 270
+    items = [row for *rows, _ in golden for row in rows]
+    assert len(items) >= 270
     for row in items:
         given = row["predicted_answer"], row["task"], row["answer"]
         assert round(100 * ruler_score(*given), 2) == pytest.approx(row["ruler_score"], abs=1e-6)
@@ -24,18 +30,20 @@ def test_items_of_the_golden(golden):
 
 
 def test_aggregate_of_the_golden(golden):
-    *items, aggregate = golden
-    metric = RulerMatch()
-    metric.update(
-        [row["predicted_answer"] for row in items],
-        [{"task": row["task"], "answers": row["answer"]} for row in items],
-    )
-    scores = {name: float(value) for name, value in metric.compute().items()}
-    tasks = aggregate["ruler"]
-    assert {name: round(100 * scores[name], 2) for name in tasks} == tasks
-    assert scores.keys() == {"string_match", "kvpress_string_match", *tasks}
-    mean = sum(scores[name] for name in tasks) / len(tasks)
-    assert scores["string_match"] == pytest.approx(mean, abs=1e-12)
+    for *items, aggregate in golden:
+        metric = RulerMatch()
+        metric.update(
+            [row["predicted_answer"] for row in items],
+            [{"task": row["task"], "answers": row["answer"]} for row in items],
+        )
+        scores = {name: float(value) for name, value in metric.compute().items()}
+        tasks = aggregate["ruler"]
+        assert {name: round(100 * scores[name], 2) for name in tasks} == tasks
+        assert scores.keys() == {"string_match", "kvpress_string_match", *tasks}
+        kvpress = [own["string_match"] for own in aggregate["kvpress"].values()]
+        assert 100 * scores["kvpress_string_match"] == pytest.approx(sum(kvpress) / len(kvpress), abs=0.005)
+        mean = sum(scores[name] for name in tasks) / len(tasks)
+        assert scores["string_match"] == pytest.approx(mean, abs=1e-12)
 
 
 def test_control_characters_differ():

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.metrics.soft_accuracy import SoftAccuracy, leave_one_out
+from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
 
 from vqa_cases import mean_of, reference_cases
 
@@ -37,6 +38,7 @@ def test_textvqa_reference(shared):
     items = [case for case in cases if case["kind"] == "item"]
     scores = [SoftAccuracy.score(case["pred"], {"answers": case["gt_answers"]}) for case in items]
     for case, score in zip(items, scores, strict=True):
+        assert evalai_answer(case["pred"]) == case["submission_answer"]
         assert score == pytest.approx(case["llava_m4c"], abs=1e-6)
         assert score == pytest.approx(case["lmms_eval"], abs=1e-6)
     start = 0
@@ -55,5 +57,6 @@ def test_vizwiz_reference(shared):
     cases = reference_cases(shared, "vizwiz_vqa")
     assert len(cases) >= 200
     for case in cases:
+        assert evalai_answer(case["pred"]) == case["submission_answer"]
         score = SoftAccuracy.score(case["pred"], {"answers": case["gt_answers"]})
         assert score == pytest.approx(case["lmms_eval"], abs=1e-6)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
 from subtoken_train.evaluation.metrics.vqav2 import VQAv2Accuracy
 
 from vqa_cases import mean_of, reference_cases
@@ -36,6 +37,7 @@ def test_reference(shared):
     assert len(cases) >= 300
     metric = VQAv2Accuracy()
     for case in cases:
+        assert evalai_answer(case["pred"]) == case["llava_processed_pred"]
         reference = {"answers": case["gt_answers"]}
         figures = VQAv2Accuracy.figures(case["pred"], reference)
         assert figures == {name: pytest.approx(expected(case), abs=1e-6) for name, expected in READINGS.items()}, case

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from subtoken_train.evaluation.runner.read_grid import read_grid
+from subtoken_train.evaluation.runner.run import read_tasks
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms
 
 GRID = {"out": "results/x", "tasks": ["recall"], "arms": [{"adapter": "a"}]}
@@ -111,3 +114,15 @@ def test_compression_of_an_arm():
 def test_a_grid_needs_tasks():
     with pytest.raises(ValueError, match="needs tasks"):
         Grid((ArmSpec(adapter="a"),), (), Path("out"))
+
+
+def test_a_limit_asks_for_its_own_images_only(tmp_path):
+    lines = [{"image": f"{n}.png", "question": "What?", "answers": "cat", "metric": "contains"} for n in range(3)]
+    (tmp_path / "local.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for n in range(2):
+        (tmp_path / f"{n}.png").write_bytes(b"not opened here")
+    grid = Grid((ArmSpec(adapter="a"),), (TaskSpec("local", source=str(tmp_path)),), Path("out"), limit=2)
+    ((_, samples),) = read_tasks(grid)
+    assert [sample.id for sample in samples] == ["1", "2"]
+    with pytest.raises(ValueError, match=r"task local: 1 of 3 images are missing \(first: .*2\.png\)"):
+        read_tasks(replace(grid, limit=None))

@@ -46,6 +46,14 @@ def test_a_split_without_captions(tmp_path):
         build_task("textcaps", tmp_path).samples()
 
 
+def test_one_caption_that_is_no_list_is_not_taken_letter_by_letter(tmp_path):
+    (tmp_path / "data").mkdir()
+    content = {"image_id": ["one"], "caption_str": ["A dog."], "image": [{"bytes": png(), "path": None}]}
+    Dataset.from_dict(content).to_parquet(tmp_path / "data" / "val-00000-of-00001.parquet")
+    with pytest.raises(ValueError, match=r"row 1: caption_str is 'A dog\.', and a list of texts is wanted"):
+        build_task("textcaps", tmp_path).samples()
+
+
 def test_years_are_different_sets():
     assert build_task("coco_caption").expected_rows == 40_504
     later = build_task("coco_caption", year=2017)

@@ -41,6 +41,9 @@ def test_mistakes(tmp_path):
     folder = parquet(tmp_path, [{"question": "Why?", "id": "1"}, {"question": "Who?", "id": "1"}])
     with pytest.raises(ValueError, match=r"row 2: id '1' is there twice, first in .*row 1"):
         build_task("gqa", folder).samples()
+    folder = parquet(tmp_path, [{"question": "Why?"}, {"question": "Who?", "answer": None}])
+    with pytest.raises(ValueError, match=r"row 2: no answers, so this is another split's file; use that of 'testdev'"):
+        build_task("gqa", folder).samples()
     (tmp_path / "testdev_balanced_questions.json").write_text('{"1": {"question": "Why?", "answer": "no"}}')
     with pytest.raises(ValueError, match=r"testdev_balanced_questions\.json, '1': no column imageId"):
         build_task("gqa", tmp_path).samples()

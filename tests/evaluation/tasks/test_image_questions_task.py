@@ -69,6 +69,26 @@ def test_a_row_without_image(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_a_row_without_question(tmp_path, name):
+    stem, *_ = FILES[name]
+    rows = rows_of(name, 2)
+    rows[1]["question"] = None
+    write_rows(tmp_path, f"{stem}-00000-of-00001", rows)
+    with pytest.raises(ValueError, match="parquet, row 2: question is None, and a text is wanted; fetch the file"):
+        build_task(name, tmp_path).samples()
+
+
+@pytest.mark.parametrize(
+    ("answers", "shown"), [(["x", None], r"\['x', None\]"), ("yes", "'yes'"), ({"answer": ["x"]}, r"\{'answer'")]
+)
+def test_answers_that_are_no_list_of_texts(tmp_path, answers, shown):
+    *_, row = rows_of("docvqa", 1)
+    write_rows(tmp_path, "DocVQA/validation-00000-of-00001", [{**row, "answers": answers}])
+    with pytest.raises(ValueError, match=rf"parquet, row 1: answers is {shown}.*, and a list of texts is wanted"):
+        build_task("docvqa", tmp_path).samples()
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_files_that_are_absent_truncated_or_of_another_kind(tmp_path, name):
     stem, row, _ = FILES[name]
     with pytest.raises(ValueError, match=rf"task {name}: .* has no .*\.parquet\. .*hf download"):

@@ -54,6 +54,7 @@ def test_modality_is_the_tasks(tmp_path):
         (without(question=""), "question must be a text that is not empty"),
         (without(metric="cider"), "unknown metric 'cider'. Allowed: anls, contains, exact_match, relaxed, vqa"),
         (without(metric="vqa"), "metric vqa wants 4 people's answers or more, got 2"),
+        (without(id=None), "id must be a text or a number, got None"),
         (without(image=3), "image must be a text or a list of texts, got 3"),
         (without(images="a.png"), "unknown key 'images'. Did you mean 'image'?"),
         (without(question="<image> <image>"), "2 <image> in the question, 1 images; write one for each"),

@@ -59,6 +59,7 @@ def test_reference_prompts(shared, tmp_path):
         (PAIR[:1], r"parquet, row 1: image code_reasoning/0020\.png has 1 questions, and two different ones"),
         ([*PAIR, PAIR[0]], r"row 1; .*row 2; .*row 3: image code_reasoning/0020\.png has 3 questions"),
         ([PAIR[0], PAIR[0]], r"has 2 questions, and two different ones are wanted"),
+        ([PAIR[0], {**PAIR[1], "answer": None}], r"row 2: no answers, so this is another split's file; use that of"),
         ([{**PAIR[0], "answer": "maybe"}], r"row 1: category 'code_reasoning' with answer 'maybe'; the categories are"),
         ([{**PAIR[0], "category": "reading"}], r"row 1: category 'reading' with answer 'yes'"),
     ],

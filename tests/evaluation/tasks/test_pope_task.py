@@ -1,5 +1,7 @@
 """POPE in both forms."""
 
+from random import Random
+
 import pytest
 
 from subtoken_train.datasets.records import open_image
@@ -8,7 +10,7 @@ from subtoken_train.evaluation.tasks import build_task
 from benchmark_folders import pope_own as own_form
 from benchmark_folders import pope_parquet as parquet
 from benchmark_folders import write_files
-from vqa_cases import picture, prompts_of, reference_prompts
+from vqa_cases import expected_scores, picture, prompts_of, real_answers, reference_prompts
 
 ASKED = "<image>\nIs there a snowboard in the image?\nAnswer the question using a single word or phrase."
 CATEGORIES = ("adversarial", "popular", "random")
@@ -55,6 +57,24 @@ def test_all_real_questions(shared):
         open_image(samples[0].images[0])
 
 
+def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
+    folder = shared / "realdata" / "pope"
+    if not folder.is_dir():
+        pytest.skip("reference material (pope) is absent")
+    task = build_task("pope", folder, category="adversarial")
+    references = {sample.id: sample.reference for sample in task.samples()}
+    answers = [row for row in real_answers(shared, "pope_llava15_13b") if row["category"] == "adversarial"]
+    assert len(answers) == 3000
+    Random(0).shuffle(answers)
+    metric = task.metric()
+    metric.update(
+        [row["pred"] for row in answers], [references[f"adversarial/{row['question_id']}"] for row in answers]
+    )
+    expected = expected_scores(shared, "pope_llava15_13b")["adversarial"]
+    assert metric.compute()["accuracy"].item() == pytest.approx(expected["Accuracy"], abs=1e-6)
+    assert metric.compute()["f1"].item() == pytest.approx(expected["F1 score"], abs=1e-6)
+
+
 def test_reference_prompts(shared, tmp_path):
     documents, expected = reference_prompts(shared, "pope")
     assert prompts_of(build_task("pope", parquet(tmp_path, documents))) == expected
@@ -73,7 +93,13 @@ def test_mistakes(tmp_path):
     own_form(tmp_path, [{}, {"label": "maybe"}])
     with pytest.raises(ValueError, match=r"random\.json, line 2: the answer is 'maybe'; POPE's are yes and no"):
         build_task("pope", tmp_path, category="random").samples()
+    own_form(tmp_path, [{}, {"question_id": 2, "label": None}])
+    with pytest.raises(
+        ValueError, match=r"random\.json, line 2: no answers, so this is another split's file; use that"
+    ):
+        build_task("pope", tmp_path, category="random").samples()
     cut = tmp_path / "coco_pope_random.json"
+    own_form(tmp_path, [{}, {}])
     cut.write_text(cut.read_text()[:-20])
     with pytest.raises(ValueError, match=r"random\.json, line 2: invalid JSON"):
         build_task("pope", tmp_path, category="random").samples()

@@ -34,11 +34,13 @@ def check(sample, name):
 
 def test_rulers_own_files_older_and_newer(tmp_path):
     older = {"index": 0, "input": CONTEXT + QUESTION + PREFIX, "outputs": ["1234567"], "length": 40}
+    without = {**older, "index": 7, "answer_prefix": None}
     newer = {"index": 5, "input": CONTEXT + QUESTION, "outputs": ["1234567"], "answer_prefix": PREFIX}
-    write_lines(tmp_path, "niah_single_1", [older, newer])
-    first, second = build_task("ruler", tmp_path, tasks=["niah_single_1"]).samples()
+    write_lines(tmp_path, "niah_single_1", [older, newer, without])
+    first, second, third = build_task("ruler", tmp_path, tasks=["niah_single_1"]).samples()
     check(first, "niah_single_1-0")
     check(second, "niah_single_1-5")
+    check(third, "niah_single_1-7")
 
 
 def test_the_hubs_files(tmp_path):

@@ -71,7 +71,14 @@ def test_mistakes(tmp_path):
         build_task("scienceqa", subset="image")
     with pytest.raises(ValueError, match=r"row 2: the answer is 2, which is none of the 2 choices"):
         build_task("scienceqa", parquet(tmp_path, [{}, {"answer": 2}])).samples()
-    own_form(tmp_path, {"8": {**PROBLEM, "image": None}}, ["8"])
+    own_form(tmp_path, {"8": {**PROBLEM, "image": None, "answer": "1"}}, ["8"])
+    with pytest.raises(ValueError, match=r"problems\.json, '8': the answer is '1', which is none of the 2 choices"):
+        build_task("scienceqa", tmp_path, subset="full").samples()
+    own_form(tmp_path, {"8": {**PROBLEM, "image": None}}, ["8", "8"])
+    with pytest.raises(
+        ValueError, match=r"splits\.json, test\[1\]: id '8' is there twice, first in .*test\[0\]; keep one"
+    ):
+        build_task("scienceqa", tmp_path).samples()
     (tmp_path / "pid_splits.json").write_text('{"val": []}')
     with pytest.raises(ValueError, match=r"pid_splits\.json has no list 'test'"):
         build_task("scienceqa", tmp_path).samples()

@@ -45,6 +45,9 @@ def test_a_part_needs_a_limit(two):
     with pytest.raises(ValueError, match=r"task toy has 1 of 2 samples in nobody/toy\..* make toys"):
         check_complete(Toy(), two[:1], None)
     check_complete(Toy(), two[:1], 1)
+    check_complete(Toy(), two, 3)
+    with pytest.raises(ValueError, match="task toy has 1 of 2 samples"):
+        check_complete(Toy(), two[:1], 2)
     with pytest.raises(ValueError, match=r"nobody/toy holds no sample. make toys"):
         check_complete(Toy(), [], 1)
 

@@ -11,10 +11,10 @@ from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.frames import evenly_spaced, write_judge_file
 
 MMBENCH = (
-    "You are an AI assistant responsible for answering questions about videos.\nYou will be provided with 2 separate "
-    "frames uniformly sampled from a video, the frames are provided in chronological order of the video.\nPlease "
-    "analyze these images and provide the answer to the question about the video content.\nPlease directly reply "
-    'with your response to the only question.\n<image>\n<image>\nQuestion: Who, and "where"?\nAnswer: '
+    "You will be provided with 2 separate frames uniformly sampled from a video, the frames are provided in "
+    "chronological order of the video.\nPlease analyze these images and provide the answer to the question about the "
+    "video content.\nPlease directly reply with your response to the only question.\n"
+    '<image>\n<image>\nQuestion: Who, and "where"?\nAnswer: '
 )
 VIDEO_TT = (
     "<image>\n<image>\nThese are the frames of a video. Select the best answer to the following multiple-choice "
@@ -97,6 +97,13 @@ def test_frames_are_spread_over_the_video(tmp_path):
 def test_missing_frames_are_said_with_a_command(mmbench):
     (mmbench / "frames" / "v1").rename(mmbench / "frames" / "v2")
     with pytest.raises(ValueError, match=r"v1 has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 .*v1/%06d.jpg"):
+        build_task("mmbench_video", mmbench).samples()
+
+
+def test_an_index_by_which_no_judge_could_sort(mmbench):
+    table = mmbench / "MMBench-Video.tsv"
+    table.write_text(table.read_text().replace("11\tv1", "11a\tv1"))
+    with pytest.raises(ValueError, match=r"Video\.tsv, line 2: index '11a' is no number"):
         build_task("mmbench_video", mmbench).samples()
 
 

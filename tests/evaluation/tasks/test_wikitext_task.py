@@ -53,6 +53,9 @@ def test_too_little_text(tmp_path):
     (tmp_path / "test.txt").write_text("only three words", encoding="utf-8")
     with pytest.raises(ValueError, match="has fewer words than one window of 1536; ask fewer"):
         build_task("wikitext", tmp_path).samples()
+    (tmp_path / "test.txt").write_bytes(b"one\n\xff")
+    with pytest.raises(ValueError, match=r"test\.txt, line 2: not UTF-8"):
+        build_task("wikitext", tmp_path).samples()
     with pytest.raises(ValueError, match="prefix_words of wikitext must be at least 1, got 0"):
         build_task("wikitext", prefix_words=0)
 
