@@ -138,7 +138,8 @@ def test_two_arms_of_one_name_are_refused(pool):
         (replace(ROUTED, reducer_options={"stag": "decoder"}), "reducer_options"),
         (replace(WHOLE, eviction="snapkvv", eviction_keep=0.1), "snapkvv"),
         (replace(WHOLE, reducer="fastv"), "needs keep_ratio"),
-        (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all"),
+        (replace(WHOLE, keep_ratio=0.25), "keep_ratio 0.25 needs a reducer"),
+        (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all is not an adapter folder"),
     ],
 )
 def test_mistakes_are_worded(spec, message, pool):
