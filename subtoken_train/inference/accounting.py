@@ -18,19 +18,21 @@ from subtoken_train.inference.opening import Opened
 from subtoken_train.types import Batch, LayerPlan, Region
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptBytes:
-    """One sample's prompt, in all layers.
+    """One sample's prompt in all layers, measured on the packed tensors.
 
     Attributes:
-        kv_bytes: everything that is stored of it, index included.
+        kv_bytes: everything that is stored of it: text, compressed region and index.
         dense_kv_bytes: the same prompt uncompressed.
-        region_bytes: its compressed region (visual or context) with the index of its value groups.
+        region_bytes: its compressed region (visual or context) with the index of its value groups; 0 where there is
+            none.
         region_dense_bytes: the same region uncompressed.
-        index_bytes: of ``region_bytes``, those that find the stored value groups.
+        index_bytes: of ``region_bytes``, those that find the stored value groups; the paper's fraction leaves them out.
         entries_before: (token, layer) entries of the region.
-        entries_after: those that any head keeps.
-        values_after: their stored values, in whole ones, rounded to 4 places.
+        entries_after: those that any head keeps: the proof that token reduction or eviction acted.
+        values_after: their stored values, in whole ones, rounded to 4 places: below ``entries_after`` where routing
+            acted.
         kept_visual: which visual tokens the last layer keeps, a bit each, in hexadecimal: the first token is the
             highest bit of the first digit, zeros fill the last. None without visual tokens, and where the reducer
             merges them into tokens without a place (VisionZip on LLaVA).
@@ -45,6 +47,23 @@ class PromptBytes:
     entries_after: int
     values_after: float
     kept_visual: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(PromptBytes):
+    """What one sample's answer took.
+
+    Attributes:
+        new_tokens: tokens generated, end-of-text included, or tokens scored.
+        batch_size: prompts that shared the passes.
+        prefill_seconds: until the batch's prompts were in the cache, over ``batch_size``.
+        decode_seconds: what came after it, likewise.
+    """
+
+    new_tokens: int
+    batch_size: int
+    prefill_seconds: float
+    decode_seconds: float
 
 
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache: PackedCache) -> list[PromptBytes]:

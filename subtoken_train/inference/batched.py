@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.inference.accounting import PromptBytes, account
+from subtoken_train.inference.accounting import Measured, PromptBytes, account
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.continuations import appended_tokens, check_continuations, first_tokens
 from subtoken_train.inference.greedy import greedy_tokens
@@ -23,8 +23,8 @@ from subtoken_train.inference.protocol import Protocol
 from subtoken_train.types import Batch
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Measured):
     """One prompt of a batch.
 
     Attributes:
@@ -33,38 +33,12 @@ class Outcome:
         token_ids: generated ids, end-of-text and what follows cut; [] when scored.
         logprobs: sum of the log-probabilities of each continuation; [] when generated.
         greedy: whether each continuation is what greedy decoding would say; [] when generated.
-        kv_bytes: see ``PromptBytes``, as all up to ``kept_visual``.
-        dense_kv_bytes: see there.
-        region_bytes: see there.
-        region_dense_bytes: see there.
-        index_bytes: see there.
-        entries_before: see there.
-        entries_after: see there.
-        values_after: see there.
-        kept_visual: see there.
-        new_tokens: tokens generated, end-of-text included, or tokens scored.
-        batch_size: prompts that shared the passes.
-        prefill_seconds: until the batch's prompts were in the cache, over ``batch_size``.
-        decode_seconds: what came after it, likewise.
     """
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
     greedy: list[bool]
-    kv_bytes: int
-    dense_kv_bytes: int
-    region_bytes: int
-    region_dense_bytes: int
-    index_bytes: int
-    entries_before: int
-    entries_after: int
-    values_after: float
-    kept_visual: str | None
-    new_tokens: int
-    batch_size: int
-    prefill_seconds: float
-    decode_seconds: float
 
 
 @torch.no_grad()
@@ -210,8 +184,8 @@ def _outcomes(parts: list[PromptBytes], clock: _Clock) -> list[Outcome]:
             greedy=[],
             new_tokens=0,
             batch_size=clock.batch,
-            prefill_seconds=clock.prefill,
-            decode_seconds=clock.decode,
+            prefill_seconds=round(clock.prefill, 5),
+            decode_seconds=round(clock.decode, 5),
             **asdict(part),
         )
         for part in parts

@@ -9,9 +9,16 @@ from subtoken_train.plugins.counting import Counted
 from subtoken_train.routing import RoutingConfig
 
 from helpers import compress
+from measured import MEASURED
 from text_families import text_family
 
-OUTCOME = Outcome("", [], [], [], 60, 100, 20, 50, 0, 40, 10, 5.0, None, 1, 1, 0.0, 0.0)
+OUTCOME = Outcome(
+    **{**MEASURED, "kv_bytes": 60, "dense_kv_bytes": 100, "region_bytes": 20, "region_dense_bytes": 50},
+    text="",
+    token_ids=[],
+    logprobs=[],
+    greedy=[],
+)
 
 
 def counted(compression=None, protocol="query_aware", routing=None):

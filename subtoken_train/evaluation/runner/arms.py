@@ -70,27 +70,32 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     """
     if spec.adapter is None and find_adapter(str(spec.backbone)) is not None:
         raise ValueError(f"backbone {spec.backbone} is an adapter; write adapter: {spec.backbone}")
-    reducer = None
-    if spec.reducer is not None or spec.keep_ratio is not None or spec.reducer_options:
-        own = ReducerConfig(name="none") if spec.adapter is None else _adapter(spec.adapter).reducer
-        ratio = own.keep_ratio if spec.keep_ratio is None else spec.keep_ratio
-        if spec.reducer not in (None, "none", own.name) and own.name == "none" and spec.keep_ratio is None:
-            raise ValueError(f"{spec.adapter} has no token reducer, so {spec.reducer} needs keep_ratio, as in 0.25")
-        changed: dict[str, object] = asdict(own) if spec.reducer in (None, own.name) else {"name": spec.reducer}
-        changed["keep_ratio"] = 1.0 if spec.reducer == "none" else ratio
-        if spec.reducer == "random" and spec.seed is not None:
-            changed["seed"] = spec.seed
-        known = {setting.name for setting in fields(ReducerConfig)}
-        for option in spec.reducer_options:
-            if option not in known:
-                raise unknown_name("reducer option", option, known)
-        reducer = ReducerConfig(**{**changed, **spec.reducer_options})
-    if spec.adapter is not None:
-        adapter_folder(spec.adapter)  # the pool would take what is none for a backbone
-    path = spec.adapter or spec.backbone
-    assert path is not None
+    # what is no adapter would be taken for a backbone
+    path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
     backbone = spec.backbone if spec.adapter is not None else None
-    return pool.get(path, backbone=backbone, reducer=reducer, selector=spec.selector, seed=spec.seed)
+    return pool.get(path, backbone=backbone, reducer=_reducer(spec), selector=spec.selector, seed=spec.seed)
+
+
+def _reducer(spec: ArmSpec) -> ReducerConfig | None:
+    """The reducer that a spec asks for; None: the adapter's own."""
+    if spec.reducer is None and spec.keep_ratio is None and not spec.reducer_options:
+        return None
+    own = ReducerConfig(name="none") if spec.adapter is None else _adapter(spec.adapter).reducer
+    name = spec.reducer or own.name
+    ratio = own.keep_ratio if spec.keep_ratio is None else spec.keep_ratio
+    if name == "none" and spec.keep_ratio not in (None, 1):
+        raise ValueError(f"keep_ratio {spec.keep_ratio} needs a reducer, and the arm of {spec.adapter} has none")
+    if name != "none" and own.name == "none" and spec.keep_ratio is None:
+        raise ValueError(f"{spec.adapter} has no token reducer, so {name} needs keep_ratio, for instance 0.25")
+    changed: dict[str, object] = asdict(own) if name == own.name else {"name": name}
+    changed["keep_ratio"] = 1.0 if name == "none" else ratio
+    if name == "random" and spec.seed is not None:
+        changed["seed"] = spec.seed
+    known = {setting.name for setting in fields(ReducerConfig)}
+    for option in spec.reducer_options:
+        if option not in known:
+            raise unknown_name("reducer option", option, known)
+    return ReducerConfig(**{**changed, **spec.reducer_options})
 
 
 def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from lightning.fabric.utilities import move_data_to_device
@@ -16,6 +16,7 @@ from subtoken_train.evaluation.runner.arms import Arm
 from subtoken_train.evaluation.runner.batches import model_inputs, plan_batches
 from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.inference.accounting import Measured
 from subtoken_train.inference.batched import Outcome, generate_batch, score_batch
 
 Progress = Callable[[int, int], None]
@@ -113,17 +114,5 @@ def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRec
         reference=reference,
         prediction=prediction,
         score=metric.score(prediction, reference),
-        kv_bytes=outcome.kv_bytes,
-        dense_kv_bytes=outcome.dense_kv_bytes,
-        region_bytes=outcome.region_bytes,
-        region_dense_bytes=outcome.region_dense_bytes,
-        index_bytes=outcome.index_bytes,
-        entries_before=outcome.entries_before,
-        entries_after=outcome.entries_after,
-        values_after=round(outcome.values_after, 4),
-        kept_visual=outcome.kept_visual,
-        new_tokens=outcome.new_tokens,
-        batch_size=outcome.batch_size,
-        prefill_seconds=round(outcome.prefill_seconds, 5),
-        decode_seconds=round(outcome.decode_seconds, 5),
+        **{field.name: getattr(outcome, field.name) for field in fields(Measured)},
     )

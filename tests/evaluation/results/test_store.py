@@ -12,8 +12,16 @@ from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
 from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
 from subtoken_train.evaluation.results.store import SampleWriter, read_samples
 
+from measured import MEASURED
+
 RECORD = SampleRecord(
-    "a", "kind", "0" * 64, {"answers": ["x"]}, "text", 1.0, 10, 20, 5, 10, 1, 8, 2, 1.5, "f0", 3, 4, 0.1, 0.2
+    id="a",
+    kind="kind",
+    prompt_sha256="0" * 64,
+    reference={"answers": ["x"]},
+    prediction="text",
+    score=1.0,
+    **MEASURED,
 )
 FACTS = ArmFacts("arm", "backbone", None, "-", "-", "-", "query_aware", "-", 1.0, None, False, None)
 

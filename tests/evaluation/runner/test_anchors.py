@@ -143,6 +143,7 @@ def test_two_arms_of_one_name_are_refused(pool):
         ),
         (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all is not an adapter folder"),
         (replace(WHOLE, reducer="fastv"), "needs keep_ratio"),
+        (replace(WHOLE, keep_ratio=0.25), "keep_ratio 0.25 needs a reducer"),
     ],
 )
 def test_mistakes_are_worded(spec, message, pool):

@@ -10,6 +10,8 @@ from subtoken_train.evaluation.results.record import SampleRecord
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.frames import evenly_spaced, write_judge_file
 
+from measured import MEASURED
+
 MMBENCH = (
     "You will be provided with 2 separate frames uniformly sampled from a video, the frames are provided in "
     "chronological order of the video.\nPlease analyze these images and provide the answer to the question about the "
@@ -43,10 +45,8 @@ def mmbench(tmp_path):
 
 
 def record(sample, prediction):
-    bytes_and_entries = (1, 1, 1, 1, 0, 1, 1, 1.0)
-    return SampleRecord(
-        sample.id, sample.kind, "", dict(sample.reference), prediction, 1.0, *bytes_and_entries, None, 1, 1, 0.0, 0.0
-    )
+    told = {"id": sample.id, "kind": sample.kind, "prompt_sha256": "", "reference": dict(sample.reference)}
+    return SampleRecord(**told, prediction=prediction, score=1.0, **MEASURED)
 
 
 def test_mmbench_video(mmbench):
