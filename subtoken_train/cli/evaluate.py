@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
     parser.add_argument("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
     parser.add_argument("--limit", type=int, help="only the first N questions (of each task)")
-    parser.add_argument("--out", metavar="PATH", help="--data: write the records as one JSON file; grids: their folder")
+    parser.add_argument(
+        "--out", metavar="PATH", help="--data: write the records as one JSON file; others: their folder (results/NAME)"
+    )
     add_grid_options(parser)
 
 

@@ -45,8 +45,6 @@ def check_modes(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} means nothing to --{mode}; leave it out")
     if mode in ("config", "suite") and args.kv_dtype != "model":
         raise ValueError(f"--kv-dtype means nothing to --{mode}; write kv_dtype into its arms")
-    if mode in ("tasks", "suite") and args.out is None:
-        raise ValueError(f"--{mode} needs --out DIR, the folder of its records")
 
 
 def run_grids(args: argparse.Namespace) -> int:
@@ -61,13 +59,19 @@ def run_grids(args: argparse.Namespace) -> int:
     grids = _grids(args)
     with Processes.from_environment() as processes:
         for grid in grids:
-            run_grid(grid, processes=processes, device=args.device, say=_say, counter=counter)
+            try:
+                run_grid(grid, processes=processes, device=args.device, say=_say, counter=counter)
+            except KeyboardInterrupt:
+                if processes.first:
+                    _say(f"\nwhat was answered is in {grid.out}; the same command goes on from there")
+                raise
         if processes.first:
             print_results(grids[0].out)
     return 0
 
 
 def _grids(args: argparse.Namespace) -> list[Grid]:
+    from subtoken_train.evaluation.runner.arms import arm_name
     from subtoken_train.evaluation.runner.read_grid import read_grid
     from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
     from subtoken_train.evaluation.runner.suites import suite
@@ -77,12 +81,12 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
     out = None if args.out is None else Path(args.out)
     if args.config is not None:
         return [read_grid(Path(args.config), out=out, **shared)]
-    assert out is not None
     if args.suite is not None:
-        return suite(args.suite, out, **shared)
+        return suite(args.suite, out or Path("results") / args.suite, **shared)
     settings = {key: value for key, value in shared.items() if value is not None}
     tasks = tuple(TaskSpec(name.strip()) for name in args.tasks.split(","))
-    return [Grid(arms=tuple(expand_arms(_arm(args))), tasks=tasks, out=out, **settings)]
+    arms = tuple(expand_arms(_arm(args)))
+    return [Grid(arms=arms, tasks=tasks, out=out or Path("results") / arm_name(arms[0]), **settings)]
 
 
 def _arm(args: argparse.Namespace) -> dict[str, Any]:

@@ -59,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
     data_root = None if args.data_root is None else Path(args.data_root)
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is no folder")
+    from subtoken_train.cli.progress import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
     folders = [Path(name) for name in args.results]
     paper = None if args.compare_paper is None else Path(args.compare_paper)
-    report = make_report(folders, paper, data_root)
+    report = make_report(folders, paper, data_root, counter("runs scored"))
     out = Path(args.out) if args.out else folders[0] / "report"
     out.mkdir(parents=True, exist_ok=True)
     for name in formats:

@@ -57,7 +57,7 @@ class ModelPool:
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
                 at the same S and K. None: the adapter's own.
-            seed: of that selector where it draws; None: the adapter's.
+            seed: of that selector; None: the adapter's.
 
         Raises:
             ValueError: no such name, or settings that do not fit the adapter or its backbone.

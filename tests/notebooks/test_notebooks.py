@@ -1,21 +1,104 @@
-"""Notebooks run from top to bottom, and are committed without outputs."""
+"""Notebooks are committed without outputs and run from top to bottom, in this process: no kernel is needed."""
 
 from __future__ import annotations
 
+import ast
 import json
+import tempfile
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def code_cells(path):
+    """The code cells of a notebook, each as one text."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def run_notebook(path):
+    """Run a notebook's cells; its variables, and the values that a notebook would show."""
+    scope, shown = {"__name__": "__main__"}, []
+    for cell in code_cells(path):
+        tree = ast.parse(cell, str(path))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, str(path), "exec"), scope)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), str(path), "eval"), scope)
+            shown += [] if value is None else [value]
+    return scope, shown
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A notebook may be run from any folder; its temporary files go away with the test's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_both_are_there():
+    assert [path.stem for path in NOTEBOOKS] == ["01_quickstart", "02_compare"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path, capsys):
-    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert cells
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
-    scope = {"__name__": "__main__"}
-    for cell in cells:
-        exec(compile("".join(cell["source"]), str(path), "exec"), scope)
-    assert "visual KV kept: 15.6250%" in capsys.readouterr().out
+def test_is_valid_and_stripped(path):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["nbformat"] == 4
+    assert content["cells"][0]["cell_type"] == "markdown"
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            assert cell["execution_count"] is None
+    for cell in code_cells(path):
+        compile(cell, str(path), "exec")
+        assert "IPython" not in cell
+        assert not cell.lstrip().startswith(("%", "!"))
+
+
+@pytest.mark.slow
+def test_quickstart(elsewhere, capsys):
+    scope, shown = run_notebook(FOLDER / "01_quickstart.ipynb")
+    out = capsys.readouterr().out
+    assert "visual KV kept: 15.6250%" in out
+    losses = scope["losses"]
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+    assert (scope["run"] / "adapter" / "router.safetensors").is_file()
+    assert scope["rows"]
+    assert all(sum(row) == 16 * 4 for row in scope["rows"])
+    assert len({image.size for image in shown}) > 1
+    assert all(image.convert("L").getextrema()[0] < image.convert("L").getextrema()[1] for image in shown)
+
+
+@pytest.mark.slow
+def test_compare(elsewhere, capsys):
+    scope, shown = run_notebook(FOLDER / "02_compare.ipynb")
+    out = capsys.readouterr().out
+    assert "anchor tiny_fastv25_s16k4_anchor-seed0" in out
+    assert "anchor tinylm_quest25_s16k12-seed0-untrained_anchor" in out
+    scores, budgets, page = shown
+    assert "Δ to tiny\\_fastv25\\_s16k4\\_anchor" in scores._repr_markdown_()
+    assert "KV measured" in budgets._repr_markdown_()
+    row = next(row for row in scope["report"].tables[0].rows if row.arm.name == "tiny_fastv25_s16k4")
+    by_hand = sum(scope["apart"]) / len(scope["apart"])
+    assert row.differences["scenes_textvqa"].value == pytest.approx(by_hand)
+    assert f"difference {100 * by_hand:+.2f} points" in out
+    frames = Frames()
+    frames.feed(page._repr_html_())
+    assert len(frames.pages) == 1
+    assert "<svg" in frames.pages[0]
+
+
+class Frames(HTMLParser):
+    """Collects the pages inside frames."""
+
+    def __init__(self):
+        super().__init__()
+        self.pages = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "iframe":
+            self.pages.append(dict(attrs)["srcdoc"])

@@ -89,7 +89,8 @@ def _scores(row: Row, column: str, report: Report) -> Iterator[list[str]]:
     primary = runs[0].manifest.primary
     yield _cells(column, primary, figure, row.differences.get(column))
     for name in runs[0].scores:
-        part = None if name == primary else score_part(row.arm, column, name)
+        everywhere = name != primary and all(name in run.scores for run in runs)  # limited runs lack some of MME's
+        part = score_part(row.arm, column, name) if everywhere else None
         if part is not None:
             yield _cells(column, name, figure_of([part]), None)
     for kinds in report.kinds:

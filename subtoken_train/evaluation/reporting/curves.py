@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from subtoken_train.evaluation.metrics.answered import Answered
 from subtoken_train.evaluation.reporting.figures import Figure, mean_figure, score_part
 from subtoken_train.evaluation.reporting.layout import cost_of
 from subtoken_train.evaluation.reporting.reading import Arm
@@ -89,12 +90,21 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
 
 
 def make_curves(arms: Sequence[Arm]) -> list[Curve]:
-    """All methods that stand at one budget at least; those without a measured region are left out."""
+    """All methods that stand at one budget at least; those without a measured region are left out.
+
+    Of two arms of one method at one budget (they differ in what their facts do not say, as how they were trained) the
+    second makes a curve of its own, under its name.
+    """
     families: dict[tuple[str, str], list[Arm]] = defaultdict(list)
     for arm in arms:
+        words = method_words(arm)
+        budgets = [other.facts.nominal_kv for other in families[arm.facts.backbone, words]]
         if arm.facts.acts != "-":
-            families[arm.facts.backbone, method_words(arm)].append(arm)
-    curves = [_curve(backbone, name, members, arms) for (backbone, name), members in sorted(families.items())]
+            own = f"{words}: {arm.name}" if arm.facts.nominal_kv in budgets else words
+            families[arm.facts.backbone, own].append(arm)
+    curves = [
+        _curve(backbone, name, members, arms) for (backbone, name), members in sorted(families.items()) if members
+    ]
     return [curve for curve in curves if curve is not None]
 
 
@@ -157,8 +167,11 @@ def _curve(backbone: str, name: str, members: list[Arm], arms: Sequence[Arm]) ->
 
 
 def _usable(arm: Arm, task: str) -> bool:
+    """Whether the score is an accuracy of some kind: how much was answered for a judge is none."""
     part = score_part(arm, task)
-    return part is not None and part.form == "fraction"
+    if part is None or part.form != "fraction":
+        return False
+    return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
 
 
 def _point(arm: Arm, tasks: tuple[str, ...], reference: Arm | None) -> Point | None:

@@ -9,7 +9,7 @@ Legend: n samples.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,23 +92,32 @@ def without_seed(name: str) -> str:
     return SEED_WORD.sub("", name)
 
 
-def read_results(folders: Sequence[Path]) -> list[Arm]:
+def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[Arm]:
     """All arms of some results folders; an arm may be spread over them, by task or by seed.
+
+    Args:
+        folders: of results.
+        progress: called with (done, total) after every run.
 
     Raises:
         ValueError: no results, an unknown task, records that cannot be read (file and line), the same run twice, or
             runs of one arm that differ in what they did or were asked.
     """
+    places = [place for folder in folders for place in _runs_in(folder)]
     arms: dict[str, Arm] = {}
-    for folder in folders:
-        places = sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
-        if not places:
-            raise ValueError(
-                f"{folder} holds no results (ARM/TASK/{MANIFEST_FILE}); 'subtoken-train evaluate' makes them"
-            )
-        for place in places:
-            _add(arms, _read_run(place))
+    for done, place in enumerate(places, start=1):
+        _add(arms, _read_run(place))
+        if progress is not None:
+            progress(done, len(places))
     return list(arms.values())
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    found = sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
+    if not found:
+        wanted = f"ARM/TASK/{MANIFEST_FILE}; 'subtoken-train evaluate' writes them"
+        raise ValueError(f"{folder} holds no results ({wanted})")
+    return found
 
 
 def _add(arms: dict[str, Arm], run: Run) -> None:

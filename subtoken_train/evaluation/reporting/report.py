@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,18 +58,24 @@ class Report:
         return list(dict.fromkeys(fact.task for fact in self.tasks))
 
 
-def make_report(folders: Sequence[Path], paper: Path | None = None, data_root: Path | None = None) -> Report:
+def make_report(
+    folders: Sequence[Path],
+    paper: Path | None = None,
+    data_root: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
     """Read results folders and work everything out.
 
     Args:
         folders: of results.
         paper: file of printed tables; None: no comparison.
         data_root: folder with a folder of files per task, for pictures and questions.
+        progress: called with (done, total) as runs are read and scored.
 
     Raises:
         ValueError: what ``read_results`` and ``compare_paper`` refuse.
     """
-    arms = ordered(read_results(folders))
+    arms = ordered(read_results(folders, progress))
     return Report(
         tuple(arms),
         make_tables(arms),

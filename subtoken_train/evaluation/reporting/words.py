@@ -78,7 +78,8 @@ def method_text(arm: Arm) -> str:
     """Reducer, groups and eviction, and when compression acted."""
     facts = arm.facts
     parts = [part for part in (facts.reducer, facts.groups, facts.eviction) if part != NOTHING] or ["uncompressed"]
-    aware = [] if facts.acts == NOTHING else [f"{facts.acts}, query-aware: {query_aware_text(arm)}"]
+    trained = "" if facts.trained else ", untrained"
+    aware = [] if facts.acts == NOTHING else [f"{facts.acts}, query-aware: {query_aware_text(arm)}{trained}"]
     seeds = [f"seeds {seeds_text(arm)}"] if len(arm.seeds) > 1 else []
     return "; ".join([" + ".join(parts), *aware, *seeds])
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.folder import AdapterConfig, read_config
 from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks.base import Modality
@@ -37,7 +38,7 @@ class Arm:
         kept: those that the reducer keeps.
         routing: groups, where the arm selects any.
         shape: cache geometry.
-        modality: what its model sees.
+        reads: what tasks may ask it about.
         adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
     """
 
@@ -49,7 +50,7 @@ class Arm:
     kept: int
     routing: RoutingConfig | None
     shape: KVShape
-    modality: Modality
+    reads: Modality
     adapter_sha256: str | None
 
     def load(self, pool: ModelPool) -> CompressedBackbone:
@@ -84,12 +85,11 @@ def _reducer(spec: ArmSpec) -> ReducerConfig | None:
         raise ValueError(f"{spec.adapter} has no token reducer, so {name} needs keep_ratio, for instance 0.25")
     changed: dict[str, object] = asdict(own) if name == own.name else {"name": name}
     changed["keep_ratio"] = 1.0 if name == "none" else ratio
-    if name == "random" and spec.seed is not None:
-        changed["seed"] = spec.seed
-    try:
-        return ReducerConfig(**{**changed, **spec.reducer_options})
-    except TypeError as error:
-        raise ValueError(f"reducer_options: {error}") from None
+    known = {setting.name for setting in fields(ReducerConfig)}
+    for option in spec.reducer_options:
+        if option not in known:
+            raise unknown_name("reducer option", option, known)
+    return ReducerConfig(**{**changed, **spec.reducer_options})
 
 
 def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
@@ -111,7 +111,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     """The arm that a spec and its loaded model make; no anchor is named yet.
 
     Raises:
-        ValueError: the compression does not fit the backbone, or the protocol what compresses.
+        ValueError: the compression does not fit the backbone, or the protocol.
     """
     compression, reducer, family = spec.compression(), backbone.reducer.config, backbone.family
     compression.check(family)
@@ -146,7 +146,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         kept=kept,
         routing=routing,
         shape=family.shape,
-        modality="text" if family.image_token_id is None else "image",
+        reads="text" if family.image_token_id is None else "image",
         adapter_sha256=None if spec.adapter is None else adapter_digest(adapter_folder(spec.adapter)),
     )
 
@@ -171,10 +171,11 @@ def arm_name(spec: ArmSpec) -> str:
         parts.append(f"{spec.reducer or 'keep'}{'' if spec.keep_ratio is None else format(spec.keep_ratio, '.6g')}")
     if spec.selector is not None:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
+    if spec.seed is not None:
+        parts.append(f"seed{spec.seed}")
     if spec.eviction is not None:
         parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
-    parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
 
 

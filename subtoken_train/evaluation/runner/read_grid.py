@@ -12,7 +12,7 @@ import yaml
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms
 
-_KINDS = {"limit": int, "batch_size": int, "max_length": int, "anchors": str, "data_root": str}
+_TYPES = {"limit": int, "batch_size": int, "max_length": int, "anchors": str, "data_root": str}
 
 
 def read_grid(path: Path, **overrides: Any) -> Grid:
@@ -42,7 +42,7 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
             raise ValueError(f"{path}: {key} must be a list; got {content.get(key)!r}")
     if not isinstance(content.get("out"), str):
         raise ValueError(f"{path}: out must name the results folder; got {content.get('out')!r}")
-    settings = {key: _typed(path, key, content[key]) for key in _KINDS if content.get(key) is not None}
+    settings = {key: _typed(path, key, content[key]) for key in _TYPES if content.get(key) is not None}
     if "data_root" in settings:
         settings["data_root"] = Path(settings["data_root"])
     grid = Grid(
@@ -55,8 +55,8 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
 
 
 def _typed(path: Path, key: str, value: object) -> Any:
-    if not isinstance(value, _KINDS[key]) or isinstance(value, bool):
-        kind = "a whole number" if _KINDS[key] is int else "text"
+    if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
+        kind = "a whole number" if _TYPES[key] is int else "text"
         raise ValueError(f"{path}: {key} must be {kind}; got {value!r}")
     return value
 
@@ -75,5 +75,8 @@ def _task(path: Path, entry: object) -> TaskSpec:
         return TaskSpec(entry)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise ValueError(f"{path}: a task is a name or {{name: NAME, option: value}}; got {entry!r}")
+    source = entry.get("source")
+    if source is not None and not isinstance(source, str):
+        raise ValueError(f"{path}: source of task {entry['name']} must be a folder or a Hub id; got {source!r}")
     options = {key: value for key, value in entry.items() if key not in ("name", "source")}
-    return TaskSpec(entry["name"], entry.get("source"), options)
+    return TaskSpec(entry["name"], source, options)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +60,10 @@ def run_grid(
         tasks = read_tasks(grid)
         pool = ModelPool(processes.device(device))
         arms = prepare(grid.arms, pool)
+        check_pairs(arms, [task for task, _ in tasks])
         notes: list[str] = []
         if grid.anchors == "auto":
             arms, notes = with_anchors(arms, pool)
-        check_modalities(arms, tasks)
         folders = []
         for line in [*notes, *too_late(arms, tasks)] if processes.first else ():
             say(line)
@@ -101,11 +100,13 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
         ValueError: a task that does not exist or that this machine cannot score, files that are missing or broken, or a
             set that is not complete while there is no ``limit``.
     """
-    read = []
-    for spec in grid.tasks:
+    tasks = []
+    for spec in grid.tasks:  # names and options of all, before files are read
         own = grid.data_root / spec.name
         source = spec.source or (str(own) if own.is_dir() else None)
-        task = build_task(spec.name, source, **spec.options)
+        tasks.append(build_task(spec.name, source, **spec.options))
+    read = []
+    for task in tasks:
         task.check_requirements()
         samples = task.samples()
         check_complete(task, samples, grid.limit)
@@ -114,14 +115,15 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
     return read
 
 
-def check_modalities(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]) -> None:
+def check_pairs(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
     """Raise a worded ``ValueError`` where a task asks what an arm's model cannot be asked."""
-    for arm, (task, _) in product(arms, tasks):
-        if task.modality != arm.modality:
-            raise ValueError(
-                f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} is for "
-                f"{arm.modality}s; run them apart"
-            )
+    for arm in arms:
+        for task in tasks:
+            if task.modality != arm.reads:
+                raise ValueError(
+                    f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
+                    f"{arm.reads}s; run them apart"
+                )
 
 
 def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
@@ -157,6 +159,7 @@ def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Pr
     )
     if (cell.folder / MANIFEST_FILE).is_file():
         _check_same(Manifest.read(cell.folder), manifest, cell)
+    cell.finished()  # a manifest must not be replaced by one that the records do not fit
     manifest.write(cell.folder)
 
 

@@ -14,7 +14,11 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.options import parse_keep
 from subtoken_train.inference.protocol import Protocol
 
+SEEDED = ("random", "static")
+"""Selectors that draw."""
 Anchors = Literal["auto", "none"]
+
+_TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "protocol")
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,13 @@ class ArmSpec:
         reducer_options: further settings of the reducer, see ``ReducerConfig``.
         selector: what chooses value groups: None: the adapter's own; ``none``: nothing, all groups stay; or a
             router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
+        seed: of the selectors ``random`` and ``static``; None: the adapter's.
         eviction: KV eviction after the prompt; None: none.
         eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, ``20MB``.
         eviction_options: settings of the eviction.
         scope: entries that it evicts, ``visual`` or ``all``; None: the method's own.
         kv_dtype: precision of the stored prompt.
         protocol: ``query_aware`` or ``context_first``, see ``results.manifest.ArmFacts``.
-        seed: of the reducer, selector or eviction ``random``; None: the one that the adapter or the method has.
     """
 
     adapter: str | None = None
@@ -47,18 +51,18 @@ class ArmSpec:
     keep_ratio: float | None = None
     reducer_options: Mapping[str, Any] = field(default_factory=dict)
     selector: str | None = None
+    seed: int | None = None
     eviction: str | None = None
     eviction_keep: str | float | None = None
     eviction_options: Mapping[str, Any] = field(default_factory=dict)
     scope: Any = None
     kv_dtype: Any = "model"
     protocol: Protocol = "query_aware"
-    seed: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.adapter is None and self.backbone is None:
             raise ValueError("an arm needs adapter: DIR, or backbone: PATH for a model without one")
-        self._check_kinds()
         if self.protocol not in get_args(Protocol):
             raise unknown_name("protocol", self.protocol, get_args(Protocol))
         if self.adapter is None and (self.reducer is None) != (self.keep_ratio is None):
@@ -67,22 +71,31 @@ class ArmSpec:
             raise ValueError(
                 f"arm {self.backbone}: selector {self.selector!r} needs an adapter, whose S and K it takes"
             )
+        if self.seed is not None and self.selector not in SEEDED:
+            raise ValueError(
+                f"seed {self.seed} is of the selectors {' and '.join(SEEDED)}; a random reducer or eviction takes it "
+                "among its options, and an adapter has that of its training"
+            )
         if self.eviction is None and (self.eviction_keep is not None or self.eviction_options or self.scope):
             raise ValueError("eviction_keep, eviction_options and scope need an eviction method")
         if self.eviction is not None and self.eviction_keep is None:
             raise ValueError(f"eviction {self.eviction!r} needs eviction_keep, for instance 0.1, 256tokens or 20MB")
 
-    def _check_kinds(self) -> None:
-        """What YAML gives as another kind than is meant."""
-        if self.name is not None and not _names_folder(self.name):
-            raise ValueError(f"name {self.name!r} of an arm must be text that can name a folder, without slashes")
-        if self.keep_ratio is not None and not isinstance(self.keep_ratio, int | float):
-            raise ValueError(f"keep_ratio {self.keep_ratio!r} of an arm must be a number, for instance 0.25")
-        if self.seed is not None and (type(self.seed) is not int or "random" not in self.drawn):
-            raise ValueError(f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction 'random'")
+    def _check_types(self) -> None:
+        """A YAML file may hold anything."""
+        for key in _TEXTS:
+            value = getattr(self, key)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ValueError(f"{key} of an arm must be text; got {value!r}")
+        if self.name is not None and (self.name in (".", "..") or set(self.name) & set("/\\")):
+            raise ValueError(f"name {self.name!r} of an arm is also its folder's; leave out / and \\")
+        if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
+            raise ValueError(f"keep_ratio of an arm must be a number; got {self.keep_ratio!r}")
+        if self.seed is not None and type(self.seed) is not int:
+            raise ValueError(f"seed of an arm must be a whole number; got {self.seed!r}")
         for key in ("reducer_options", "eviction_options"):
             if not isinstance(getattr(self, key), Mapping):
-                raise ValueError(f"{key} of an arm must be a mapping, for instance {{window: 8}}")
+                raise ValueError(f"{key} of an arm must be a mapping of settings; got {getattr(self, key)!r}")
 
     def compression(self) -> Compression:
         """Eviction and precision.
@@ -90,20 +103,12 @@ class ArmSpec:
         Raises:
             ValueError: names or settings that do not exist.
         """
-        options = dict(self.eviction_options)
-        if self.eviction == "random" and self.seed is not None:
-            options["seed"] = self.seed
         try:
-            method = None if self.eviction is None else build_eviction(self.eviction, **options)
+            method = None if self.eviction is None else build_eviction(self.eviction, **self.eviction_options)
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
         return Compression(method, keep, unit, self.scope, self.kv_dtype)
-
-    @property
-    def drawn(self) -> tuple[str | None, ...]:
-        """What a seed may be of."""
-        return self.reducer, self.selector, self.eviction
 
     @property
     def overrides(self) -> bool:
@@ -111,10 +116,6 @@ class ArmSpec:
         return self.adapter is not None and any(
             (self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector)
         )
-
-
-def _names_folder(name: object) -> bool:
-    return isinstance(name, str) and "/" not in name and name.strip(".") != ""
 
 
 @dataclass(frozen=True)

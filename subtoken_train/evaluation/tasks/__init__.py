@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.tasks.base import Sample, Task
@@ -18,6 +18,7 @@ from subtoken_train.evaluation.tasks.mmbench import MMBench
 from subtoken_train.evaluation.tasks.mmbench_video import MMBenchVideo
 from subtoken_train.evaluation.tasks.mme import MME
 from subtoken_train.evaluation.tasks.mmlu import MMLU
+from subtoken_train.evaluation.tasks.option_types import check_option
 from subtoken_train.evaluation.tasks.pope import POPE
 from subtoken_train.evaluation.tasks.recall import Recall
 from subtoken_train.evaluation.tasks.ruler import Ruler
@@ -83,9 +84,11 @@ def build_task(name: str, source: str | Path | None = None, **options: Any) -> T
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
     known = [field.name for field in dataclasses.fields(TASKS[name]) if field.name != "source"]
-    for option in options:
+    hints = get_type_hints(TASKS[name])
+    for option, value in options.items():
         if option not in known:
             raise unknown_name(f"option of task {name}", option, known)
+        check_option(name, option, value, hints[option])
     return TASKS[name](source=source, **options)
 
 

@@ -70,6 +70,17 @@ def test_without_an_uncompressed_arm_nothing_is_reached(tmp_path, monkeypatch):
     assert (curve.reference, curve.area, curve.reached) == (False, None, {})
 
 
+def test_two_arms_at_one_budget_are_no_curve(tmp_path, monkeypatch):
+    register(monkeypatch, "pope")
+    for name, keep in (("a", 0.5), ("b", 0.5), ("c", 0.25)):
+        write_run(tmp_path, facts(name, keep, reducer=f"fastv {keep}"), "pope", answers(range(9)))
+    curves = make_curves(read_results([tmp_path]))
+    assert {curve.name: [point.arm.name for point in curve.points] for curve in curves} == {
+        "fastv": ["a", "c"],
+        "fastv: b": ["b"],
+    }
+
+
 def test_families(tmp_path, monkeypatch):
     register(monkeypatch, "pope")
     arms = [

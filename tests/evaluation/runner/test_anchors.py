@@ -135,10 +135,14 @@ def test_two_arms_of_one_name_are_refused(pool):
     ("spec", "message"),
     [
         (replace(ROUTED, selector="linnear"), "selector"),
-        (replace(ROUTED, reducer_options={"stag": "decoder"}), "reducer_options"),
+        (replace(ROUTED, reducer_options={"stag": "decoder"}), "unknown reducer option 'stag'. Did you mean 'stage'"),
         (replace(WHOLE, eviction="snapkvv", eviction_keep=0.1), "snapkvv"),
         (replace(WHOLE, reducer="fastv"), "needs keep_ratio"),
         (replace(WHOLE, keep_ratio=0.25), "keep_ratio 0.25 needs a reducer"),
+        (
+            replace(WHOLE, eviction="aircache", eviction_keep=0.1, protocol="context_first"),
+            "compresses before the question is seen",
+        ),
         (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all is not an adapter folder"),
     ],
 )

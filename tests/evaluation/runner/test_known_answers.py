@@ -11,7 +11,7 @@ from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner.run import run_grid
-from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
+from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, expand_arms
 
 from eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 
@@ -31,6 +31,18 @@ def test_random_groups_score_lower_than_the_trained_router(scenes, tmp_path):
     )
     assert mean(record.score for record in trained) > mean(record.score for record in drawn) + 0.05
     assert [record.region_bytes for record in trained] == [record.region_bytes for record in drawn]
+
+
+def test_seeds_of_a_random_selector_are_arms_of_their_own(scenes, tmp_path):
+    arms = expand_arms({"adapter": ROUTED.adapter, "selector": "random", "seed": [1, 2, 0]})
+    folders = run_grid(scenes_grid(scenes, tmp_path, *arms, replace(ROUTED, selector="random"), limit=40))
+    facts = [Manifest.read(folder).arm for folder in folders]
+    assert [(arm.name.removeprefix("tiny_fastv25_s16k4-seed0-"), arm.seed) for arm in facts] == [
+        ("random-seed1", 1), ("random-seed2", 2), ("random-seed0", 0), ("random", 0),
+    ]  # fmt: skip
+    one, two, zero, own = ({k: r.prediction for k, r in read_samples(folder).items()} for folder in folders)
+    assert one != two
+    assert zero == own
 
 
 def test_a_budget_of_one_is_the_backbone(scenes, tmp_path):

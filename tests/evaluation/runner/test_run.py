@@ -147,6 +147,7 @@ def test_more_samples_may_be_asked_later(scenes, tmp_path, asked):
     assert Manifest.read(folder).rows == len(read_samples(folder)) == 7
     with pytest.raises(ValueError, match="raise limit"):
         run_grid(grid)
+    assert Manifest.read(folder).rows == 7
 
 
 def test_another_arm_may_not_answer_into_the_folder(scenes, tmp_path):
@@ -193,8 +194,21 @@ def test_only_one_run_writes_into_a_folder(scenes, tmp_path):
 
 def test_text_tasks_are_for_language_models(tmp_path):
     grid = scenes_grid(tmp_path, tmp_path / "out", ROUTED)
-    with pytest.raises(ValueError, match="run them apart"):
+    with pytest.raises(ValueError, match=r"asks about texts, and the model of .* reads images; run them apart"):
         run_grid(replace(grid, tasks=(TaskSpec("recall", options={"contexts": 1}),)))
+
+
+def test_models_are_compared_with_tasks_before_the_first_answer(scenes, tmp_path):
+    both = (ROUTED, ArmSpec(adapter="checkpoints/adapters/tinylm_quest25_s16k12"))
+    with pytest.raises(ValueError, match="run them apart"):
+        run_grid(scenes_grid(scenes, tmp_path, *both))
+    assert written(tmp_path) == 0
+
+
+def test_names_of_all_tasks_are_checked_before_files_are_read(scenes, tmp_path):
+    grid = scenes_grid(tmp_path / "nowhere", tmp_path / "out", ROUTED)
+    with pytest.raises(ValueError, match="unknown task 'recal'"):
+        run_grid(replace(grid, tasks=(*grid.tasks, TaskSpec("recal"))))
 
 
 def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):

@@ -43,26 +43,9 @@ def mmbench(tmp_path):
 
 
 def record(sample, prediction):
+    bytes_and_entries = (1, 1, 1, 1, 0, 1, 1, 1.0)
     return SampleRecord(
-        sample.id,
-        sample.kind,
-        "",
-        dict(sample.reference),
-        prediction,
-        1.0,
-        1,
-        1,
-        1,
-        1,
-        0,
-        1,
-        1,
-        1.0,
-        None,
-        1,
-        1,
-        0.0,
-        0.0,
+        sample.id, sample.kind, "", dict(sample.reference), prediction, 1.0, *bytes_and_entries, None, 1, 1, 0.0, 0.0
     )
 
 

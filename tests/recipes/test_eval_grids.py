@@ -1,0 +1,106 @@
+"""The shipped grids can be run as they are: their arms have recipes, their tasks exist, tables are the paper's."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from subtoken_train.evaluation.runner.read_grid import read_grid
+from subtoken_train.evaluation.runner.suites import SUITES
+from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.inference.options import parse_keep
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))
+PAPER_GRIDS = {
+    "table1_llava7b": ("1", "LLaVA-1.5-7B"),
+    "table1_llava13b": ("1", "LLaVA-1.5-13B"),
+    "table2_qwenvl3b": ("2", "Qwen2.5-VL-3B"),
+    "table2_qwenvl7b": ("2", "Qwen2.5-VL-7B"),
+    "table3_llama7b": ("3", "LLaMA-2-7B"),
+    "table3_qwen7b": ("3", "Qwen2.5-7B"),
+}
+PAPER_TASKS = {
+    "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
+    "2": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
+    "3": ["mmlu"],
+}
+
+
+def recipe_of(adapter):
+    """The recipe of ``runs/NAME/adapter``, or None for a shipped adapter."""
+    parts = Path(adapter).parts
+    if parts[:2] == ("checkpoints", "adapters"):
+        return None
+    assert parts[0] == "runs"
+    assert parts[2:] == ("adapter",)
+    return RECIPES / f"{parts[1]}.yaml"
+
+
+def budget_of(recipe):
+    """Reducer, share of the tokens in percent (two decimals), S and K, as the recipe has them."""
+    model = yaml.safe_load(recipe.read_text(encoding="utf-8"))["model"]
+    reducer, routing = model["reducer"], model.get("routing") or {}
+    keep = 100 if reducer["name"] == "none" else 100 * reducer["keep_ratio"]
+    return reducer["name"], round(keep, 2), routing.get("num_groups", 0), routing.get("kept_groups", 0)
+
+
+def printed_budgets(table, model):
+    """The same of the paper's rows."""
+    with (RECIPES / "paper_rows.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row["table"], row["model"]) == (table, model)]
+    return [
+        (
+            row["reducer"].lower() or "none",
+            round(float(row["token_keep"]), 2),
+            int(row["num_groups"] or 0),
+            int(row["kept_groups"] or 0),
+        )
+        for row in rows
+    ]
+
+
+def test_no_grid_is_forgotten():
+    suites = [name for grids in SUITES.values() for name in grids]
+    assert sorted([*PAPER_GRIDS, *suites, "evictions_llava7b"]) == [path.stem for path in GRIDS]
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_grid_can_be_run(path):
+    grid = read_grid(path)
+    assert grid.out == Path("results/mini" if path.stem.startswith("mini_") else f"results/{path.stem}")
+    for task in grid.tasks:
+        build_task(task.name, task.source, **task.options)
+    assert len(set(map(repr, grid.arms))) == len(grid.arms)
+    for arm in grid.arms:
+        recipe = recipe_of(arm.adapter)
+        if recipe is None:
+            assert (RECIPES.parent / arm.adapter / "adapter_config.json").is_file()
+        else:
+            content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+            assert f"{content['output_dir']}/adapter" == arm.adapter
+        arm.compression()
+        assert arm.eviction_keep is None or parse_keep(str(arm.eviction_keep))[1] == "fraction"
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_its_own_commands_name_it(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if line.startswith("#"))
+    assert f"--config recipes/eval/{path.name}" in text or "--suite mini" in text
+    assert str(read_grid(path).out) in text
+
+
+@pytest.mark.parametrize("name", PAPER_GRIDS)
+def test_table_has_the_papers_arms(name):
+    table, model = PAPER_GRIDS[name]
+    grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
+    budgets = [budget_of(recipe_of(arm.adapter)) for arm in grid.arms]
+    printed = printed_budgets(table, model)
+    assert sorted(budgets) == sorted(printed)
+    assert all(arm.adapter.startswith(f"runs/{name.partition('_')[2]}_") for arm in grid.arms)
+    assert not any(arm.overrides or arm.eviction or arm.name for arm in grid.arms)
+    assert [task.name for task in grid.tasks] == PAPER_TASKS[table]

@@ -1,0 +1,43 @@
+"""``docs/evaluation.md`` lists every task with its numbers, and its grid can be read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import dedent
+
+from subtoken_train.evaluation.runner.read_grid import read_grid
+from subtoken_train.evaluation.tasks import TASKS
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+
+
+def rows():
+    """Task -> the cells beside its name."""
+    table = PAGE.partition("<!-- tasks:start -->")[2].partition("<!-- tasks:end -->")[0].strip().splitlines()[2:]
+    found = {}
+    for line in table:
+        names, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), cells)
+    return found
+
+
+def test_every_task_has_a_row():
+    assert sorted(rows()) == sorted(TASKS)
+
+
+def test_rows_have_the_tasks_numbers():
+    for name, (samples, _, score) in rows().items():
+        task = TASKS[name]
+        assert samples == (f"{task.rows:,}" if task.rows else samples)
+        assert task.rows or samples in ("any", "yours")
+        assert f"`{task.primary}`" in score or task.primary == "answered"
+
+
+def test_its_grid_can_be_read(tmp_path):
+    text = PAGE.partition("## The grid file\n")[2].partition("\n|")[0]
+    path = tmp_path / "grid.yaml"
+    path.write_text(dedent(text), encoding="utf-8")
+    grid = read_grid(path)
+    assert len(grid.arms) == 8
+    assert [task.name for task in grid.tasks] == ["scenes_pope", "scenes_textvqa"]
