@@ -13,8 +13,10 @@ from subtoken_train.backbones.load import resolve
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.inference.pool import ModelPool
 
 from eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 
@@ -81,6 +83,17 @@ def test_a_trained_anchor_may_come_later(scenes, tmp_path):
     run_grid(replace(grid, arms=(ROUTED, ANCHOR)))
     assert Manifest.read(folder).arm.anchor == "tiny_fastv25_s16k4_anchor-seed0"
     assert read_samples(folder) == before
+
+
+def test_a_random_control_of_each_training_has_that_training_s_seed(tmp_path):
+    """So that a report takes both as seeds of one arm."""
+    adapter = shutil.copytree(resolve(str(ROUTED.adapter)), tmp_path / "adapter")
+    config = json.loads((adapter / "subtoken_config.json").read_text())
+    config["training"] |= {"name": "tiny_fastv25_s16k4-seed1", "seed": 1}
+    (adapter / "subtoken_config.json").write_text(json.dumps(config))
+    drawn = replace(ROUTED, selector="random")
+    arms = prepare([drawn, replace(drawn, adapter=str(adapter)), replace(drawn, seed=7)], ModelPool())
+    assert [arm.facts.seed for arm in arms] == [0, 1, 7]
 
 
 @pytest.mark.parametrize(
