@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from subtoken_train.backbones.load import resolve
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.evaluation.reporting.reading import without_seed
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
-from subtoken_train.evaluation.runner.spec import ArmSpec, expand_arms
+from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.inference.pool import ModelPool
 
 from eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 
@@ -84,26 +85,15 @@ def test_a_trained_anchor_may_come_later(scenes, tmp_path):
     assert read_samples(folder) == before
 
 
-@pytest.mark.parametrize("drawn", [{"selector": "random"}, {"reducer": "random"}, {"eviction": "random"}])
-def test_seeds_are_an_axis(scenes, tmp_path, drawn):
-    """Other seeds draw otherwise, at the same budget, and are one arm's."""
-    evicted = {"eviction_keep": 0.5, "scope": "visual"} if "eviction" in drawn else {}
-    arms = expand_arms({"adapter": str(ROUTED.adapter), **drawn, **evicted, "seed": [0, 1, 0]})
-    arms[2] = replace(arms[2], name="again")
-    folders = run_grid(scenes_grid(scenes, tmp_path / "out", *arms, limit=6, tasks=("scenes_caption",)))
-    zero, one, again = (read_samples(folder) for folder in folders)
-    assert [Manifest.read(folder).arm.seed for folder in folders] == [0, 1, 0]
-    assert {without_seed(folder.parent.name) for folder in folders[:2]} == {
-        without_seed(f"tiny_fastv25_s16k4-{''.join(drawn.values())}{'0.5_visual' if evicted else ''}")
-    }
-    if not evicted:  # heads of their own meet groups of their own
-        assert [r.region_bytes for r in zero.values()] == [r.region_bytes for r in one.values()]
-    assert _said(zero) == _said(again)
-    assert _said(zero) != _said(one)
-
-
-def _said(samples):
-    return [(record.prediction, record.kept_visual) for record in samples.values()]
+def test_a_random_control_of_each_training_has_that_training_s_seed(tmp_path):
+    """So that a report takes both as seeds of one arm."""
+    adapter = shutil.copytree(resolve(str(ROUTED.adapter)), tmp_path / "adapter")
+    config = json.loads((adapter / "subtoken_config.json").read_text())
+    config["training"] |= {"name": "tiny_fastv25_s16k4-seed1", "seed": 1}
+    (adapter / "subtoken_config.json").write_text(json.dumps(config))
+    drawn = replace(ROUTED, selector="random")
+    arms = prepare([drawn, replace(drawn, adapter=str(adapter)), replace(drawn, seed=7)], ModelPool())
+    assert [arm.facts.seed for arm in arms] == [0, 1, 7]
 
 
 @pytest.mark.parametrize(
