@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,19 @@ def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, arguments, message
     monkeypatch.chdir(tmp_path)
     assert message in refused(capsys, *arguments)
     assert list(tmp_path.iterdir()) in ([], [tmp_path / "x"])
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun(root, tmp_path):
+    """Both answer, the first prints the table, and nobody waits for the other when the work is done."""
+    grid = tmp_path / "grid.yaml"
+    content = {"out": str(tmp_path / "out"), "tasks": ["scenes_gqa"], "arms": [{"adapter": ROUTED}], "batch_size": 2}
+    grid.write_text(json.dumps({**content, "data_root": str(root), "limit": 8, "anchors": "none"}))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "subtoken_train", "evaluate", "--config", str(grid)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("records are in") == 1
+    folder = tmp_path / "out" / "tiny_fastv25_s16k4-seed0" / "scenes_gqa"
+    assert sorted(path.name for path in folder.glob("samples-*")) == ["samples-0-of-2.jsonl", "samples-1-of-2.jsonl"]
+    assert len(read_samples(folder)) == 8
