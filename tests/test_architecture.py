@@ -120,3 +120,9 @@ def test_the_docstring_rule_itself():
         '"""Doc."""\nclass A:\n    """Doc."""\n    def b(self): ...\n    def _c(self): ...\ndef d(): ...\n'
     )
     assert list(undocumented(tree, "m")) == ["m.A.b", "m.d"]
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by their base names."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
