@@ -71,13 +71,16 @@ def generate_batch(
     # a special token is no part of the decoded text
     end_ids = {tokenizer.eos_token_id, *(i for text, i in _special_ids(tokenizer).items() if text in stops)}
 
-    def ended(ids_BT: Tensor) -> Tensor:
-        rows = ids_BT.tolist()
+    # a token that is text has a byte at least: no stop begins before these
+    window = max((len(text.encode()) for text in stops), default=0) + 1
+
+    def ended(generated: list[Tensor]) -> Tensor:
+        rows = torch.stack(generated[-window:], dim=1).tolist()
         texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
         said = [
             row[-1] in end_ids or any(each in text for each in stops) for row, text in zip(rows, texts, strict=True)
         ]
-        return torch.tensor(said, device=ids_BT.device)
+        return torch.tensor(said, device=generated[-1].device)
 
     cache = PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)

@@ -51,7 +51,7 @@ def greedy_tokens(
     cache: PackedCache,
     logits_BV: Tensor,
     max_new_tokens: int,
-    ended: Callable[[Tensor], Tensor] | None = None,
+    ended: Callable[[list[Tensor]], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Go on greedily from a filled cache.
 
@@ -60,8 +60,8 @@ def greedy_tokens(
         cache: with the prompts; it grows.
         logits_BV: of the first token.
         max_new_tokens: at least 1.
-        ended: called with the ids [B, T] so far; says which samples are done (bool [B]) beside those that said
-            end-of-text.
+        ended: called with the ids of every step so far, [B] each; says which samples are done (bool [B]) beside those
+            that said end-of-text.
 
     Returns:
         Ids [B, T], padding after a sample's end; and how many of them are the sample's own, end-of-text included, [B].
@@ -76,7 +76,7 @@ def greedy_tokens(
         count_B = count_B + ~done_B
         done_B = done_B | (next_B == end)
         if ended is not None:
-            done_B = done_B | ended(torch.stack(generated, dim=1))
+            done_B = done_B | ended(generated)
         if len(generated) == max_new_tokens or bool(done_B.all()):
             return torch.stack(generated, dim=1), count_B
         next_B = decode(backbone, next_B[:, None], cache).argmax(-1)

@@ -247,6 +247,21 @@ def test_stop_texts_end_and_cut_an_answer():
         assert one.text == other.text[: other.text.index(stop)] if stop in other.text else other.text
 
 
+def test_looking_for_a_stop_reads_the_last_tokens_only(monkeypatch):
+    """As many as the stop has bytes, and one: a step's cost does not grow with the answer."""
+    backbone = backbone_of(CELL | {"reducer": "none", "selector": "none"})
+    tokenizer, read = backbone.family.tokenizer, []
+    decode = tokenizer.batch_decode
+
+    def counted(rows, **settings):
+        read.append(max(map(len, rows)))
+        return decode(rows, **settings)
+
+    monkeypatch.setattr(tokenizer, "batch_decode", counted)
+    generate_batch(backbone, prompts(backbone.family, "three", pad_left=True), max_new_tokens=12, stop=["\n\n", "é"])
+    assert max(read) == 3
+
+
 def test_end_of_text_and_special_stops_are_cut(monkeypatch):
     backbone = compress(text_family(initializer_range=0.2))
     batch, end = prompts(backbone.family, "three", pad_left=True), backbone.family.tokenizer.eos_token_id

@@ -77,7 +77,7 @@ def run_grid(
                 name = f"{arm.facts.name} / {task.name}"
                 cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
                 if processes.first:
-                    task.write_for_others(cell.finished().values(), cell.folder)
+                    task.write_for_others(cell.folder)
                 folders.append(cell.folder)
         return folders
 

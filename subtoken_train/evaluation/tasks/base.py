@@ -7,14 +7,13 @@ and the metric turns predictions into scores, so that answers can be scored agai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from subtoken_train.datasets.images import ImageSource
 from subtoken_train.evaluation.metrics.base import TaskMetric
-from subtoken_train.evaluation.results.record import SampleRecord
 
 Modality = Literal["image", "text"]
 
@@ -93,12 +92,11 @@ class Task(ABC):
             ValueError: what is missing, and how to get it.
         """
 
-    def write_for_others(self, records: Iterable[SampleRecord], folder: Path) -> None:  # noqa: B027  (few are read)
-        """Write what a program outside reads beside the records, when all samples are answered; most tasks nothing.
+    def write_for_others(self, folder: Path) -> None:  # noqa: B027  (few are read)
+        """Write what a program outside reads, when all samples are answered; most tasks nothing.
 
         Args:
-            records: of all samples.
-            folder: the cell's own.
+            folder: with the records.
         """
 
     @property

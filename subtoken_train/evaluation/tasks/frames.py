@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.datasets.images import SUFFIXES
 from subtoken_train.evaluation.metrics.answered import Answered
 from subtoken_train.evaluation.results.record import SampleRecord
+from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.tasks.base import Task
+from subtoken_train.evaluation.tasks.reading import task_source
 
 FRAMES = "frames"
 JUDGE_FILE = "judge.tsv"
 
 
+@dataclass
 class VideoTask(Task):
     """Questions about frames, whose answers only a judge can score.
 
     Nothing is scored here: a run leaves JUDGE_FILE beside its records.
+
+    Attributes:
+        frames: images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
     """
+
+    frames: int = 8
 
     modality = "image"
     hub_id = None
@@ -33,9 +42,18 @@ class VideoTask(Task):
         """How much was answered: no score."""
         return Answered()
 
-    def write_for_others(self, records: Iterable[SampleRecord], folder: Path) -> None:
+    def write_for_others(self, folder: Path) -> None:
         """The judge's file."""
-        write_judge_file(records, folder / JUDGE_FILE)
+        write_judge_file(read_samples(folder).values(), folder / JUDGE_FILE)
+
+    def frames_of(self, videos: Iterable[str]) -> dict[str, tuple[Path, ...]]:
+        """The images of each video, in order; each folder is listed once.
+
+        Raises:
+            ValueError: a video has none.
+        """
+        folder = Path(task_source(self)) / FRAMES
+        return {video: tuple(evenly_spaced(folder / video, self.frames)) for video in dict.fromkeys(videos)}
 
 
 def evenly_spaced(folder: Path, count: int) -> list[Path]:

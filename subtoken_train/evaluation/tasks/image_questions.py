@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.datasets.images import ImageSource
 from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.reading import Row, read_split, unique_ids
+from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 """LLaVA-1.5's words for short answers; lmms-eval's default too."""
@@ -26,6 +27,8 @@ class ImageQuestions(Task):
     """What a sample is made of, beside the column ``image``."""
     config: ClassVar[str | None] = None
     """The set's configuration; None: its default one."""
+    own_files: ClassVar[tuple[str, ...]] = ()
+    """Files of another form than Parquet; a folder with any of them is read by ``own_samples``."""
 
     @abstractmethod
     def sample(self, row: Row, number: int) -> Sample:
@@ -45,10 +48,22 @@ class ImageQuestions(Task):
         Raises:
             ValueError: files are missing, truncated or of another kind, an id is there twice, or answers are missing.
         """
+        source = task_source(self)
+        if isinstance(source, Path) and any((source / name).is_file() for name in self.own_files):
+            return self.own_samples(source)
         rows = read_split(self, self.answered, self.columns, ["image"], self.config)
         samples = [self.sample(row, number) for number, row in enumerate(rows)]
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
         return samples
+
+    def own_samples(self, folder: Path) -> list[Sample]:
+        """All samples of a folder with ``own_files``, in the order of the questions' file; images are not opened.
+
+        Raises:
+            ValueError: a file is missing, truncated or malformed, an id is there twice, or the files are of different
+                splits.
+        """
+        raise AssertionError("a task with own_files reads them")
 
 
 def about_image(text: str) -> str:

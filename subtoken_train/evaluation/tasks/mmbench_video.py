@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.frames import FRAMES, VideoTask, evenly_spaced
+from subtoken_train.evaluation.tasks.frames import VideoTask
 from subtoken_train.evaluation.tasks.reading import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_table
 
@@ -26,13 +26,7 @@ _BEFORE = (
 
 @dataclass
 class MMBenchVideo(VideoTask):
-    """Open questions; the answers are for a judge, in ``judge.tsv``.
-
-    Attributes:
-        frames: images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
-    """
-
-    frames: int = 8
+    """Open questions; the answers are for a judge, in ``judge.tsv``."""
 
     name = "mmbench_video"
     where = (
@@ -43,22 +37,18 @@ class MMBenchVideo(VideoTask):
 
     def samples(self) -> list[Sample]:
         """The rows of the table; ids are their ``index``. Only the listings of the frames' folders are read."""
-        folder = Path(task_source(self))
-        rows = read_table(find_file(self, folder, FILE), COLUMNS, delimiter="\t")
+        rows = read_table(find_file(self, Path(task_source(self)), FILE), COLUMNS, delimiter="\t")
         unique_ids((row.values["index"], row.place) for row in rows)
         for row in rows:
             if not row.values["index"].isdecimal():
                 raise ValueError(f"{row.place}: index {row.values['index']!r} is no number")
-        chosen = {
-            video: evenly_spaced(folder / FRAMES / video, self.frames)
-            for video in dict.fromkeys(row.values["video"] for row in rows)
-        }
+        chosen = self.frames_of(row.values["video"] for row in rows)
         return [
             Sample(
                 id=row.values["index"],
                 prompt=video_prompt(row.values["question"], len(chosen[row.values["video"]])),
                 reference=dict(row.values),
-                images=tuple(chosen[row.values["video"]]),
+                images=chosen[row.values["video"]],
                 max_new_tokens=512,
                 kind="question",
             )

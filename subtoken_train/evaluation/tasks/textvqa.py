@@ -8,7 +8,7 @@ question ids. And the Parquet form of lmms-eval, whose prompts capitalise the qu
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     people_answers,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row, find_file, task_source, unique_ids
+from subtoken_train.evaluation.tasks.reading import Row, find_file, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_entries, read_jsonl
 
 QUESTIONS = "llava_textvqa_val_v051_ocr.jsonl"
@@ -48,6 +48,7 @@ class TextVQA(ImageQuestions):
     primary = "accuracy"
     answered = "validation"
     columns = ("question_id", "question", "answers", "ocr_tokens")
+    own_files = (QUESTIONS, ANSWERS)
     where = (
         "Parquet: hf download lmms-lab/textvqa --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
         f"LLaVA's form, all in DIR: {QUESTIONS} (folder textvqa of eval.zip, "
@@ -57,18 +58,6 @@ class TextVQA(ImageQuestions):
     )
 
     ocr: bool = True
-
-    def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the questions' file; images are not opened.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, a question is unknown to the answers, an id is there
-                twice, or the answers are of another split.
-        """
-        source = task_source(self)
-        if isinstance(source, Path) and any((source / name).is_file() for name in (QUESTIONS, ANSWERS)):
-            return self._llava_samples(source)
-        return super().samples()
 
     def metric(self) -> SoftAccuracy:
         """Soft accuracy over ten people's answers."""
@@ -80,7 +69,8 @@ class TextVQA(ImageQuestions):
         text = text_of(row, "question").capitalize() + tokens + SHORT_ANSWER
         return _sample(str(row.values["question_id"]), text, people_answers(row, self.answered), image_of(row))
 
-    def _llava_samples(self, folder: Path) -> list[Sample]:
+    def own_samples(self, folder: Path) -> list[Sample]:
+        """LLaVA's two files; see ``ImageQuestions``."""
         questions = read_jsonl(find_file(self, folder, QUESTIONS), ("question_id", "image", "text"))
         path = find_file(self, folder, ANSWERS)
         known = _annotations(path)

@@ -6,11 +6,10 @@ VLMEvalKit's words. The set's open questions are not here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.frames import FRAMES, VideoTask, evenly_spaced
-from subtoken_train.evaluation.tasks.reading import read_split, task_source
+from subtoken_train.evaluation.tasks.frames import VideoTask
+from subtoken_train.evaluation.tasks.reading import read_split
 
 COLUMNS = ("video_id", "duration", "question", "question_prompt", "capability", "answer")
 _BEFORE = (
@@ -21,13 +20,7 @@ _BEFORE = (
 
 @dataclass
 class VideoTT(VideoTask):
-    """Questions with options; the answers are for a judge, in ``judge.tsv``.
-
-    Attributes:
-        frames: images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
-    """
-
-    frames: int = 8
+    """Questions with options; the answers are for a judge, in ``judge.tsv``."""
 
     name = "video_tt"
     where = (
@@ -38,12 +31,8 @@ class VideoTT(VideoTask):
 
     def samples(self) -> list[Sample]:
         """The rows of split ``test``; ids are their numbers from 0, which VLMEvalKit calls ``index``."""
-        folder = Path(task_source(self))
         rows = read_split(self, "test", COLUMNS)
-        chosen = {
-            video: evenly_spaced(folder / FRAMES / video, self.frames)
-            for video in dict.fromkeys(str(row.values["video_id"]) for row in rows)
-        }
+        chosen = self.frames_of(str(row.values["video_id"]) for row in rows)
         samples = []
         for index, row in enumerate(rows):
             values = {name: row.values[name] for name in COLUMNS[1:]}
@@ -54,7 +43,7 @@ class VideoTT(VideoTask):
                     id=str(index),
                     prompt=video_prompt(values["question"], values["question_prompt"], len(images)),
                     reference={"index": index, "video": video, "video_path": f"./video/{video}.mp4", **values},
-                    images=tuple(images),
+                    images=images,
                     kind=str(values["capability"]),
                 )
             )

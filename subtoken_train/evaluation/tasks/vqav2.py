@@ -6,7 +6,6 @@ splits (test-dev: what LLaVA's table shows) have no public answers; only the cha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     people_answers,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row, find_file, no_answers, task_source, unique_ids
+from subtoken_train.evaluation.tasks.reading import Row, find_file, no_answers, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_entries
 
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
@@ -44,6 +43,7 @@ class VQAv2(ImageQuestions):
     primary = "llava_accuracy"
     answered = "validation"
     columns = ("question_id", "question", "answers", "answer_type")
+    own_files = (QUESTIONS, ANSWERS)
     where = (
         "Parquet: hf download lmms-lab/VQAv2 --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
         "The challenge's own form, unpacked in DIR: https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa/"
@@ -63,18 +63,6 @@ class VQAv2(ImageQuestions):
         if self.split != self.answered:
             raise no_answers("task vqav2", self.split, self.answered)
 
-    def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files; images are not opened.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, an id is there twice or has no answers, or the two
-                files are of different splits.
-        """
-        source = task_source(self)
-        if isinstance(source, Path) and any((source / name).is_file() for name in (QUESTIONS, ANSWERS)):
-            return self._official_samples(source)
-        return super().samples()
-
     def metric(self) -> VQAv2Accuracy:
         """Accuracy in three readings."""
         return VQAv2Accuracy()
@@ -89,7 +77,8 @@ class VQAv2(ImageQuestions):
             kind=row.values["answer_type"],
         )
 
-    def _official_samples(self, folder: Path) -> list[Sample]:
+    def own_samples(self, folder: Path) -> list[Sample]:
+        """The challenge's two files; see ``ImageQuestions``."""
         paths = find_file(self, folder, QUESTIONS), find_file(self, folder, ANSWERS)
         questions = _by_id(read_entries(paths[0], "questions", ("question_id", "image_id", "question")))
         annotations = _by_id(read_entries(paths[1], "annotations", ("question_id", "answers", "answer_type")))

@@ -7,6 +7,7 @@ from datasets import Dataset
 from PIL import Image
 
 from subtoken_train.evaluation.results.record import SampleRecord
+from subtoken_train.evaluation.results.store import SampleWriter
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.frames import evenly_spaced, write_judge_file
 
@@ -117,8 +118,8 @@ def test_a_judge_file_needs_answers_to_videos(mmbench, tmp_path):
 
 def test_a_run_leaves_the_judges_file(mmbench, tmp_path):
     task = build_task("mmbench_video", mmbench)
-    written = [record(sample, "an answer") for sample in task.samples()]
-    task.write_for_others(written, tmp_path)
+    SampleWriter(tmp_path).append([record(sample, "an answer") for sample in task.samples()])
+    task.write_for_others(tmp_path)
     with (tmp_path / "judge.tsv").open(newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     assert [(row["index"], row["prediction"]) for row in rows] == [("2", "an answer"), ("11", "an answer")]
