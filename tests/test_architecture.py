@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "subtoken_train"
 
 ROOMS = [
-    {"functional", "types", "errors", "resources"},
+    {"functional", "types", "errors", "resources", "documents", "typed"},
     {"kernels"},
     {"routing", "reducers", "evictions", "cache"},
     {"artifact", "backbones"},

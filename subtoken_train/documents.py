@@ -1,0 +1,176 @@
+"""JSON and YAML that somebody else wrote: read as data, bounded in size, depth and expansion, every fault worded.
+
+What these readers promise for any bytes: a plain value (dict, list, str, number, bool, None), or one ``ValueError``
+that names the place. Nothing that a document names is imported, opened or built.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 2**26
+MAX_DEPTH = 64
+MAX_NODES = 100_000  # of a YAML document, with its aliases written out
+
+
+def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
+    """The text of a regular file in UTF-8.
+
+    Raises:
+        ValueError: no regular file (a folder, a pipe, a device), too large, or not UTF-8.
+        OSError: it is not there or cannot be read.
+    """
+    status = Path(path).stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is not a regular file")
+    if status.st_size > max_bytes:
+        raise ValueError(f"{path} has {status.st_size:,} bytes; at most {max_bytes:,} are read")
+    return decoded(Path(path).read_bytes(), str(path))
+
+
+def decoded(content: bytes, place: str) -> str:
+    """Bytes as UTF-8; a worded ``ValueError`` names the first that is none."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place} is not UTF-8 (byte {error.start})") from None
+
+
+def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:
+    """The value of a JSON file, see ``read_text`` and ``parse_json``."""
+    return parse_json(read_text(path, max_bytes), str(path))
+
+
+def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: one document; bytes are UTF-8.
+        place: file, and line where there are many, for messages.
+        constants: whether NaN and Infinity, which are no JSON, are numbers.
+
+    Raises:
+        ValueError: broken, a key twice in one object, nested deeper than ``MAX_DEPTH``, or a number without end.
+    """
+
+    def constant(name: str) -> float:
+        if not constants:
+            raise ValueError(f"{name} is no JSON number")
+        return float(name)
+
+    text = text if isinstance(text, str) else decoded(text, place)
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place}: invalid JSON ({error.msg}, line {error.lineno}, column {error.colno})") from None
+    except RecursionError:
+        raise _too_deep(place) from None
+    except ValueError as error:
+        raise ValueError(f"{place}: invalid JSON ({error})") from None
+    _check_depth(value, place)
+    return value
+
+
+def read_yaml(path: str | Path, max_bytes: int = 2**20) -> Any:
+    """The value of a YAML file, see ``read_text`` and ``parse_yaml``."""
+    return parse_yaml(read_text(path, max_bytes), str(path))
+
+
+def parse_yaml(text: str, place: str) -> Any:
+    """The value of one YAML document, tags of its own refused.
+
+    Raises:
+        ValueError: broken, several documents, a key twice in one mapping, an alias that holds itself, nested deeper
+            than ``MAX_DEPTH``, or more than ``MAX_NODES`` nodes once aliases are written out.
+    """
+    try:
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise _too_deep(place)
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is not None:
+            _count(node, {}, place)
+        return _built(text, place)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{place}{where}: invalid YAML ({error.problem})") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{place}: invalid YAML ({' '.join(str(error).split())[:200]})") from None
+
+
+def _built(text: str, place: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (TypeError, OverflowError, ValueError) as error:  # a list as a key, a date that there is not
+        raise ValueError(f"{place}: invalid YAML ({error})") from None
+
+
+def _count(node: yaml.Node, sizes: dict[int, int], place: str) -> int:
+    """Nodes below one, aliases written out; 0 in ``sizes`` marks a node that is being counted."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if (known := sizes.get(id(node))) is not None:
+        if known == 0:
+            raise ValueError(f"{place}, line {node.start_mark.line + 1}: invalid YAML (an alias that holds itself)")
+        return known
+    sizes[id(node)] = 0
+    children: list[yaml.Node] = []
+    for child in node.value:
+        children.extend(child if isinstance(child, tuple) else [child])
+    if isinstance(node, yaml.MappingNode):
+        _check_keys([key for key, _ in node.value], place)
+    total = 1
+    for child in children:
+        total += _count(child, sizes, place)
+        if total > MAX_NODES:
+            raise ValueError(f"{place}: invalid YAML (more than {MAX_NODES:,} values once its aliases are written out)")
+    sizes[id(node)] = total
+    return total
+
+
+def _check_keys(keys: Iterable[yaml.Node], place: str) -> None:
+    seen: set[tuple[str, str]] = set()
+    for key in keys:
+        if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
+            continue
+        if (key.tag, key.value) in seen:
+            raise ValueError(f"{place}, line {key.start_mark.line + 1}: key {key.value[:80]!r} stands twice")
+        seen.add((key.tag, key.value))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice[:80]!r} stands twice in one object")
+    return made
+
+
+def _check_depth(value: Any, place: str) -> None:
+    """Level by level, without recursion."""
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            below
+            for each in level
+            if isinstance(each, dict | list)
+            for below in (each.values() if isinstance(each, dict) else each)
+            if isinstance(below, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep(place)
+
+
+def _too_deep(place: str) -> ValueError:
+    return ValueError(f"{place} is nested deeper than {MAX_DEPTH} levels")

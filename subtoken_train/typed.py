@@ -1,0 +1,121 @@
+"""Plain values from a file as the dataclass that they should be: every name and every type is checked.
+
+``BackboneConfig(**json.load(file))`` takes a text where a number belongs and fails much later, or never.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from subtoken_train.errors import unknown_name
+
+T = TypeVar("T")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+
+
+def typed(kind: type[T], content: object, place: str) -> T:
+    """A dataclass from a mapping.
+
+    Args:
+        kind: the dataclass. Fields may be int, float, bool, str, None, Any, Literal, list, tuple[X, ...], dict[str, X],
+            unions of them, and dataclasses.
+        content: what a file holds.
+        place: file and key, for messages.
+
+    Raises:
+        ValueError: no mapping, unknown or missing keys, a value of another type, a number that is not finite, or what
+            the dataclass itself refuses.
+    """
+    assert dataclasses.is_dataclass(kind)
+    if not isinstance(content, dict):
+        raise ValueError(f"{place} is {shown(content)}; it must be a group of keys")
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    for name in content:
+        if name not in fields:
+            raise ValueError(f"{place}: {unknown_name('key', name, fields)}")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in content and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    hints = get_type_hints(kind)
+    return kind(**{name: checked(hints[name], value, f"{place}: {name}") for name, value in content.items()})
+
+
+def checked(hint: Any, value: Any, place: str) -> Any:
+    """A value of the type that ``hint`` says (lists become tuples, whole numbers floats, where it asks for these).
+
+    Raises:
+        ValueError: it is none.
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _one_of(inner, value, place)
+    if origin is Literal:
+        return _named(inner, value, place)
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return value if isinstance(value, hint) else typed(hint, value, place)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _finite(value, place)
+    if type(value) is not ({list: list, tuple: list, dict: dict}.get(origin) if origin else hint):
+        raise ValueError(f"{place} is {shown(value)}; it must be {_words(hint)}")
+    return _members(origin, inner, value, place) if origin else value
+
+
+def _members(origin: Any, inner: tuple[Any, ...], value: Any, place: str) -> Any:
+    """A list, tuple or dict with all that is in it checked."""
+    if origin is dict:
+        return {checked(inner[0], k, place): checked(inner[1], v, f"{place}.{k}") for k, v in value.items()}
+    assert origin is list or inner[1:] == (...,), "tuples of one length are not served"
+    return origin(checked(inner[0], each, f"{place}[{i}]") for i, each in enumerate(value))
+
+
+def _named(names: tuple[Any, ...], value: Any, place: str) -> Any:
+    if any(value == name and type(value) is type(name) for name in names):
+        return value
+    raise ValueError(f"{place}: {unknown_name('value', value if isinstance(value, str) else shown(value), names)}")
+
+
+def _finite(value: float, place: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{place} is {shown(value)}; it must be finite")
+    return number
+
+
+def shown(value: object) -> str:
+    """A value in a message: short, whatever it is."""
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
+    """The first member of a union that takes the value; the error of the only one that is not None where none does."""
+    last: ValueError | None = None
+    for kind in kinds:
+        try:
+            return checked(kind, value, place)
+        except ValueError as error:
+            last = error if kind is not type(None) else last
+    others = [kind for kind in kinds if kind is not type(None)]
+    if len(others) == 1 and last is not None:
+        raise last
+    raise ValueError(f"{place} is {shown(value)}; it must be {' or '.join(map(_words, kinds))}")
+
+
+def _words(hint: Any) -> str:
+    origin = get_origin(hint) or hint
+    if origin in (list, tuple):
+        return "a list"
+    return "a group of keys" if origin is dict or dataclasses.is_dataclass(origin) else _WORDS.get(origin, str(origin))
