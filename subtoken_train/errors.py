@@ -1,4 +1,4 @@
-"""Worded errors for users' mistakes, and nearest-name suggestions.
+"""Worded errors for users' mistakes, warnings, and nearest-name suggestions.
 
 ``ValueError`` is what the library raises for wrong input; the command line turns it into one short message and exit
 code 2. ``assert`` is kept for invariants.
@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+
+class SubTokenWarning(UserWarning):
+    """What a user should know of a result that is given all the same; the command line says it on one line."""
 
 
 def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:

@@ -6,7 +6,11 @@ import os
 import select
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
+from typing import Any
+
+from subtoken_train.errors import SubTokenWarning
 
 PROGRAM = "subtoken-train"
 
@@ -31,9 +35,14 @@ def one_line(error: Exception) -> str:
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run a command and return its exit code; wrong input gives one line on stderr and no traceback."""
+    """Run a command and return its exit code; wrong input gives one line on stderr and no traceback.
+
+    A ``SubTokenWarning`` is one line on stderr, too.
+    """
     try:
-        return action()
+        with warnings.catch_warnings():
+            _word_warnings()
+            return action()
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130
@@ -48,6 +57,19 @@ def guarded(action: Callable[[], int]) -> int:
     except Exception:
         traceback.print_exc()
         return 1
+
+
+def _word_warnings() -> None:
+    """Show our own warnings without file, line and source."""
+    show = warnings.showwarning
+
+    def worded(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if issubclass(category, SubTokenWarning):
+            print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
+        else:
+            show(message, category, *place)
+
+    warnings.showwarning = worded
 
 
 def _reader_is_gone() -> bool:

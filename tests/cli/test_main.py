@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from subtoken_train.cli.errors import guarded, one_line
 from subtoken_train.cli.main import main
 from subtoken_train.cli.parser import Parser, check_options
 from subtoken_train.cli.registry import COMMANDS, Command
+from subtoken_train.errors import SubTokenWarning
 
 BUDGET = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]
 HEAVY = ("torch", "transformers", "lightning", "peft", "datasets", "numpy")
@@ -165,6 +167,21 @@ def test_light_paths_import_nothing_heavy(argv):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == {"code": 0, "found": []}
+
+
+def test_our_warnings_are_one_line_and_others_stay_as_they_are(capsys):
+    def action():
+        warnings.warn("layer 0 keeps\n nothing", SubTokenWarning, stacklevel=1)
+        warnings.warn("of a library", UserWarning, stacklevel=1)
+        return 0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        others = []
+        warnings.showwarning = lambda *shown: others.append(str(shown[0]))
+        assert guarded(action) == 0
+    assert capsys.readouterr().err == "subtoken-train: warning: layer 0 keeps nothing\n"
+    assert others == ["of a library"]
 
 
 def test_a_broken_pipe_of_our_own_is_no_success(capsys):
