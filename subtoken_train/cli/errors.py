@@ -63,11 +63,11 @@ def _word_warnings() -> None:
     """Show our own warnings without file, line and source."""
     show = warnings.showwarning
 
-    def worded(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    def worded(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
         if issubclass(category, SubTokenWarning):
             print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
         else:
-            show(message, category, *place)
+            show(message, category, *place, **further)
 
     warnings.showwarning = worded
 
