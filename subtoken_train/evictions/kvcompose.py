@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope, keep_best_entries
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, keep_best_entries
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.observers import Blocks, over_groups, task_rows
 from subtoken_train.types import Region
@@ -47,7 +47,6 @@ class KVCompose(Eviction):
 
     name: ClassVar[str] = "kvcompose"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks", "value_norms"})
-    scope: ClassVar[Scope] = "all"
 
     task: Task = "aware"
     structured: bool = True

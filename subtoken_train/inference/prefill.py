@@ -50,7 +50,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     check_length(prompts, family.decoder.config)
     use_packed_attention(family.decoder.config)
     dense = DynamicCache(config=family.decoder.config)
-    eviction = None if compression.eviction is None else EvictionPass(compression, family)
+    eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts.followed)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
     routing = None if backbone.bank is None or not backbone.routes else backbone.bank.config
     value_fraction = 1.0 if routing is None else routing.kept_groups / routing.num_groups
