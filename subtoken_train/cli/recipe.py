@@ -15,6 +15,7 @@ import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
 
 from subtoken_train.cli.loggers import name_remote_runs, run_loggers
 from subtoken_train.cli.midway import midway_evaluator
@@ -35,6 +36,8 @@ from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.resume import requeued_with_work
 from subtoken_train.training.rng import RandomState
 from subtoken_train.training.run_checkpoints import RunCheckpoints
+from subtoken_train.training.run_marker import has_work
+from subtoken_train.training.run_places import final_names, place_beside, settle_after_kill
 from subtoken_train.training.strategies import build_strategy
 from subtoken_train.training.strategies.check import check_devices
 
@@ -53,10 +56,14 @@ class RecipeCLI(LightningCLI):
     Args:
         argv: ``--config RECIPE`` and overrides.
         with_trainer: False leaves ``trainer`` None.
+
+    Attributes:
+        place: where the run is written first: ``output_dir``, or beside it where another run is to be replaced.
     """
 
     def __init__(self, argv: list[str], with_trainer: bool = True) -> None:
         self._with_trainer = with_trainer
+        self.place = Path()
         for path in recipe_paths(argv):
             check_recipe_file(path)
         super().__init__(
@@ -97,12 +104,16 @@ class RecipeCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Settings that follow from others."""
         check_strategy(self.config.model.backbone.quantization, self.config.trainer.strategy)
-        self.config.checkpoint.folder = str(self.checkpoints)
-        if requeued_with_work(self.checkpoints):
+        if self._with_trainer and getattr(rank_zero_only, "rank", 0) == 0:
+            settle_after_kill(self.output_dir)
+        if requeued_with_work(self.output_dir, self.config.overwrite):
             self.config.resume, self.config.overwrite = True, False
-        self.config.trainer.default_root_dir = str(self.output_dir)
+        replaces = self._with_trainer and self.config.overwrite and not self.config.resume and has_work(self.output_dir)
+        self.place = place_beside(self.output_dir) if replaces else self.output_dir
+        self.config.checkpoint.folder = str(self.place / "checkpoints")
+        self.config.trainer.default_root_dir = str(self.place)
         self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
-        name_remote_runs(self.config.trainer.logger, self.output_dir)
+        name_remote_runs(self.config.trainer.logger, self.output_dir.name, self.place)
 
     @property
     def output_dir(self) -> Path:
@@ -124,7 +135,7 @@ class RecipeCLI(LightningCLI):
         if settings.enable_progress_bar is not False:
             ours.append(RichProgressBar() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
         settings.callbacks = [*(settings.callbacks or []), *ours]
-        settings.logger = run_loggers(settings.logger, self.output_dir, resumed=self.config.resume)
+        settings.logger = run_loggers(settings.logger, self.place)
         if isinstance(settings.strategy, str):
             settings.strategy = build_strategy(settings.strategy)
         check_devices(settings.devices, settings.accelerator)
@@ -171,11 +182,11 @@ class RecipeCLI(LightningCLI):
         os.replace(temporary, path)
 
     def recipe_text(self) -> str:
-        """The resolved recipe as YAML, without what was meant for this call alone."""
+        """The resolved recipe as YAML, without what was meant for this call alone; its paths name ``output_dir``."""
         config = self.config.clone()
         config.overwrite = config.resume = config.private = False
         config.push_to_hub = None
-        return str(self.parser.dump(config, skip_validation=True))
+        return final_names(str(self.parser.dump(config, skip_validation=True)), self.place)
 
 
 def data_module_of(argv: list[str]) -> type[OrderedDataModule[Any]]:
