@@ -55,6 +55,7 @@ class Tap:
     hidden: list[Tensor] = field(default_factory=list)
     result: list[PromptPass] = field(default_factory=list)
     gates: dict[int, Tensor] = field(default_factory=dict)
+    prompt: int = 0  # entries of ``hidden`` when the pass ended; later ones are of a second pass, or appended
 
 
 @contextmanager
@@ -64,6 +65,7 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
 
     def noting(*args, **kwargs):
         tap.result.append(run(*args, **kwargs))
+        tap.prompt = len(tap.hidden)
         return tap.result[-1]
 
     def entering(_, args):
