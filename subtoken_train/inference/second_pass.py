@@ -52,7 +52,7 @@ def repeated(result: PromptPass) -> Task:
     rows = result.rows
     assert result.embeds_BND is not None
     hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)
-    return Task(hidden_BSD, rows.visible_BM, rows.next_position() + rows.position)
+    return Task(hidden_BSD, rows.visible_BM, rows.next_position + rows.position)
 
 
 @torch.no_grad()
