@@ -9,7 +9,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from subtoken_train.artifact.hub_errors import hub_errors
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
-from subtoken_train.backbones.load import is_hub_id, resolve
+from subtoken_train.backbones.load import check_revision, is_hub_id, resolve
 
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
 """Data only: no pickle, no code. A merged folder's chat template is a .jinja file."""
@@ -42,6 +42,7 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
             raise ValueError(f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out")
         folder = Path(resolve(str(name)))
         return folder if (folder / CONFIG_FILE).is_file() else None
+    check_revision(revision)
     repo_id = str(name)
     with hub_errors(repo_id, revision):
         try:
