@@ -19,7 +19,7 @@ from subtoken_train.backbones.attention_row import attention_row
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.context import ContextSplit, check_sdpa
 from subtoken_train.backbones.evaluation_mode import evaluation_mode
-from subtoken_train.backbones.rows import PromptPass, Rows, check_feature_count, count_positions
+from subtoken_train.backbones.rows import PromptPass, Rows, check_feature_count, rows_read
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.objective import IGNORE_INDEX
@@ -93,9 +93,7 @@ class CompressedBackbone(nn.Module):
         """
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
-        visible = batch.regions_BN != Region.PADDING
-        index = torch.arange(visible.shape[1], device=visible.device).expand(visible.shape)
-        rows = Rows(index, visible, family.positions(batch), count_positions(visible), batch.regions_BN)
+        rows = Rows.whole(batch.regions_BN, family.positions(batch))
         neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
         if self.splits and (not neutral or self.routes):
             return self._context_split(call, rows, None if neutral else reducer)
@@ -151,9 +149,11 @@ class CompressedBackbone(nn.Module):
         states = family.visual_states(batch, statistics=True)
         if states is None:
             return self._routed_span(call, family.place(batch, None), rows, [], 0)
-        merged = reducer.merge(states)
-        keep, visual, slots = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL, torch.cat(merged.slots)
-        check_feature_count(int(visual.sum()), len(slots), batch)
+        keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
+        sizes = [len(tokens) for tokens in states.tokens]
+        check_feature_count(int(visual.sum()), sum(sizes), batch)
+        merged = reducer.merge(states, list(rows_read(batch)[visual].split_with_sizes(sizes)))
+        slots = torch.cat(merged.slots)
         keep[visual] = slots
         hidden = family.place(batch, family.project(torch.cat(merged.tokens)), keep)
         rows, gather = rows.take(keep, call.pad_left, family.tower_positions)
@@ -235,7 +235,7 @@ class CompressedBackbone(nn.Module):
     def _view(self, batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
         """What the reducer may look at."""
         seeds = sample_seeds(batch.record_ids, batch.regions_BN.device)
-        return ReducerView(batch.regions_BN, batch.rank_position_B, seeds, row)
+        return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)
 
     @torch.no_grad()
     def _scout(self, batch: Batch, hidden: Tensor, rows: Rows, layer: int) -> Tensor:

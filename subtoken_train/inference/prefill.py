@@ -64,7 +64,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         blocks = pack_layer(states.keys, states.values, keep_BhM, groups, packing)
         packed.fill(blocks, prompts.input_ids_BN.shape[1], states.keys)
         states.keys = states.values = None  # the dense layer goes before the next one is packed
-    cache.next_position = result.rows.next_position()
+    cache.next_position = result.rows.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     last_B1 = _last_visible(result.rows.visible_BM)
     hidden = result.hidden_BMD.gather(1, last_B1[..., None].expand(-1, -1, result.hidden_BMD.shape[-1]))
