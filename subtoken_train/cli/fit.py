@@ -25,28 +25,33 @@ def run_raw(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return 0
+    from subtoken_train.cli.recipe_source import read_source
+
+    source = read_source(argv)
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.cli.errors import USER_ERRORS
     from subtoken_train.cli.publish import check_publishing, publish
-    from subtoken_train.cli.recipe import RecipeCLI, expand_flags
+    from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_guard import check_held
     from subtoken_train.training.run_folder import RunFolder
+    from subtoken_train.training.run_places import settle_after_kill
 
-    cli = RecipeCLI(expand_flags(argv))
+    cli = RecipeCLI(source)
+    if is_first_process() and settle_after_kill(cli.output_dir):
+        cli = RecipeCLI(source)  # the folder holds another run now
     resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
-    folder = RunFolder(cli.output_dir, cli.place)
+    folder, destination, trainer = RunFolder(cli.output_dir, cli.place), destination_of(cli), cli.trainer
     try:
-        destination = destination_of(cli)
-        if cli.trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
-            check_held(cli, argv)
+        if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
+            check_held(cli)
             folder.check(resume is not None)
             if destination is not None:
                 check_publishing(destination, cli.model.backbone_config.path)
             prepare(cli, resume, folder)
         code = train(cli, resume, folder)
-        if code or not cli.trainer.is_global_zero:
+        if code or not trainer.is_global_zero:
             return code
         adapter = finish(cli, folder, None if destination is None else destination.repo_id)
     except USER_ERRORS:
@@ -109,6 +114,13 @@ def trained(cli: Any) -> bool:
     return int(cli.trainer.global_step) > 0
 
 
+def is_first_process() -> bool:
+    """Whether this is process 0 of a run, as far as the environment says before there is a trainer."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
 def destination_of(cli: Any) -> Any:
     """Where the recipe publishes its adapter; None: nowhere."""
     from subtoken_train.artifact.hub import Destination
@@ -143,6 +155,7 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
         ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
     """
     from subtoken_train.backbones.load import with_processor
+    from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
@@ -167,6 +180,8 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.kept_tokens(prompt.tokens)
     cli.datamodule.rehearse(family, cli.trainer)
+    if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
+        print(line, file=sys.stderr)
     folder.open(resume is not None)
     cli.save_recipe(folder.recipe)
     if folder.staged:

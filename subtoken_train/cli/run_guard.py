@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import Any
 
 
-def check_held(cli: Any, argv: list[str]) -> None:
+def check_held(cli: Any) -> None:
     """Refuse to replace a folder that holds what the run reads.
 
     Args:
         cli: the parsed recipe; only ``--overwrite`` replaces anything.
-        argv: the command line, for the recipe files that it names.
 
     Raises:
         ValueError: data, images, backbone, stage 1's adapter or a recipe lies in the run's folder. The run's own
             ``recipe.yaml`` may.
     """
-    from subtoken_train.cli.recipe import recipe_paths
-
     folder: Path = cli.output_dir
     if cli.place == folder:
         return
@@ -28,7 +25,7 @@ def check_held(cli: Any, argv: list[str]) -> None:
             raise ValueError(
                 f"{key} ({text}) lies in {folder}, which this run would replace; choose another --output_dir"
             )
-    for path in map(Path, recipe_paths(argv)):
+    for path in map(Path, cli.source.words.configs):
         if _lies_in(path, folder) and path.resolve() != (folder / "recipe.yaml").resolve():
             raise ValueError(f"the recipe {path} lies in {folder}, which this run would replace; move it elsewhere")
 

@@ -33,9 +33,13 @@ def final_names(text: str, place: Path) -> str:
     return text.replace(mark + token, "") if _TOKEN.fullmatch(mark + token) else text
 
 
-def settle_after_kill(folder: Path) -> None:
-    """Let a run that was killed just when its first checkpoint stood take its place, unless somebody writes there."""
-    real = real_folder(folder)
+def settle_after_kill(folder: Path) -> bool:
+    """Let a run that was killed just when its first checkpoint stood take its place, unless somebody writes there.
+
+    Returns:
+        Whether there was one.
+    """
+    real, settled = real_folder(folder), False
     for place in places_beside(real):
         if place.is_symlink() or newest_complete(place / "checkpoints") is None:
             continue
@@ -46,11 +50,13 @@ def settle_after_kill(folder: Path) -> None:
             for taken in filter(Path.exists, (place, real)):
                 locks.append(lock_run(taken, 0))
             swap(place, real)
+            settled = True
         except ValueError:  # somebody writes there: it is not ours to settle
             continue
         finally:
             for lock in locks:
                 lock.release()
+    return settled
 
 
 def real_folder(folder: Path) -> Path:
