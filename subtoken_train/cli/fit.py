@@ -22,13 +22,16 @@ def run_raw(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return 0
+    from subtoken_train.cli.recipe_source import read_source
+
+    source = read_source(argv)
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.cli.publish import check_publishing, publish
-    from subtoken_train.cli.recipe import RecipeCLI, expand_flags
+    from subtoken_train.cli.recipe import RecipeCLI
 
-    cli = RecipeCLI(expand_flags(argv))
+    cli = RecipeCLI(source)
     resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
     destination = destination_of(cli)
     if cli.trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
@@ -100,6 +103,7 @@ def prepare(cli: Any, resume: Path | None) -> None:
         ValueError: there is a run already, or recipe, backbone, data and checkpoint do not fit each other.
     """
     from subtoken_train.backbones.load import with_processor
+    from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
@@ -127,6 +131,8 @@ def prepare(cli: Any, resume: Path | None) -> None:
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.kept_tokens(prompt.tokens)
     cli.datamodule.rehearse(family, cli.trainer)
+    if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
+        print(line, file=sys.stderr)
     if holds_first_stage(cli, folder):
         raise ValueError(f"stage2.adapter lies in {folder}, which this run would replace; choose another --output_dir")
     if resume is None and folder.exists():
