@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +15,10 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import Scope, build_eviction
-from subtoken_train.functional.images import to_rgb
 from subtoken_train.inference.arguments import check_settings, copies_asked
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
+from subtoken_train.inference.conversation import inputs_of
 from subtoken_train.inference.generation import compressed, exclusive
 from subtoken_train.inference.loading import device_of, load_backbone
 from subtoken_train.inference.prefill import Prefill
@@ -195,42 +193,7 @@ class SubTokenModel:
         Raises:
             ValueError: placeholders and images that do not match.
         """
-        family = self.backbone.family
-        device = family.model.device
-        if isinstance(prompt, str) and not prompt.strip():
-            raise ValueError("the prompt is empty; write what the model should answer or go on with")
-        if family.image_token_id is None:
-            if images or not isinstance(prompt, str):
-                raise ValueError(f"{family.name} is a language model: give one text, and no images")
-            return {name: tensor.to(device) for name, tensor in self.tokenizer(prompt, return_tensors="pt").items()}
-        turns = prompt if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, len(images)))]
-        rendered = family.render(turns)
-        text, marker = rendered.text, rendered.image_marker
-        parts = text.split(marker)
-        if len(parts) - 1 != len(images):
-            raise ValueError(
-                f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image"
-            )
-        if not images:
-            warnings.warn(
-                f"the prompt has no image, so {family.name} answers from the text alone and no visual token is "
-                "compressed; give one (--image FILE, or images=[...])",
-                SubTokenWarning,
-                stacklevel=2,
-            )
-        images = [to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
-        for i, image in enumerate(images):
-            parts[i] += marker * family.visual_tokens((image.height, image.width))
-        encoded = self.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
-        made = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
-        if images:
-            made["pixel_values"], grid = family.process_images(images)
-            if grid is not None:
-                made |= {
-                    "image_grid_thw": grid,
-                    "mm_token_type_ids": (made["input_ids"] == family.image_token_id).int(),
-                }
-        return {name: tensor.to(device) for name, tensor in made.items()}
+        return inputs_of(self.backbone.family, prompt, images)
 
     def chat(self, prompt: str | Sequence[Turn], images: Sequence[Image.Image] = (), **settings: Any) -> str:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``."""
@@ -248,8 +211,3 @@ class SubTokenModel:
         if self.last is None:
             raise ValueError("nothing was generated yet; cache_report describes the cache of the last call of generate")
         return report(self.backbone, self.last.batch, self.last.plan, self.last.cache)
-
-
-def _with_placeholders(prompt: str, images: int) -> str:
-    """Images stand before a prompt that places none."""
-    return prompt if "<image>" in prompt or not images else "<image>\n" * images + prompt
