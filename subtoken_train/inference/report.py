@@ -75,7 +75,7 @@ class CacheReport:
         return (
             f"KV {held:,} of {self.dense_bytes:,} bytes ({held / self.dense_bytes:.1%}); "
             f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%}); index "
-            f"{self.index_bytes:,}, slack {self.slack_bytes:,}, plan {self.plan_bytes:,} bytes"
+            f"{self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
         )
 
 

@@ -262,6 +262,5 @@ def test_what_describes_a_prompt_is_small_and_counted():
     held = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
     report = model.cache_report()
     assert report.plan_bytes == held > 0
-    assert f"plan {held:,} bytes" in str(report)
     with pytest.raises(ValueError, match="visual tokens and no pixels; a cache's batch lets them go"):
         generate_greedy(model.backbone, batch, 2, model.compression)
