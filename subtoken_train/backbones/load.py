@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.hub import hub_asked, silence
 from subtoken_train.backbones.llava import LlavaFamily
 from subtoken_train.backbones.offline import offline_config
 from subtoken_train.backbones.quantize import check_quantization, prepare_quantised, quantization_config
@@ -74,9 +76,10 @@ def load_family(config: BackboneConfig) -> Family:
     Raises:
         ValueError: unknown path, model type, dtype or quantization, or bitsandbytes is asked for and missing.
     """
-    family = _family_of(_read_config(config))
-    model = load_weights(family, config)
-    return _put_together(family, model, _read_processor(family, config), config)
+    with _asked(config):
+        family = _family_of(_read_config(config))
+        model = load_weights(family, config)
+        return _put_together(family, model, _read_processor(family, config), config)
 
 
 def load_weights(family: type[Family], config: BackboneConfig) -> Any:
@@ -95,7 +98,7 @@ def load_weights(family: type[Family], config: BackboneConfig) -> Any:
             quantization_config=quantised,
         )
     except OSError as error:
-        raise ValueError(f"the weights of backbone {config.path!r} cannot be read: {error}") from error
+        raise ValueError(f"the weights of backbone {config.path!r} cannot be read: {silence() or error}") from error
     if quantised is not None:
         prepare_quantised(model, family(model, None).decoder)
     return model.eval()
@@ -107,7 +110,10 @@ def layout_family(config: BackboneConfig) -> Family:
     Its weights have the shapes of the unquantised ones.
     """
     check_quantization(config.quantization)
-    model_config = offline_config(config.path) or _read_config(config)
+    model_config = offline_config(config.path)
+    if model_config is None:
+        with _asked(config):
+            model_config = _read_config(config)
     family = _family_of(model_config)
     with torch.device("meta"):
         model = family.auto_model.from_config(model_config, dtype=_dtype(config))
@@ -123,14 +129,22 @@ def with_processor(layout: Family, config: BackboneConfig) -> Family:
     Raises:
         ValueError: the processor is not at hand.
     """
-    return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
+    with _asked(config):
+        return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
+
+
+def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
+    """Around what reads a backbone's files: the Hub is asked for a Hub id alone."""
+    return hub_asked() if is_hub_id(config.path) else nullcontext()
 
 
 def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
     try:
         return family.auto_processor.from_pretrained(resolve(config.path), revision=config.revision)
     except (OSError, ValueError) as error:
-        raise ValueError(f"the tokenizer or processor of backbone {config.path!r} cannot be read: {error}") from error
+        raise ValueError(
+            f"the tokenizer or processor of backbone {config.path!r} cannot be read: {silence() or error}"
+        ) from error
 
 
 def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
@@ -157,7 +171,7 @@ def _read_config(config: BackboneConfig) -> Any:
     except OSError as error:
         raise ValueError(
             f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "
-            f"check the name, the network or HF_HOME ({type(error).__name__})"
+            + (silence() or f"check the name, the network or HF_HOME ({type(error).__name__})")
         ) from error
 
 
