@@ -10,7 +10,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from subtoken_train.artifact.hub_errors import hub_errors
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.backbones.hub import hub_asked
-from subtoken_train.backbones.load import is_hub_id, resolve
+from subtoken_train.backbones.load import check_revision, is_hub_id, resolve
 
 RUN_ADAPTER, CHECKPOINTS = "adapter", "checkpoints"
 """Of a run's folder."""
@@ -49,6 +49,7 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
         if revision is not None:
             raise ValueError(f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out")
         return adapter_in(Path(resolve(str(name))))
+    check_revision(revision)
     repo_id = str(name)
     with hub_errors(repo_id, revision), hub_asked():
         try:

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx2
-from huggingface_hub import constants
-from huggingface_hub import get_session
+from huggingface_hub import constants, get_session
 
 from subtoken_train.errors import SubTokenWarning
 

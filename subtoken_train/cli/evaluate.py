@@ -91,7 +91,7 @@ def _run_file(args: argparse.Namespace) -> int:
 
 def _answer(adapter: str | None, records: InstructionRecords, args: argparse.Namespace) -> tuple[ArmFacts, Answers]:
     """The facts and answers of one adapter, or of the backbone."""
-    from subtoken_train.artifact.folder import read_config
+    from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.cli.compression import load_model
     from subtoken_train.cli.progress import counter

@@ -72,7 +72,7 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
         with hub_asked() if from_hub else nullcontext():
             rows = load_dataset(**arguments)
     except (DatasetNotFoundError, ConnectionError) as error:
-        kinds, reason = ", ".join(_BUILDERS), silence() or error
+        kinds, reason = ", ".join(_BUILDERS), (silence() if from_hub else None) or error
         raise ValueError(
             f"data set {source.name!r} cannot be loaded ({reason}); give a Hub id, or a local file ({kinds})"
         ) from None
