@@ -30,6 +30,8 @@ from subtoken_train.inference.report import CacheReport, report
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.types import Batch, Plan, Region
 
+ANSWER_TOKENS = 64
+"""Of ``chat``, unless it is told."""
 IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
 """What processors make of images; the model's own generate never sees it, because prompts run here."""
 
@@ -173,7 +175,7 @@ class SubTokenModel:
             raise ValueError("the prompt is empty; write what the model should answer or go on with")
         if family.image_token_id is None:
             if images or not isinstance(prompt, str):
-                raise ValueError(f"{family.name} is a language model: give one text, and no images")
+                raise ValueError(f"{family.name} takes one text, and no images")
             return {name: tensor.to(device) for name, tensor in self.tokenizer(prompt, return_tensors="pt").items()}
         turns = prompt if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, len(images)))]
         rendered = family.render(turns)
@@ -205,7 +207,12 @@ class SubTokenModel:
         return {name: tensor.to(device) for name, tensor in made.items()}
 
     def chat(self, prompt: str | Sequence[Turn], images: Sequence[Image.Image] = (), **settings: Any) -> str:
-        """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``."""
+        """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
+
+        At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise.
+        """
+        if not {"max_new_tokens", "max_length", "generation_config"} & set(settings):
+            settings["max_new_tokens"] = ANSWER_TOKENS
         inputs: dict[str, Any] = self.inputs(prompt, images)
         out = self.generate(**inputs, **settings)
         answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

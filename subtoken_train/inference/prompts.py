@@ -48,7 +48,7 @@ def batch_from_inputs(
     last_B = torch.where(visible, places, -1).amax(-1)
     if family.image_token_id is None:
         if pixels is not None:
-            raise ValueError(f"pixel_values were given, but {family.name} is a language model and sees no images")
+            raise ValueError(f"pixel_values were given, but {family.name} sees no images")
         regions, images = _text_regions(family, input_ids_BN, visible, context_length), torch.zeros_like(last_B)
         rank = last_B
     else:
