@@ -59,7 +59,7 @@ def batch_from_inputs(
         if context_length is not None and type(context_length) is not int:
             raise ValueError(f"context_length={context_length!r} must be a whole number of tokens")
         if pixels is not None:
-            raise ValueError(f"pixel_values were given, but {family.name} is a language model and sees no images")
+            raise ValueError(f"pixel_values were given, but {family.name} sees no images")
         regions, images = _text_regions(family, input_ids_BN, visible, context_length), torch.zeros_like(last_B)
         rank = last_B
     else:

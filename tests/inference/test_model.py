@@ -11,6 +11,7 @@ from PIL import Image
 from subtoken_train import SubTokenModel
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import ReducerConfig
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
@@ -168,7 +169,7 @@ def test_after_a_mistake_the_model_serves_the_next_call(vlm, name):
 
 def test_language_models_refuse_images(llm):
     expected = tokens(llm, (), TEXT)
-    with pytest.raises(ValueError, match="a language model is a language model: give one text, and no images"):
+    with pytest.raises(ValueError, match="a language model takes one text, and no images"):
         llm.chat("what is this?", [PICTURE])
     with pytest.raises(ValueError, match="pixel_values were given"):
         llm.generate(**llm.inputs(TEXT), pixel_values=torch.zeros(1, 3, 96, 96))
@@ -214,3 +215,10 @@ def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
         SubTokenModel.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="'first_visual' reads the attention between text and image"):
         SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)
+
+
+def test_loading_and_chat_say_nothing(vlm_adapter, recwarn):
+    model = SubTokenModel.from_pretrained(vlm_adapter)
+    model.chat(QUESTION, [PICTURE], do_sample=False)
+    assert [str(warning.message) for warning in recwarn] == []
+    assert model.last.cache.get_seq_length() < model.last.batch.input_ids_BN.shape[1] + ANSWER_TOKENS
