@@ -20,6 +20,7 @@ from subtoken_train.backbones.offline import offline_config
 from subtoken_train.backbones.quantize import check_quantization, prepare_quantised, quantization_config
 from subtoken_train.backbones.qwen2_5_vl import Qwen25VLFamily
 from subtoken_train.backbones.text import TextFamily
+from subtoken_train.backbones.windows import check_full_attention
 from subtoken_train.errors import unknown_name
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
@@ -226,4 +227,5 @@ def _read_config(config: BackboneConfig) -> Any:
 def _family_of(model_config: Any) -> type[Family]:
     if model_config.model_type not in FAMILIES:
         raise unknown_name("backbone family (model_type)", model_config.model_type, FAMILIES)
+    check_full_attention(model_config)  # before any weight is read
     return FAMILIES[model_config.model_type]
