@@ -99,7 +99,8 @@ class SubTokenModel:
             eviction_keep: what stays, see ``Compression.keep``.
             eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
             eviction_options: settings of the method, by name.
-            scope: what the eviction compresses, ``visual`` or ``all``; None: the method's own.
+            scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
+                ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
