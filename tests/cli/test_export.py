@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from subtoken_train import SubTokenModel
 from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.artifact.whole_folder import ADAPTER
 from subtoken_train.cli.fit import export
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
@@ -160,6 +161,7 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     assert main(["export", str(run), str(out), "--merge-lora"]) == 0
     assert f"merged checkpoint: {out}" in capsys.readouterr().out
     assert not (out / "adapter_config.json").exists()
+    assert ADAPTER.others(out) == ADAPTER.others(run / "adapter") == []
     moved = tmp_path / "elsewhere"
     out.rename(moved)
     assert torch.allclose(logits(moved), logits(run / "adapter"), atol=1e-5)
@@ -179,6 +181,7 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
 
 def test_a_merged_language_model(text_adapter, tmp_path, capsys):
     assert main(["export", str(text_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
+    assert ADAPTER.others(tmp_path / "merged") == []
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert type(plain).__name__ == "LlamaForCausalLM"
     text = "the bee and the spider met in the garden. " * 12
@@ -280,6 +283,29 @@ def test_what_is_there_stays(run, tmp_path, capsys):
     assert main(["export", str(out), str(out), "--overwrite"]) == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(out).items())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
+
+
+def test_neighbours_and_strangers_stay(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    for ending in (".partial", ".replaced"):
+        (tmp_path / f"out{ending}").mkdir()
+        (tmp_path / f"out{ending}" / "notes.txt").write_text("mine")
+    assert main(["export", str(run), str(out)]) == 0
+    assert main(["export", str(run), str(out), "--overwrite"]) == 0
+    assert [path.read_text() for path in sorted(tmp_path.glob("out.*/notes.txt"))] == ["mine", "mine"]
+    (out / "notes.txt").write_text("mine")
+    capsys.readouterr()
+    assert "out holds what an adapter folder has not (notes.txt)" in refused(capsys, run, out, "--overwrite")
+    assert (out / "notes.txt").read_text() == "mine"
+    link = tmp_path / "link"
+    link.symlink_to(out)
+    assert "is a symbolic link" in refused(capsys, run, link, "--overwrite")
+
+
+def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("subtoken_train.artifact.folder.write_rest", lambda *args: 1 / 0)
+    assert main(["export", str(run), str(tmp_path / "deep" / "out")]) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_quantised_backbone_is_not_merged_into(run, tmp_path):
