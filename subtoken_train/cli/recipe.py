@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from subtoken_train.cli.class_paths import ALLOWED
@@ -29,6 +29,7 @@ from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.training.bar_progress import BarProgress
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.line_progress import LineProgress
@@ -168,7 +169,7 @@ class RecipeCLI(LightningCLI):
         settings = self.config_init.trainer
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
-            ours.append(RichProgressBar() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
+            ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
         settings.callbacks = [*(settings.callbacks or []), *ours]
         settings.logger = run_loggers(settings.logger, self.place)
         if isinstance(settings.strategy, str):
