@@ -115,6 +115,7 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     Raises:
         ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
     """
+    from subtoken_train.artifact.whole_folder import check_target
     from subtoken_train.backbones.load import with_processor
     from subtoken_train.cli.fit_training import hand_over
     from subtoken_train.datasets.unknown_tokens import say_unknown
@@ -125,6 +126,8 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     from subtoken_train.training.strategies.check import check_fit, check_parts
 
     note = check_recipe(cli, cli.output_dir / "recipe.yaml") if resume else ""
+    if resume:
+        check_target(cli.output_dir / "adapter", overwrite=True)  # which the run writes anew at its end
     check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
     cli.datamodule.check_images()

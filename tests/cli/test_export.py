@@ -285,29 +285,6 @@ def test_what_is_there_stays(run, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
 
 
-def test_neighbours_and_strangers_stay(run, tmp_path, capsys):
-    out = tmp_path / "out"
-    for ending in (".partial", ".replaced"):
-        (tmp_path / f"out{ending}").mkdir()
-        (tmp_path / f"out{ending}" / "notes.txt").write_text("mine")
-    assert main(["export", str(run), str(out)]) == 0
-    assert main(["export", str(run), str(out), "--overwrite"]) == 0
-    assert [path.read_text() for path in sorted(tmp_path.glob("out.*/notes.txt"))] == ["mine", "mine"]
-    (out / "notes.txt").write_text("mine")
-    capsys.readouterr()
-    assert "out holds what an adapter folder has not (notes.txt)" in refused(capsys, run, out, "--overwrite")
-    assert (out / "notes.txt").read_text() == "mine"
-    link = tmp_path / "link"
-    link.symlink_to(out)
-    assert "is a symbolic link" in refused(capsys, run, link, "--overwrite")
-
-
-def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("subtoken_train.artifact.folder.write_rest", lambda *args: 1 / 0)
-    assert main(["export", str(run), str(tmp_path / "deep" / "out")]) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_quantised_backbone_is_not_merged_into(run, tmp_path):
     from subtoken_train.artifact.merged import write_merged
 
