@@ -125,7 +125,8 @@ def test_manifest_says_who_answered_what(scenes, tmp_path):
 
 def test_prompts_that_lost_a_region_are_said_and_recorded(scenes, tmp_path):
     """Once per arm and task; reports count them."""
-    blind = ArmSpec(adapter=WHOLE.adapter, eviction="streaming_llm", eviction_keep="3tokens", scope="all")
+    settings = {"eviction": "streaming_llm", "eviction_keep": "3tokens", "eviction_options": {"sinks": 0}}
+    blind = ArmSpec(adapter=WHOLE.adapter, scope="all", **settings)
     said: list[str] = []
     folder = run_grid(scenes_grid(scenes, tmp_path, blind, limit=4, batch_size=2), say=said.append)[0]
     assert sum("visual (4 of 4 prompts)" in line for line in said) == 1
