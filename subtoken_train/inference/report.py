@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
-from subtoken_train.functional.ledger import KVBudget, Ledger, nominal_ledger
+from subtoken_train.functional.ledger import KVBudget, Ledger, nominal_ledger, share_words
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
@@ -73,7 +73,7 @@ class CacheReport:
         """One line; the slack, which does not grow with the prompt, is named apart."""
         held = self.total_bytes - self.slack_bytes
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({held / self.dense_bytes:.1%}); "
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({share_words(held / self.dense_bytes, 1)}); "
             f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%}); index "
             f"{self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
         )

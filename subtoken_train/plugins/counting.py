@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.functional.ledger import share_words
 from subtoken_train.inference.batched import Outcome
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.protocol import Protocol
@@ -90,4 +91,4 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _line(what: str, kept: int, dense: int, unit: str) -> str:
-    return f"{what}: {kept:,} of {dense:,} {unit} kept ({kept / dense:.2%})"
+    return f"{what}: {kept:,} of {dense:,} {unit} kept ({share_words(kept / dense, 2)})"
