@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrateg
 
 from subtoken_train.cli.main import main
 from subtoken_train.training.strategies import build_strategy, zero
-from subtoken_train.training.strategies.check import check_devices, check_fit
+from subtoken_train.training.strategies.check import check_devices, check_fit, check_kind
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 from subtoken_train.training.strategies.zero_settings import zero_settings
@@ -126,10 +126,8 @@ def test_an_eight_bit_optimiser_is_for_whole_tensors():
 
 
 def test_precision_that_rounds_adapters():
-    strategy = ZeroStrategy(stage=2)
-    strategy.precision_plugin = SimpleNamespace(precision="bf16-true")
     with pytest.raises(ValueError, match="would round LoRA and routers"):
-        strategy.check_precision()
+        check_kind(ZeroStrategy, "bf16-true", module())
 
 
 @pytest.mark.parametrize("strategy", [DeepSpeedStrategy, ModelParallelStrategy])
