@@ -26,12 +26,23 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
         ValueError: no regular file (a folder, a pipe, a device), too large, or not UTF-8.
         OSError: it is not there or cannot be read.
     """
+    size = check_regular(path)
+    if size > max_bytes:
+        raise ValueError(f"{path} has {size:,} bytes; at most {max_bytes:,} are read")
+    return decoded(Path(path).read_bytes(), str(path))
+
+
+def check_regular(path: str | Path) -> int:
+    """The size of a regular file in bytes; opening a pipe would wait for somebody who writes into it.
+
+    Raises:
+        ValueError: a folder, a pipe, a socket or a device.
+        OSError: it is not there.
+    """
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file")
-    if status.st_size > max_bytes:
-        raise ValueError(f"{path} has {status.st_size:,} bytes; at most {max_bytes:,} are read")
-    return decoded(Path(path).read_bytes(), str(path))
+    return status.st_size
 
 
 def decoded(content: bytes, place: str) -> str:
@@ -58,22 +69,17 @@ def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any
     Raises:
         ValueError: broken, a key twice in one object, nested deeper than ``MAX_DEPTH``, or a number without end.
     """
-
-    def constant(name: str) -> float:
-        if not constants:
-            raise ValueError(f"{name} is no JSON number")
-        return float(name)
-
     text = text if isinstance(text, str) else decoded(text, place)
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+        value = (_WITH_CONSTANTS if constants else _STRICT).decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{place}: invalid JSON ({error.msg}, line {error.lineno}, column {error.colno})") from None
     except RecursionError:
         raise _too_deep(place) from None
     except ValueError as error:
         raise ValueError(f"{place}: invalid JSON ({error})") from None
-    _check_depth(value, place)
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value, place)
     return value
 
 
@@ -172,6 +178,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"key {twice[:80]!r} stands twice in one object")
     return made
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_WITH_CONSTANTS = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def _check_depth(value: Any, place: str) -> None:
