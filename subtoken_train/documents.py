@@ -71,16 +71,27 @@ def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any
     """
     text = text if isinstance(text, str) else decoded(text, place)
     try:
-        value = (_WITH_CONSTANTS if constants else _STRICT).decode(text)
+        value = (LENIENT_JSON if constants else STRICT_JSON).decode(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: invalid JSON ({error.msg}, line {error.lineno}, column {error.colno})") from None
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        raise ValueError(f"{place}: invalid JSON ({error.msg}, {line}column {error.colno})") from None
     except RecursionError:
         raise _too_deep(place) from None
     except ValueError as error:
         raise ValueError(f"{place}: invalid JSON ({error})") from None
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value, place)
+    if "\\ud" in text or "\\uD" in text:
+        check_characters(value, place)
     return value
+
+
+def check_characters(value: Any, place: str) -> None:
+    """Raise a worded ``ValueError`` where a JSON value holds half of a character, which no file or tokenizer takes."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{place} holds half of a surrogate pair (\\ud800-\\udfff), no character") from None
 
 
 def read_yaml(path: str | Path, max_bytes: int = 2**20) -> Any:
@@ -184,8 +195,9 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-_WITH_CONSTANTS = json.JSONDecoder(object_pairs_hook=_unique)
+STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+LENIENT_JSON = json.JSONDecoder(object_pairs_hook=_unique)
+"""NaN and Infinity, which are no JSON, are numbers."""
 
 
 def _check_depth(value: Any, place: str) -> None:

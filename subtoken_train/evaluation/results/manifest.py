@@ -127,11 +127,11 @@ class Manifest:
             if pattern.fullmatch(getattr(manifest.arm, fact)) is None:
                 value = shown(getattr(manifest.arm, fact))
                 raise ValueError(f"{path}: arm: {fact} is {value}, which 'subtoken-train evaluate' does not write")
-        for name, value in (
+        for count, number in (
             ("rows", manifest.rows),
             ("expected_rows", manifest.expected_rows or 0),
             ("arm: nominal_kv", manifest.arm.nominal_kv),
         ):
-            if value < 0:
-                raise ValueError(f"{path}: {name} is {value}; it must not be negative")
+            if number < 0:
+                raise ValueError(f"{path}: {count} is {number}; it must not be negative")
         return manifest
