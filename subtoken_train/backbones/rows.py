@@ -96,6 +96,7 @@ class PromptPass:
         spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
         state: what the routers did; None without routing.
         kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
+        embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place.
     """
 
     hidden_BMD: Tensor
@@ -103,6 +104,7 @@ class PromptPass:
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
     state: RoutingState | None = None
     kept: dict[int, Tensor] = field(default_factory=dict)
+    embeds_BND: Tensor | None = None
 
     def layer_rows(self) -> list[tuple[Rows, Tensor]]:
         """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""

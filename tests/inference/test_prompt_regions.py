@@ -13,7 +13,7 @@ from subtoken_train.inference.prompts import batch_from_inputs, context_tokens
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 
-from helpers import compress, make_batch
+from helpers import compress, gqa_family, make_batch
 from qwen_tiny import qwen_batch, qwen_family, qwen_records
 from text_families import text_family
 from tiny_llama import build_tokenizer
@@ -21,7 +21,7 @@ from tiny_llama import build_tokenizer
 
 def inputs_of(batch):
     """A collated batch as a processor would return it."""
-    mask = (batch.regions_BN != Region.PADDING).long()
+    mask = batch.regions_BN != Region.PADDING
     return batch.input_ids_BN, mask, {"pixel_values": batch.pixel_values, "image_grid_thw": batch.image_grid_I3}
 
 
@@ -57,7 +57,7 @@ def test_qwen_regions_and_images(tmp_path, pad_left):
 def text_ids(lengths, pad_left):
     """Random token ids of some lengths, and their mask."""
     width = max(lengths)
-    ids, mask = torch.full((len(lengths), width), 0), torch.zeros(len(lengths), width, dtype=torch.long)
+    ids, mask = torch.full((len(lengths), width), 0), torch.zeros(len(lengths), width, dtype=torch.bool)
     for row, length in enumerate(lengths):
         span = slice(width - length, width) if pad_left else slice(0, length)
         ids[row, span] = torch.randint(10, 60, (length,), generator=torch.Generator().manual_seed(row))
@@ -72,7 +72,7 @@ def test_text_regions_split_each_sample(pad_left):
         batch = batch_from_inputs(text_family(), ids, mask, {}, length)
         assert (batch.regions_BN == Region.CONTEXT).sum(-1).tolist() == expected
         for row in range(2):
-            real = batch.regions_BN[row][mask[row].bool()].tolist()
+            real = batch.regions_BN[row][mask[row]].tolist()
             assert real == [Region.CONTEXT] * expected[row] + [Region.QUERY] * (len(real) - expected[row])
         assert torch.equal(batch.regions_BN == Region.PADDING, mask == 0)
         assert batch.rank_position_B.tolist() == ([99, 99] if pad_left else [99, 69])
@@ -139,14 +139,40 @@ def test_a_context_leaves_something_to_ask(length):
 def test_inputs_that_do_not_fit_the_backbone(tiny_family):
     ids, mask = text_ids([20], pad_left=False)
     pixels = {"pixel_values": torch.zeros(1, 3, 96, 96)}
-    with pytest.raises(ValueError, match="pixel_values were given, but a language model is"):
+    with pytest.raises(ValueError, match="pixel_values were given, but a language model sees no images"):
         batch_from_inputs(text_family(), ids, mask, pixels, None)
     with pytest.raises(ValueError, match="0 image tokens in the prompt but some pixel_values"):
         batch_from_inputs(tiny_family, ids, mask, pixels, None)
     with pytest.raises(ValueError, match="64 image tokens in the prompt but no pixel_values"):
-        batch_from_inputs(tiny_family, make_batch([(1, 6)]).input_ids_BN, None, {}, None)
+        batch_from_inputs(tiny_family, *inputs_of(make_batch([(1, 6)]))[:2], {}, None)
     with pytest.raises(ValueError, match="context_length is for language models; llava compresses the visual tokens"):
         batch_from_inputs(tiny_family, ids, mask, {}, 4)
+    with pytest.raises(ValueError, match="pixel_values must be a tensor, not list"):
+        batch_from_inputs(tiny_family, ids, mask, {"pixel_values": [pixels]}, None)
+    with pytest.raises(ValueError, match="mm_token_type_ids do not mark the image tokens"):
+        batch_from_inputs(tiny_family, ids, mask, {"mm_token_type_ids": torch.ones_like(ids)}, None)
+    with pytest.raises(ValueError, match=r"context_length=3.5 must be a whole number of tokens"):
+        batch_from_inputs(text_family(), ids, mask, {}, 3.5)
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen"])
+def test_images_of_another_form_are_worded(kind, tmp_path):
+    if kind == "llava":
+        family, batch = gqa_family(), make_batch([(1, 6), (2, 9)])
+        wrong = [{"image_grid_thw": torch.ones(3, 3).long()}, {"pixel_values": batch.pixel_values[0]}]
+        words = ["scales every image to one size; leave it out", r"must be \[images, 3, height, width\]"]
+    else:
+        family = qwen_family()
+        batch = qwen_batch(family, qwen_records(tmp_path), generation=True)
+        grid = batch.image_grid_I3
+        wrong = [{"image_grid_thw": x} for x in (None, grid.float(), grid[:1], grid[0])]
+        wrong.append({"pixel_values": batch.pixel_values[None]})
+        words = [r"must be \[patches, channels\] with image_grid_thw"] * len(wrong)
+    ids, mask, images = inputs_of(batch)
+    for change, said in zip(wrong, words, strict=True):
+        with pytest.raises(ValueError, match=said):
+            batch_from_inputs(family, ids, mask, images | change, None)
+    assert batch_from_inputs(family, ids.int(), mask, images, None).input_ids_BN.dtype == torch.int64
 
 
 def test_a_long_prompt_is_decoded_a_few_times_only(monkeypatch):

@@ -74,7 +74,7 @@ class SampleRecord(Measured):
 
 
 _HEX = re.compile("[0-9a-f]*")
-_COUNTS = [field.name for field in fields(Measured) if field.name != "kept_visual"]
+_COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
 TIMES = ("prefill_seconds", "decode_seconds")
 """The fields in which two runs of the same arm differ."""
 
