@@ -49,13 +49,10 @@ def test_lightnings_own_deepspeed_is_no_way_around(capsys, arena):
     )
 
 
-def test_zero_needs_a_gpu_and_an_old_run_stays(arena, capsys):
-    kept = arena.folder / "old" / "notes.txt"
-    kept.parent.mkdir()
-    kept.write_text("mine")
-    line = refused(capsys, arena.argv("old", "--overwrite", "--trainer.devices=1", strategy="zero2"))
+def test_zero_needs_a_gpu_and_nothing_is_made(arena, capsys):
+    line = refused(capsys, arena.argv("new", "--trainer.devices=1", strategy="zero2"))
     assert "ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2" in line
-    assert kept.read_text() == "mine"
+    assert not (arena.folder / "new").exists()
 
 
 def test_deepspeed_is_not_installed(arena, capsys, monkeypatch):
