@@ -11,15 +11,20 @@ import pytest
 
 from readme_blocks import README, ROOT, blocks
 
-OTHERS = (".git", ".venv", "runs", "results", "scenes", "english_text", "__pycache__", ".*_cache", "*.egg-info")
-"""What a fresh checkout does not have."""
+
+def others(folder: str, names: list[str]) -> set[str]:
+    """What a fresh checkout does not have."""
+    found = {name for name in names if name == "__pycache__" or name.endswith("_cache")}
+    if folder == str(ROOT):
+        found |= {".git", ".venv", "runs", "results"}
+    return found | {name for name in names if folder == str(ROOT / "data") and name.startswith(("scenes", "english_"))}
 
 
 @pytest.fixture
 def checkout(tmp_path):
     """A copy of the tree with what ``make fit`` leaves, trained for a moment; a function that runs a program in it."""
     folder, programs = tmp_path / "checkout", tmp_path / "bin"
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*OTHERS))
+    shutil.copytree(ROOT, folder, ignore=others)
     programs.mkdir()
     for name, further in (("python", ""), ("subtoken-train", "-m subtoken_train ")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {further}"$@"\n')
