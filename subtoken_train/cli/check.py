@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 
+from subtoken_train.errors import plain
+
 HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
 
 The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
@@ -47,6 +49,6 @@ def run_raw(argv: list[str]) -> int:
         ("data and steps", data_lines(cli, parts, offline)),
     )
     for number, (title, lines) in enumerate(steps, start=1):
-        print(f"{number}/{len(steps)} {title}", *(f"  {line}" for line in lines), "", sep="\n")
+        print(f"{number}/{len(steps)} {title}", *(f"  {plain(line)}" for line in lines), "", sep="\n")
     print(f"ready: subtoken-train fit {shlex.join(recipe)}")
     return 0
