@@ -23,7 +23,7 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     """
     if attention == "eager":
         raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
-    records = InstructionRecords(config.data, config.image_folder)
+    records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 
     def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
         answers = answer_all(
