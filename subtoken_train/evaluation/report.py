@@ -106,7 +106,7 @@ def score_table(arms: list[tuple[ArmFacts, Answers]]) -> Table:
     facts_of = [facts for facts, _ in arms]
     table.add_row("visual tokens", *[facts.tokens for facts in facts_of])
     table.add_row("value groups", *[facts.groups for facts in facts_of])
-    table.add_row("eviction", *[facts.eviction for facts in facts_of])
+    table.add_row("cache", *[facts.eviction for facts in facts_of])
     table.add_row("KV nominal", *[f"{facts.nominal:.3%}" for facts in facts_of])
     table.add_row("KV realised", *[f"{facts.realised:.3%}" for facts in facts_of])
     table.add_row("KV bytes", *[f"{facts.bytes_share:.3%}" for facts in facts_of], end_section=True)

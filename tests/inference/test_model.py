@@ -11,6 +11,7 @@ from PIL import Image
 from subtoken_train import SubTokenModel
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import ReducerConfig
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
@@ -112,6 +113,29 @@ def test_beams_store_their_prompt_as_a_dense_cache_would(vlm):
     assert report.realised_fraction == 0.25 * (1 + 1 / 4) / 2
 
 
+def test_a_report_describes_the_samples_that_are_left(llm):
+    """Selection, order and repetition change what the cache holds, and no share."""
+    ids = llm.inputs(TEXT)["input_ids"]
+    both = torch.stack([ids[0], ids[0].flip(0)])
+    both = torch.cat([torch.zeros(2, 8, dtype=ids.dtype), both], 1)
+    mask = torch.ones_like(both)
+    mask[0, :8] = 0
+    for samples, one in (([0], 0), ([1], 1), ([1, 0], None), ([1, 1, 1], 1), ([0, 1, 1], None)):
+        llm.generate(input_ids=both, attention_mask=mask, max_new_tokens=2, context_length=64)
+        whole = llm.cache_report()
+        llm.last.cache.batch_select_indices(torch.tensor(samples))
+        report = llm.cache_report()
+        tokens = sum(int(mask[sample].sum()) for sample in samples)
+        assert report.dense_bytes == (tokens + len(samples)) * llm.backbone.family.shape.token_bytes
+        assert report.nominal_fraction == report.realised_fraction == 0.5 * (1 + 1 / 4) / 2
+        held = report.total_bytes - report.slack_bytes
+        assert held / report.dense_bytes == pytest.approx(
+            (whole.total_bytes - whole.slack_bytes) / whole.dense_bytes, rel=0.05
+        )
+        if one is not None:
+            assert report.payload_bytes == len(samples) * report.ledger.bytes_of(with_index=False)
+
+
 def truncated():
     buffer = io.BytesIO()
     Image.effect_noise((96, 96), 60).save(buffer, "PNG")
@@ -119,7 +143,7 @@ def truncated():
 
 
 MISTAKES = {
-    "setting": (lambda m: tokens(m, max_newtokens=3), "model_kwargs.*max_newtokens"),
+    "setting": (lambda m: tokens(m, max_newtokens=3), "has no argument 'max_newtokens'. Did you mean 'max_new_tokens'"),
     "no ids": (lambda m: m.generate(max_new_tokens=3), "generate needs input_ids with at least one token"),
     "empty": (lambda m: m.chat("  "), "the prompt is empty"),
     "too few images": (lambda m: m.chat("<image> <image>\nhi", [PICTURE]), "2 image placeholders but 1 images"),
@@ -145,7 +169,7 @@ def test_after_a_mistake_the_model_serves_the_next_call(vlm, name):
 
 def test_language_models_refuse_images(llm):
     expected = tokens(llm, (), TEXT)
-    with pytest.raises(ValueError, match="a language model is a language model: give one text, and no images"):
+    with pytest.raises(ValueError, match="a language model takes one text, and no images"):
         llm.chat("what is this?", [PICTURE])
     with pytest.raises(ValueError, match="pixel_values were given"):
         llm.generate(**llm.inputs(TEXT), pixel_values=torch.zeros(1, 3, 96, 96))
@@ -191,3 +215,10 @@ def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
         SubTokenModel.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="'first_visual' reads the attention between text and image"):
         SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)
+
+
+def test_loading_and_chat_say_nothing(vlm_adapter, recwarn):
+    model = SubTokenModel.from_pretrained(vlm_adapter)
+    model.chat(QUESTION, [PICTURE], do_sample=False)
+    assert [str(warning.message) for warning in recwarn] == []
+    assert model.last.cache.get_seq_length() < model.last.batch.input_ids_BN.shape[1] + ANSWER_TOKENS
