@@ -30,7 +30,7 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Ima
         raise ValueError("the prompt is empty; write what the model should answer or go on with")
     if family.image_token_id is None:
         if images or not isinstance(prompt, str):
-            raise ValueError(f"{family.name} is a language model: give one text, and no images")
+            raise ValueError(f"{family.name} takes one text, and no images")
         encoded = family.tokenizer(prompt, return_tensors="pt")
         return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
     turns = prompt if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, len(images)))]

@@ -26,16 +26,10 @@ from subtoken_train.inference.prompts import IMAGE_INPUTS, batch_from_inputs
 from subtoken_train.inference.report import CacheReport, report
 from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
 from subtoken_train.reducers import ReducerConfig
-<<<<<<< HEAD
 from subtoken_train.types import Batch, Plan
-=======
-from subtoken_train.types import Batch, Plan, Region
 
 ANSWER_TOKENS = 64
 """Of ``chat``, unless it is told."""
-IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
-"""What processors make of images; the model's own generate never sees it, because prompts run here."""
->>>>>>> main
 
 
 @dataclass
@@ -105,7 +99,8 @@ class SubTokenModel:
             eviction_keep: what stays, see ``Compression.keep``.
             eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
             eviction_options: settings of the method, by name.
-            scope: what the eviction compresses, ``visual`` or ``all``; None: the method's own.
+            scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
+                ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
@@ -202,46 +197,7 @@ class SubTokenModel:
         Raises:
             ValueError: placeholders and images that do not match.
         """
-<<<<<<< HEAD
         return inputs_of(self.backbone.family, prompt, images)
-=======
-        family = self.backbone.family
-        device = family.model.device
-        if isinstance(prompt, str) and not prompt.strip():
-            raise ValueError("the prompt is empty; write what the model should answer or go on with")
-        if family.image_token_id is None:
-            if images or not isinstance(prompt, str):
-                raise ValueError(f"{family.name} takes one text, and no images")
-            return {name: tensor.to(device) for name, tensor in self.tokenizer(prompt, return_tensors="pt").items()}
-        turns = prompt if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, len(images)))]
-        rendered = family.render(turns)
-        text, marker = rendered.text, rendered.image_marker
-        parts = text.split(marker)
-        if len(parts) - 1 != len(images):
-            raise ValueError(
-                f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image"
-            )
-        if not images:
-            warnings.warn(
-                f"the prompt has no image, so {family.name} answers from the text alone and no visual token is "
-                "compressed; give one (--image FILE, or images=[...])",
-                SubTokenWarning,
-                stacklevel=2,
-            )
-        images = [to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
-        for i, image in enumerate(images):
-            parts[i] += marker * family.visual_tokens((image.height, image.width))
-        encoded = self.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
-        made = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
-        if images:
-            made["pixel_values"], grid = family.process_images(images)
-            if grid is not None:
-                made |= {
-                    "image_grid_thw": grid,
-                    "mm_token_type_ids": (made["input_ids"] == family.image_token_id).int(),
-                }
-        return {name: tensor.to(device) for name, tensor in made.items()}
->>>>>>> main
 
     def chat(self, prompt: str | Sequence[Turn], images: Sequence[Image.Image] = (), **settings: Any) -> str:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
