@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import Scope, build_eviction
+from subtoken_train.functional.emptied import emptied_regions, emptied_words
 from subtoken_train.inference.arguments import check_settings, copies_asked
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.conversation import inputs_of
@@ -168,6 +171,8 @@ class SubTokenModel:
             # the cache stands for the pixels
             described = replace(batch, pixel_values=None)
             self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
+            if words := emptied_words(emptied_regions(result.plan, batch.regions_BN), self.compression.label):
+                warnings.warn(words, SubTokenWarning, stacklevel=2)
 
         with compressed(self.backbone, self.compression, batch, cache, filled):
             out = model.generate(**inputs, past_key_values=cache)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
-from subtoken_train.functional.ledger import KVBudget, Ledger, nominal_ledger
+from subtoken_train.functional.ledger import KVBudget, Ledger, nominal_ledger, share_words
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
@@ -52,8 +52,12 @@ class CacheReport:
     @property
     def realised_fraction(self) -> float:
         """Retained share of the compressed region, from the plan; 1 where a prompt has none."""
-        region = next((name for name in ("visual", "context") if self.ledger.dense_bytes(name)), None)
+        region = self._region
         return 1.0 if region is None else self.ledger.fraction(region)
+
+    @property
+    def _region(self) -> str | None:
+        return next((name for name in ("visual", "context") if self.ledger.dense_bytes(name)), None)
 
     def table(self) -> str:
         """Markdown: a row per layer and region."""
@@ -72,10 +76,15 @@ class CacheReport:
     def __str__(self) -> str:
         """One line; the slack, which does not grow with the prompt, is named apart."""
         held = self.total_bytes - self.slack_bytes
+        if self._region is None:
+            compressed = "no visual token and no context to compress"
+        else:
+            compressed = (
+                f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
+            )
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({held / self.dense_bytes:.1%}); "
-            f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%}); index "
-            f"{self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({share_words(held / self.dense_bytes, 1)}); {compressed}; "
+            f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
         )
 
 

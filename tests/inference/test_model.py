@@ -11,6 +11,7 @@ from PIL import Image
 from subtoken_train import SubTokenModel
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import ReducerConfig
 
@@ -83,6 +84,31 @@ def test_evictions_compress_any_backbone(vlm_adapter, dummy_evictions):
     report = model.cache_report()
     assert report.realised_fraction == 0.25
     assert report.payload_bytes < 0.3 * report.ledger.bytes_of()
+
+
+def test_a_region_that_keeps_nothing_is_said(vlm_adapter, recwarn):
+    """The last three entries hold no picture; the default scope leaves a fourth of it, whatever the window."""
+    path = vlm_adapter.parent / "backbone"
+    settings = {"eviction_options": {"sinks": 0}, "eviction_keep": 3, "eviction_unit": "tokens", "scope": "all"}
+    model = SubTokenModel.from_pretrained(path, eviction="streaming_llm", **settings)
+    with pytest.warns(SubTokenWarning, match=r"^streaming_llm 3 tokens all: .*: system .*, visual \(1 of 1 prompts\)"):
+        tokens(model)
+    recwarn.clear()
+    model = SubTokenModel.from_pretrained(path, eviction="snapkv", eviction_keep=0.25)
+    tokens(model)
+    assert [str(each.message) for each in recwarn] == []
+    assert model.cache_report().realised_fraction == 0.25
+    for layer in model.last.plan.layers:
+        assert int((layer.entries_BN >= 0).sum()) >= 16
+
+
+def test_a_prompt_too_short_to_be_compressed_says_so(text_adapter):
+    model = SubTokenModel.from_pretrained(text_adapter.parent / "backbone", eviction="snapkv", eviction_keep=0.25)
+    tokens(model, (), "a bee")
+    report = model.cache_report()
+    assert "no visual token and no context to compress" in str(report)
+    assert "compressed region" not in str(report)
+    assert report.payload_bytes == report.ledger.dense_bytes()
 
 
 def test_the_backbone_of_an_adapter_may_lie_elsewhere(vlm_adapter, tmp_path):

@@ -37,8 +37,22 @@ def test_sums_and_fractions():
     assert (facts["entries_before"], facts["entries_after"]) == (80, 12)
     text = str(subject)
     assert text.startswith("subtoken: 2 prompts; none, linear S=4 K=1, snapkv 0.1 int8; protocol query_aware\n")
+    subject.add([replace(OUTCOME, kv_bytes=130)])
+    assert "KV of the prompts: 210 of 300 bytes kept (70.00%)" in str(subject)
+    subject.add([replace(OUTCOME, kv_bytes=200)])
+    assert "KV of the prompts: 410 of 400 bytes kept (100.00% + index)" in str(subject)
     assert "KV of the prompts: 80 of 200 bytes kept (40.00%)" in text
     assert "its entries, in any head: 12 of 80 (token, layer) pairs kept (15.00%)" in text
+
+
+def test_prompts_that_lost_a_region_are_counted():
+    subject = counted(Compression(build_eviction("snapkv"), 0.1, scope="all"))
+    subject.add([OUTCOME])
+    assert subject.facts["prompts_with_an_emptied_region"] == 0
+    assert "nothing is left" not in str(subject)
+    subject.add([replace(OUTCOME, emptied={"context": 2})])
+    assert subject.facts["prompts_with_an_emptied_region"] == 1
+    assert "snapkv 0.1 all: nothing is left of a whole region in some layer: context (1 of 2 prompts)" in str(subject)
 
 
 def test_nothing_to_compress_is_said():
