@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.documents import read_yaml
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import plain, unknown_name
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.spec import Grid
@@ -128,7 +128,7 @@ def _arm(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(plain(line), file=sys.stderr, flush=True)
 
 
 def print_results(folder: Path) -> None:

@@ -38,6 +38,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.anchor import anchor_words
     from subtoken_train.cli.errors import USER_ERRORS
     from subtoken_train.cli.fit_training import train, trained
+    from subtoken_train.cli.loggers import finish_remote
     from subtoken_train.cli.publish import check_publishing, publish
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_guard import check_held
@@ -66,6 +67,8 @@ def run_raw(argv: list[str]) -> int:
         folder.close(keep=False)
         raise
     finally:
+        if folder.staged:
+            finish_remote(trainer.loggers)
         folder.close(keep=trained(cli))
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     if destination is not None:
@@ -79,11 +82,9 @@ def finish(cli: Any, folder: RunFolder, repo_id: str | None) -> Path:
     """Write the adapter, then remove what the run replaces."""
     from subtoken_train.cli.errors import PROGRAM
     from subtoken_train.cli.fit_training import say_where_to_go_on
-    from subtoken_train.cli.loggers import finish_remote
 
     try:
         folder.take_place()  # a run of no step has no checkpoint
-        finish_remote(cli.trainer.loggers)
         adapter = export(cli, cli.output_dir, repo_id)
     except BaseException:
         say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")

@@ -24,6 +24,8 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     Raises:
         ValueError: no such file, no YAML, or keys or values that a grid does not have.
     """
+    if not path.is_file():
+        raise ValueError(f"grid {path} is not a file; recipes/eval holds some")
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping with arms, tasks and out")
