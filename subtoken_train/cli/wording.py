@@ -28,6 +28,8 @@ _TYPE_WORDS = {
     "str": "a text",
     "NoneType": "null",
 }
+_ERRORS = re.compile(r"^Errors:\n(?P<errors>.*?)^Given value", re.MULTILINE | re.DOTALL)
+_TRIED = ("Expected a ", "Not a valid subclass", "Does not validate")
 _GROUP = "a group of keys"
 _MAX_LISTED = 12
 
@@ -53,6 +55,13 @@ def worded(message: str, keys: Iterable[str]) -> str:
     if _KEY.search(text) and _VALUE.search(text):
         return _wrong_value(text)
     return text
+
+
+def own_words(message: str) -> str:
+    """What a class said when the parser built it: of a key of several types, the parser repeats all that it tried."""
+    errors = _ERRORS.search(message)
+    said = [] if errors is None else re.findall(r"^\s*- (.+)$", errors["errors"], re.MULTILINE)
+    return next((line for line in said if not line.startswith(_TRIED)), message)
 
 
 def recipe_keys(parser: LightningArgumentParser) -> list[str]:
