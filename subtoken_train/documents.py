@@ -107,6 +107,24 @@ def parse_yaml(text: str, place: str) -> Any:
         raise ValueError(f"{place}: invalid YAML ({' '.join(str(error).split())[:200]})") from None
 
 
+def check_file_name(name: str, place: str) -> str:
+    """A name that becomes one file's or folder's: given back, or refused where it could lead elsewhere.
+
+    Raises:
+        ValueError: empty, ``.`` or ``..``, longer than 200 bytes, or with separators or control characters.
+    """
+    if (
+        name.strip(". ") == ""
+        or set(name) & set("/\\")
+        or not name.isprintable()
+        or len(name.encode("utf-8", "surrogatepass")) > 200
+    ):
+        raise ValueError(
+            f"{place} is {name[:60]!r}, which also names a file: at most 200 bytes without /, \\ or control characters"
+        )
+    return name
+
+
 def _built(text: str, place: str) -> Any:
     try:
         return yaml.safe_load(text)

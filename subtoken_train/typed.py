@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from subtoken_train.errors import unknown_name
@@ -43,8 +44,13 @@ def typed(kind: type[T], content: object, place: str) -> T:
     ]
     if missing:
         raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     return kind(**{name: checked(hints[name], value, f"{place}: {name}") for name, value in content.items()})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def checked(hint: Any, value: Any, place: str) -> Any:
@@ -67,6 +73,8 @@ def checked(hint: Any, value: Any, place: str) -> Any:
         return _finite(value, place)
     if type(value) is not ({list: list, tuple: list, dict: dict}.get(origin) if origin else hint):
         raise ValueError(f"{place} is {shown(value)}; it must be {_words(hint)}")
+    if hint is int and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{place} is {shown(value)}; it must fit 64 bits")
     return _members(origin, inner, value, place) if origin else value
 
 
@@ -96,6 +104,8 @@ def _finite(value: float, place: str) -> float:
 
 def shown(value: object) -> str:
     """A value in a message: short, whatever it is."""
+    if isinstance(value, int) and abs(value) >= 2**63:  # Python refuses to write more than 4300 digits
+        return "a number of more than 64 bits"
     text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -70,6 +70,8 @@ class Batch:
         images_per_sample_B: images of each sample, int64.
         record_ids: the records' own ids, for messages and logs.
         image_grid_I3: (time, height, width) of each image in patches, int64; None where the family has one size.
+        followed: these are only the first tokens of prompts whose others come later (``context_first``), so that no
+            token is read from their last row.
     """
 
     input_ids_BN: Tensor
@@ -80,6 +82,7 @@ class Batch:
     images_per_sample_B: Tensor
     record_ids: list[str]
     image_grid_I3: Tensor | None = None
+    followed: bool = False
 
 
 @dataclass

@@ -26,7 +26,7 @@ from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.training.checkpoints import newest_complete, state_path
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Region, VisualStates
 
 import tiny_llama
 from tiny_llava import build_model, build_processor
@@ -90,6 +90,11 @@ def compress(family: Family, routing: RoutingConfig | None = None, **reducer: ob
     config = ReducerConfig(**{"name": "none", **reducer})
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
     return CompressedBackbone(family, build_reducer(config, family.shape.num_layers), bank)
+
+
+def unread(states: VisualStates) -> list[Tensor]:
+    """No token is read from any of the images' rows, as ``TowerReducer.merge`` takes it."""
+    return [torch.zeros(len(tokens), dtype=torch.bool) for tokens in states.tokens]
 
 
 def sharpen(family: Family, factor: float = 6.0) -> None:

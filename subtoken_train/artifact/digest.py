@@ -14,7 +14,9 @@ def adapter_digest(folder: Path) -> str:
 
     A merged folder's whole weights are read.
     """
-    paths = sorted((path.relative_to(folder).as_posix(), path) for kind in _FILES for path in folder.rglob(kind))
+    paths = sorted(
+        (path.relative_to(folder).as_posix(), path) for kind in _FILES for path in folder.rglob(kind) if path.is_file()
+    )
     digest = hashlib.sha256()
     for name, path in paths:
         with path.open("rb") as file:

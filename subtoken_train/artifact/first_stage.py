@@ -10,8 +10,11 @@ from typing import Any
 from peft import PeftModel
 from torch import Tensor
 
-from subtoken_train.artifact.folder import LORA_FILE, AdapterConfig, lora_tensors, read_config
+from subtoken_train.artifact.agreement import LORA_FILE
+from subtoken_train.artifact.config import AdapterConfig, read_config
+from subtoken_train.artifact.folder import lora_tensors
 from subtoken_train.artifact.identity import check_identity, identify
+from subtoken_train.artifact.source import adapter_in
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.backbones.lora import LoraSettings
@@ -48,7 +51,7 @@ def read_first_stage(folder: Path, reducer: ReducerConfig, lora: LoraSettings | 
     """Read stage 1's configuration (no weights) and check it against stage 2's recipe.
 
     Args:
-        folder: the token-only adapter.
+        folder: the token-only adapter, or its run.
         reducer: the recipe's token reducer; stage 1 must have been trained under the same one.
         lora: the recipe's LoRA settings, None where it has none; they must be stage 1's.
 
@@ -57,6 +60,7 @@ def read_first_stage(folder: Path, reducer: ReducerConfig, lora: LoraSettings | 
     """
     if not folder.is_dir():
         raise ValueError(f"stage2.adapter {folder} does not exist; train the token-only recipe (routing: null) first")
+    folder = adapter_in(folder) or folder
     config = read_config(folder)
     if config.routing is not None:
         raise ValueError(

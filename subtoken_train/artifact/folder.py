@@ -10,52 +10,31 @@ holds a whole transformers checkpoint in the place of the LoRA. No pickle, no re
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 
+from subtoken_train.artifact.agreement import LORA_FILE
 from subtoken_train.artifact.card import CardSections, model_card
-from subtoken_train.artifact.identity import Identity, check_identity, identify
-from subtoken_train.artifact.tensors import read_exactly
+from subtoken_train.artifact.config import SCHEMA_VERSION, AdapterConfig, read_config
+from subtoken_train.artifact.identity import check_identity, identify
+from subtoken_train.artifact.tensors import check_finite, read_exactly
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, whole_folder
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import add_adapters
 from subtoken_train.backbones.load import BackboneConfig, layout_family, load_family
-from subtoken_train.backbones.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings
-from subtoken_train.backbones.stage2 import Stage2Config
-from subtoken_train.reducers import ReducerConfig, build_reducer
-from subtoken_train.routing import RoutingConfig
+from subtoken_train.backbones.lora import MAIN_ADAPTER, OUTPUT_ADAPTER
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RouterBank
 
-SCHEMA_VERSION = 3
-"""1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out. 3: with ``merged``."""
-LORA_FILE = "adapter_model.safetensors"
 ROUTER_FILE = "router.safetensors"
 RECIPE_FILE = "recipe.yaml"
 CARD_FILE = "README.md"
-
-
-@dataclass
-class AdapterConfig:
-    """What ``subtoken_config.json`` holds."""
-
-    backbone: BackboneConfig
-    lora: LoraSettings
-    reducer: ReducerConfig
-    routing: RoutingConfig | None
-    identity: Identity
-    training: dict[str, Any] = field(default_factory=dict)
-    """How it came to be: recipe digest, steps, seed; for the reader, never for loading."""
-    stage2: Stage2Config | None = None
-    """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
-    merged: bool = False
-    """Whether the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
 
 
 def write_adapter(
@@ -92,32 +71,6 @@ def write_rest(
     (folder / CARD_FILE).write_text(model_card(record, sections), encoding="utf-8")
     if sections is not None and sections.recipe is not None:
         (folder / RECIPE_FILE).write_text(sections.recipe, encoding="utf-8")
-
-
-def read_config(folder: Path) -> AdapterConfig:
-    """Parse ``subtoken_config.json``; a missing, broken or newer one is a worded ``ValueError``."""
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise ValueError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
-    try:
-        record = json.loads(path.read_text())
-        schema = record["schema_version"]
-        if schema > SCHEMA_VERSION:
-            raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
-        routing = record["routing"]
-        stage2 = record["stage2"] if schema > 1 else None
-        return AdapterConfig(
-            backbone=BackboneConfig(**record["backbone"]),
-            lora=LoraSettings(**record["lora"]),
-            reducer=ReducerConfig(**record["reducer"]),
-            routing=None if routing is None else RoutingConfig(**routing),
-            identity=Identity(**record["identity"]),
-            training=record["training"],
-            stage2=None if stage2 is None else _stage2_config(**stage2),
-            merged=record["merged"] if schema > 2 else False,
-        )
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {type(error).__name__} {error}") from error
 
 
 def read_adapter(
@@ -158,6 +111,8 @@ def put_adapter(
     check_identity(config.identity, identify(family, source))
     if peft_model is not None:
         load_lora(folder, peft_model)
+    elif family.model.device.type != "meta":
+        check_finite(dict(family.model.named_parameters()), folder)
     bank = None if config.routing is None else RouterBank(config.routing, family.hidden_size, family.shape)
     if routers:
         load_routers(folder, bank)
@@ -201,10 +156,6 @@ def lora_tensors(folder: Path, peft_model: PeftModel, adapter: str = MAIN_ADAPTE
     """The tensors of one of a folder's LoRAs, which must fit ``peft_model``'s exactly."""
     expected = get_peft_model_state_dict(peft_model, adapter_name=adapter, save_embedding_layers=False)
     return read_exactly((folder if adapter == MAIN_ADAPTER else folder / adapter) / LORA_FILE, expected)
-
-
-def _stage2_config(adapter: str, output_lora: dict[str, Any] | None) -> Stage2Config:
-    return Stage2Config(adapter, None if output_lora is None else LoraSettings(**output_lora))
 
 
 def _router_tensors(bank: RouterBank | None) -> dict[str, Tensor]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from peft import PeftModel
 
 from subtoken_train.artifact.card import CardSections
-from subtoken_train.artifact.folder import AdapterConfig, write_rest
+from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.artifact.folder import write_rest
 from subtoken_train.artifact.whole_folder import whole_folder
 from subtoken_train.backbones.attach import CompressedBackbone
 

@@ -9,20 +9,27 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from subtoken_train.artifact.hub_errors import hub_errors
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
-from subtoken_train.backbones.load import is_hub_id, resolve
+from subtoken_train.backbones.load import check_revision, is_hub_id, resolve
 
+RUN_ADAPTER, CHECKPOINTS = "adapter", "checkpoints"
+"""Of a run's folder."""
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
 """Data only: no pickle, no code. A merged folder's chat template is a .jinja file."""
 
 
 def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
-    """The folder of an adapter by its path or Hub id; downloaded where need be.
+    """The folder of an adapter by its path, its run's path or its Hub id; downloaded where need be.
 
     Raises:
         ValueError: there is no such adapter, or the Hub cannot be asked.
     """
     folder = find_adapter(name, revision)
     if folder is None:
+        if (Path(name) / CHECKPOINTS).is_dir():
+            raise ValueError(
+                f"{name} is a run without a finished adapter; 'subtoken-train export {name} OUT' makes one of its "
+                "newest checkpoint"
+            )
         kind = "repository" if is_hub_id(str(name)) else "folder"
         raise ValueError(f"{name} is not an adapter {kind}: it has no {CONFIG_FILE}")
     return folder
@@ -40,8 +47,8 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
     if not is_hub_id(str(name)):
         if revision is not None:
             raise ValueError(f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out")
-        folder = Path(resolve(str(name)))
-        return folder if (folder / CONFIG_FILE).is_file() else None
+        return adapter_in(Path(resolve(str(name))))
+    check_revision(revision)
     repo_id = str(name)
     with hub_errors(repo_id, revision):
         try:
@@ -53,3 +60,11 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
         except EntryNotFoundError:
             return None
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=_FILES))
+
+
+def adapter_in(folder: Path) -> Path | None:
+    """The adapter that a folder is, or that a run's folder (which is no backbone) holds; None for others."""
+    if (folder / CONFIG_FILE).is_file():
+        return folder
+    own = folder / RUN_ADAPTER
+    return own if (own / CONFIG_FILE).is_file() and not (folder / "config.json").is_file() else None

@@ -15,11 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
 from subtoken_train.backbones.attention import use_packed_attention
-from subtoken_train.backbones.attention_row import attention_row
+from subtoken_train.backbones.attention_row import attention_row, scouted_row
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.context import ContextSplit, check_sdpa
 from subtoken_train.backbones.evaluation_mode import evaluation_mode
-from subtoken_train.backbones.rows import PromptPass, Rows, check_feature_count, count_positions
+from subtoken_train.backbones.rows import PromptPass, Rows, check_feature_count, rows_read
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.objective import IGNORE_INDEX
@@ -93,21 +93,29 @@ class CompressedBackbone(nn.Module):
         """
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
-        visible = batch.regions_BN != Region.PADDING
-        index = torch.arange(visible.shape[1], device=visible.device).expand(visible.shape)
-        rows = Rows(index, visible, family.positions(batch), count_positions(visible), batch.regions_BN)
+        rows = Rows.whole(batch.regions_BN, family.positions(batch))
         neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
-        if self.splits and (not neutral or self.routes):
-            return self._context_split(call, rows, None if neutral else reducer)
         if isinstance(reducer, TowerReducer) and not neutral:
-            return self._tower_reduced(reducer, call, rows)
-        hidden = family.embed(batch)
+            hidden, keep = self._tower_reduced(reducer, batch, rows)
+            rows, gather = rows.take(keep, pad_left, family.tower_positions)
+            result = self._routed_span(call, take_rows(hidden, gather), rows, [], 0)
+        else:
+            hidden = family.embed(batch)
+            result = self._run_embedded(call, hidden, rows, neutral)
+        result.embeds_BND = hidden
+        return result
+
+    def _run_embedded(self, call: _Call, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
+        family, reducer = self.family, self.reducer
+        if self.splits and (not neutral or self.routes):
+            return self._context_split(call, hidden, rows, None if neutral else reducer)
         if neutral:
             return self._routed_span(call, hidden, rows, [], reducer.cut_layer)
         assert isinstance(reducer, RankingReducer)
         if reducer.stage == "embeds":
-            keep, rank = reducer.select(self._view(batch, lambda layer: self._scout(batch, hidden, rows, layer)))
-            rows, gather = rows.take(keep, pad_left)
+            scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
+            keep, rank = reducer.select(self._view(call.batch, lambda layer: scouted_row(family, layer, *scouting)))
+            rows, gather = rows.take(keep, call.pad_left)
             return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
         return self._decoder_reduced(reducer, call, hidden, rows)
 
@@ -115,13 +123,13 @@ class CompressedBackbone(nn.Module):
         """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
         return self.family.logits(result.hidden_BMD if rows_BM is None else result.hidden_BMD[rows_BM])
 
-    def _context_split(self, call: _Call, rows: Rows, reducer: Reducer | None) -> PromptPass:
+    def _context_split(self, call: _Call, hidden: Tensor, rows: Rows, reducer: Reducer | None) -> PromptPass:
         """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
         assert reducer is None or isinstance(reducer, ContextReducer)
         batch, cache, regions = call.batch, call.cache, rows.regions_BM
         if not bool((regions == Region.CONTEXT).any()):
             if bool((batch.labels_BN == IGNORE_INDEX).all()):  # prompts too short to have a context
-                return self._routed_span(call, self.family.embed(batch), rows, [], 0)
+                return self._routed_span(call, hidden, rows, [], 0)
             raise ValueError(
                 f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
                 "reducer and routers need packed text (data.train) or prompts with a context"
@@ -139,25 +147,25 @@ class CompressedBackbone(nn.Module):
             collects=cache is not None,
         )
         with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
-            hidden = self._layers(call, self.family.embed(batch), rows, 0, None, context_split=split)
+            hidden = self._layers(call, hidden, rows, 0, None, context_split=split)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
         return PromptPass(hidden, rows, [], state, split.seen)
 
-    def _tower_reduced(self, reducer: TowerReducer, call: _Call, rows: Rows) -> PromptPass:
-        """The tower's reducer replaces each image's features by fewer ones; the language model never sees the rest."""
-        family, batch = self.family, call.batch
+    def _tower_reduced(self, reducer: TowerReducer, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, [B, N]."""
+        family = self.family
         states = family.visual_states(batch, statistics=True)
         if states is None:
-            return self._routed_span(call, family.place(batch, None), rows, [], 0)
-        merged = reducer.merge(states)
-        keep, visual, slots = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL, torch.cat(merged.slots)
-        check_feature_count(int(visual.sum()), len(slots), batch)
+            return family.place(batch, None), rows.visible_BM
+        keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
+        sizes = [len(tokens) for tokens in states.tokens]
+        check_feature_count(int(visual.sum()), sum(sizes), batch)
+        merged = reducer.merge(states, list(rows_read(batch)[visual].split_with_sizes(sizes)))
+        slots = torch.cat(merged.slots)
         keep[visual] = slots
-        hidden = family.place(batch, family.project(torch.cat(merged.tokens)), keep)
-        rows, gather = rows.take(keep, call.pad_left, family.tower_positions)
-        return self._routed_span(call, take_rows(hidden, gather), rows, [], 0)
+        return family.place(batch, family.project(torch.cat(merged.tokens)), keep), keep
 
     def _decoder_reduced(self, reducer: RankingReducer, call: _Call, hidden: Tensor, rows: Rows) -> PromptPass:
         """Layers below the cut see every row; the ranking is the attention of the last of them."""
@@ -235,14 +243,4 @@ class CompressedBackbone(nn.Module):
     def _view(self, batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
         """What the reducer may look at."""
         seeds = sample_seeds(batch.record_ids, batch.regions_BN.device)
-        return ReducerView(batch.regions_BN, batch.rank_position_B, seeds, row)
-
-    @torch.no_grad()
-    def _scout(self, batch: Batch, hidden: Tensor, rows: Rows, layer: int) -> Tensor:
-        """Attention row of ``layer`` from an unrouted run of the layers below it, up to the last ranking token."""
-        length = int(batch.rank_position_B.max().clamp(min=0)) + 1
-        visible, position = rows.visible_BM[:, :length], rows.position[..., :length]
-        with evaluation_mode(self.family.decoder):
-            below = self.family.run_layers(hidden[:, :length], visible, position, stop=layer)
-            row = attention_row(self.family, layer, below, visible, position, batch.rank_position_B)
-        return nn.functional.pad(row, (0, hidden.shape[1] - length))
+        return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)

@@ -6,9 +6,10 @@ Legend: B batch, N positions, R attending rows, D model width, H query heads, h 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.evaluation_mode import evaluation_mode
 from subtoken_train.backbones.sharding import whole
 from subtoken_train.functional.gather import kept_index, take_rows
 
@@ -33,6 +34,19 @@ def attention_row(
     with whole(family.decoder.layers[layer]):
         attention = _LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
         return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1)
+
+
+@torch.no_grad()
+def scouted_row(
+    family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
+) -> Tensor:
+    """``attention_row`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows."""
+    length = int(row_B.max().clamp(min=0)) + 1
+    visible, position = visible_BN[:, :length], position_ids[..., :length]
+    with evaluation_mode(family.decoder):
+        below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer)
+        row = attention_row(family, layer, below, visible, position, row_B)
+    return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoConfig
 
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.llava import LlavaFamily
+from subtoken_train.backbones.local_files import check_local_files
 from subtoken_train.backbones.offline import offline_config
 from subtoken_train.backbones.quantize import check_quantization, prepare_quantised, quantization_config
 from subtoken_train.backbones.qwen2_5_vl import Qwen25VLFamily
@@ -28,6 +30,9 @@ FAMILIES: dict[str, type[Family]] = {
     "mistral": TextFamily,
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REVISION = re.compile(r"\w[\w.+/-]{0,199}")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+"""Any other text could name a kernel on the Hub, which is code."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -68,12 +73,31 @@ def is_hub_id(path: str) -> bool:
     return _HUB_ID.fullmatch(path) is not None and resolve(path) == path and not Path(path).exists()
 
 
+def check_backbone(config: BackboneConfig) -> None:
+    """Raise a worded ``ValueError`` where a setting is none; nothing is looked up."""
+    _dtype(config)
+    check_quantization(config.quantization)
+    if config.attention not in ATTENTIONS:
+        raise unknown_name("attention", config.attention, ATTENTIONS)
+    if config.max_pixels is not None and config.max_pixels < 1:
+        raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
+    check_revision(config.revision)
+
+
+def check_revision(revision: str | None) -> None:
+    """Raise a worded ``ValueError`` unless a revision can be a branch, tag or commit: it names a file in the cache."""
+    if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
+        raise ValueError(f"revision {revision[:80]!r} is no branch, tag or commit")
+
+
 def load_family(config: BackboneConfig) -> Family:
-    """Load weights and processor.
+    """Load weights and processor. No code that they bring is run.
 
     Raises:
-        ValueError: unknown path, model type, dtype or quantization, or bitsandbytes is asked for and missing.
+        ValueError: unknown path, model type, dtype or quantization; broken or incomplete files; bitsandbytes or
+            flash-attn is asked for and missing.
     """
+    check_backbone(config)
     family = _family_of(_read_config(config))
     model = load_weights(family, config)
     return _put_together(family, model, _read_processor(family, config), config)
@@ -86,16 +110,27 @@ def load_weights(family: type[Family], config: BackboneConfig) -> Any:
         ValueError: as ``load_family``.
     """
     quantised = quantization_config(config.quantization, _dtype(config), family.unquantised)
+    if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs nothing")
     try:
-        model = family.auto_model.from_pretrained(
+        model, report = family.auto_model.from_pretrained(
             resolve(config.path),
             revision=config.revision,
+            trust_remote_code=False,
             dtype=_dtype(config),
             attn_implementation=config.attention,
             quantization_config=quantised,
+            output_loading_info=True,
         )
-    except OSError as error:
-        raise ValueError(f"the weights of backbone {config.path!r} cannot be read: {error}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the readers of broken files raise
+        raise _unreadable("the weights", config, error) from error
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+        raise ValueError(
+            f"the weights of backbone {config.path!r} are not whole: {len(missing)} tensors are missing, "
+            f"first {missing[0]}"
+        )
     if quantised is not None:
         prepare_quantised(model, family(model, None).decoder)
     return model.eval()
@@ -106,7 +141,7 @@ def layout_family(config: BackboneConfig) -> Family:
 
     Its weights have the shapes of the unquantised ones.
     """
-    check_quantization(config.quantization)
+    check_backbone(config)
     model_config = offline_config(config.path) or _read_config(config)
     family = _family_of(model_config)
     with torch.device("meta"):
@@ -128,9 +163,16 @@ def with_processor(layout: Family, config: BackboneConfig) -> Family:
 
 def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
     try:
-        return family.auto_processor.from_pretrained(resolve(config.path), revision=config.revision)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the tokenizer or processor of backbone {config.path!r} cannot be read: {error}") from error
+        return family.auto_processor.from_pretrained(
+            resolve(config.path), revision=config.revision, trust_remote_code=False
+        )
+    except Exception as error:  # whatever the readers of broken files raise
+        raise _unreadable("the tokenizer or processor", config, error) from error
+
+
+def _unreadable(what: str, config: BackboneConfig, error: Exception) -> ValueError:
+    words = " ".join(str(error).split()) or type(error).__name__
+    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {words[:240]}")
 
 
 def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
@@ -151,14 +193,17 @@ def _read_config(config: BackboneConfig) -> Any:
     try:
         if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
             raise FileNotFoundError(source)
-        return AutoConfig.from_pretrained(source, revision=config.revision)
-    except ValueError as error:  # transformers knows no such model_type, or the file is not a configuration
-        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {error}") from error
+        if Path(source).is_dir():
+            check_local_files(Path(source))
+        return AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=False)
     except OSError as error:
         raise ValueError(
             f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "
             f"check the name, the network or HF_HOME ({type(error).__name__})"
         ) from error
+    except Exception as error:  # no such model_type, or values that its configuration does not take
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {words[:240]}") from error
 
 
 def _family_of(model_config: Any) -> type[Family]:

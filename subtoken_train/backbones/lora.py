@@ -76,9 +76,16 @@ def remove_lora(family: Family) -> None:
             delattr(model, trace)
 
 
-def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
+def check_lora(settings: LoraSettings) -> None:
+    """Raise a worded ``ValueError`` where a setting is out of range."""
     if settings.rank < 1 or not 0 <= settings.dropout < 1:
         raise ValueError(f"lora rank={settings.rank} must be >= 1 and dropout={settings.dropout} in [0, 1)")
+    if settings.alpha < 1:
+        raise ValueError(f"lora alpha={settings.alpha} must be >= 1; the update is multiplied by alpha / rank")
+
+
+def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
+    check_lora(settings)
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

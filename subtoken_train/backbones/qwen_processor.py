@@ -19,11 +19,13 @@ class QwenProcessor:
         self.tokenizer = tokenizer
 
     @classmethod
-    def from_pretrained(cls, source: str, revision: str | None = None) -> QwenProcessor:
+    def from_pretrained(
+        cls, source: str, revision: str | None = None, trust_remote_code: bool = False
+    ) -> QwenProcessor:
         """Read both from a folder or the Hub, whichever image processor class the checkpoint names."""
         return cls(
             Qwen2VLImageProcessorPil.from_pretrained(source, revision=revision),
-            AutoTokenizer.from_pretrained(source, revision=revision),
+            AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code),
         )
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.base import Family
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.training.preflight import count_devices, first_sample, plan_steps
+from subtoken_train.datasets.unknown_tokens import say_unknown
+from subtoken_train.training.preflight import at_hand, count_devices, first_sample, plan_steps
 from subtoken_train.types import Region
 
 
@@ -23,6 +26,8 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
     batches = None
     if isinstance(data, CorpusDataModule):
         yield from _corpus_lines(data, offline)
+        if not offline:
+            yield from _unknown_lines(data, at_hand(parts.family, cli.model.backbone_config))
     elif isinstance(data, RecallDataModule):
         yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
     elif offline:
@@ -70,12 +75,20 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
     if folders := data.check_images():
         yield f"images below {data.image_folder}: all {sum(folder.named for folder in folders):,} are there"
-    sample = first_sample(parts.family, cli.model.backbone_config, records, data.max_length)
-    if sample is None:
+    ready = at_hand(parts.family, cli.model.backbone_config)
+    if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"
-    else:
-        counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
-        yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
+        return
+    sample = first_sample(ready, records, data.max_length)
+    counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
+    yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
+    yield from _unknown_lines(data, ready)
+
+
+def _unknown_lines(data: OrderedDataModule[Any], family: Family | None) -> Iterator[str]:
+    """The share of unknown tokens, where there can be any."""
+    if family is not None and (line := say_unknown(family.tokenizer, data.some_texts(), "training data")):
+        yield line
 
 
 def _modalities(records: InstructionRecords) -> str:

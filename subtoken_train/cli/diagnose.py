@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     quiet_libraries()
     from rich.console import Console
 
-    from subtoken_train.artifact.folder import read_adapter, read_config
+    from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.evaluation.diagnostics import diagnose
     from subtoken_train.evaluation.diagnostics_files import draw_figures, layer_rows, write_tables

@@ -91,10 +91,11 @@ def _run_file(args: argparse.Namespace) -> int:
 
 def _answer(adapter: str | None, records: InstructionRecords, args: argparse.Namespace) -> tuple[ArmFacts, Answers]:
     """The facts and answers of one adapter, or of the backbone."""
-    from subtoken_train.artifact.folder import read_config
+    from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.cli.compression import load_model
     from subtoken_train.cli.progress import counter
+    from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.answer import answer_all
     from subtoken_train.evaluation.report import arm_facts
 
@@ -102,6 +103,8 @@ def _answer(adapter: str | None, records: InstructionRecords, args: argparse.Nam
     if adapter is not None:
         name = str(read_config(adapter_folder(adapter)).training.get("name", name))
     model = load_model(args, adapter)
+    if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
+        print(line, file=sys.stderr)
     answers = answer_all(
         model.backbone,
         records,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
     from subtoken_train.artifact.card import CardSections
-    from subtoken_train.artifact.folder import AdapterConfig
+    from subtoken_train.artifact.config import AdapterConfig
     from subtoken_train.artifact.hub import Destination
     from subtoken_train.backbones.attach import CompressedBackbone
 
@@ -99,14 +99,15 @@ def _parse(recipe: Path) -> Any:
 
 def _backbone_of(source: Source, cli: Any) -> str:
     """The name of the backbone that a source was trained on."""
-    from subtoken_train.artifact.folder import read_config
+    from subtoken_train.artifact.config import read_config
 
     return read_config(source.folder).backbone.path if source.is_adapter else str(cli.model.backbone_config.path)
 
 
 def _read(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig, CompressedBackbone, PeftModel]:
     """Configuration, parts and LoRA of a source, its backbone on the meta device and named ``backbone`` if given."""
-    from subtoken_train.artifact.folder import read_adapter, read_config
+    from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.training.export import adapter_config, lay_out_checkpoint, steps_of
 
     if source.is_adapter:

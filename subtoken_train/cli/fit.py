@@ -100,6 +100,7 @@ def prepare(cli: Any, resume: Path | None) -> None:
         ValueError: there is a run already, or recipe, backbone, data and checkpoint do not fit each other.
     """
     from subtoken_train.backbones.load import with_processor
+    from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
@@ -127,6 +128,8 @@ def prepare(cli: Any, resume: Path | None) -> None:
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.kept_tokens(prompt.tokens)
     cli.datamodule.rehearse(family, cli.trainer)
+    if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
+        print(line, file=sys.stderr)
     if holds_first_stage(cli, folder):
         raise ValueError(f"stage2.adapter lies in {folder}, which this run would replace; choose another --output_dir")
     if resume is None and folder.exists():

@@ -11,9 +11,10 @@ from datasets import Dataset
 from torch.utils.data import DataLoader, IterableDataset
 
 from subtoken_train.backbones.base import Family
-from subtoken_train.datasets.corpus import CorpusSource, load_rows, packed_blocks, read_blocks
+from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows, packed_blocks, read_blocks
 from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
+from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
 from subtoken_train.datasets.window import AccumulationWindows
 from subtoken_train.types import Batch
 
@@ -136,6 +137,13 @@ class CorpusDataModule(OrderedDataModule[Row]):
         )
         loader: DataLoader[Row] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
+
+    def some_texts(self) -> SomeTexts:
+        """The corpus's first documents."""
+        self.read()
+        rows = self._raw_train
+        total = len(rows) if self.train_source.documents == "rows" and hasattr(rows, "__len__") else None
+        return first_texts(iterate_documents(rows, self.train_source), total)
 
     def collator(self) -> Callable[[list[Row]], Batch]:
         """Regions and labels of blocks."""

@@ -14,6 +14,7 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.images import FolderImages, missing_images
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
 from subtoken_train.datasets.records import InstructionRecords, Record
+from subtoken_train.datasets.unknown_tokens import SomeTexts
 
 
 class InstructionDataModule(OrderedDataModule[Record]):
@@ -84,6 +85,10 @@ class InstructionDataModule(OrderedDataModule[Record]):
         """What ``read`` found."""
         assert isinstance(self._train, InstructionRecords)
         return self._train
+
+    def some_texts(self) -> SomeTexts:
+        """What is said in some training records, spread over the file."""
+        return self.training_records.some_texts()
 
     def sizes(self, records: SizedRecords[Record]) -> NDArray[np.int64]:
         """(images, characters of text) of every record, [R, 2], from its file's index."""

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from subtoken_train.backbones.base import Family
 from subtoken_train.datasets.images import FolderImages
 from subtoken_train.datasets.sampler import ResumableSampler, validation_order
+from subtoken_train.datasets.unknown_tokens import SomeTexts
 from subtoken_train.datasets.window import AccumulationWindows
 from subtoken_train.datasets.workers import outlive_stop_signals
 from subtoken_train.types import Batch
@@ -84,6 +85,10 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             ValueError: images are missing.
         """
         return []
+
+    @abstractmethod
+    def some_texts(self) -> SomeTexts:
+        """Texts of some training records that ``read`` found."""
 
     @abstractmethod
     def collator(self) -> Callable[[list[T]], Batch]:

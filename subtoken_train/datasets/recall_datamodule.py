@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_counts
 from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
 from subtoken_train.types import Batch
 
 
@@ -65,6 +67,11 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
             self._train = RecallRecords(task, "train", self.train_samples, self.seed)
         if self.val_samples:
             self._val = RecallRecords(task, "dev", self.val_samples, self.seed)
+
+    def some_texts(self) -> SomeTexts:
+        """The English that contexts are filled with."""
+        english = documents("train")
+        return first_texts(english, len(english))
 
     def collator(self) -> Callable[[list[RecallSample]], Batch]:
         """Regions and labels of samples."""

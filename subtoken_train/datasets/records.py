@@ -25,6 +25,7 @@ from subtoken_train.backbones.base import Turn
 from subtoken_train.datasets.images import EncodedImage, FolderImages, ImageSource, compare_images, find_image
 from subtoken_train.datasets.record_format import image_names, record_id, used_turns
 from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
+from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ class InstructionRecords(Dataset[Record]):
     def sizes(self) -> NDArray[np.int64]:
         """(images, characters of text without placeholders) of every record, [R, 2]; no image is opened."""
         return np.stack([self._index.images_R, self._index.characters_R], axis=1)
+
+    def some_texts(self, limit: int | None = None) -> SomeTexts:
+        """What is said in some of the first ``limit`` records (None: all), evenly spread; no image is opened."""
+        total = len(self) if limit is None else min(limit, len(self))
+        texts = ["\n".join(message["value"] for message in used_turns(self._row(index))) for index in spread(total)]
+        return SomeTexts(texts, total)
 
     def compare_images(self) -> list[FolderImages]:
         """Which of the images that the records name are in ``image_folder``, by the listings of its folders."""

@@ -7,7 +7,16 @@ from typing import Any
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions.aircache import AirCache
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope, keep_best_entries
+from subtoken_train.evictions.base import (
+    Candidates,
+    Eviction,
+    LayerScores,
+    LayerView,
+    Need,
+    Scope,
+    TaskView,
+    keep_best_entries,
+)
 from subtoken_train.evictions.h2o import H2O
 from subtoken_train.evictions.knorm import KNorm
 from subtoken_train.evictions.kvcompose import KVCompose
@@ -56,6 +65,7 @@ __all__ = [
     "LayerView",
     "Need",
     "Scope",
+    "TaskView",
     "build_eviction",
     "keep_best_entries",
 ]

@@ -2,9 +2,12 @@
 
 A method sees one layer at a time (``LayerView``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
-the first generated token; it never sees a generated token.
+the first generated token; it never sees a generated token. A method that wants to know what a reader would look for,
+where no question is there to say it, has the prompt run a second time as a task (``TaskView``): it declares
+``second_pass`` in ``needs``, says for which samples (``second_pass``) and scores their entries anew (``score_task``).
 
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, L layers.
+Legend: B batch, N cached rows of the prompt, S rows of a task, K = N + S, H query heads, h key-value
+heads, d head width, L layers.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from subtoken_train.functional.attention_statistics import attention_blocks, att
 from subtoken_train.types import Region
 
 Scope = Literal["visual", "all"]
-Need = Literal["rows", "blocks", "key_norms", "value_norms"]
-"""``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time."""
+Need = Literal["rows", "blocks", "key_norms", "value_norms", "second_pass"]
+"""``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``second_pass``: the
+attention that the prompt, run a second time, pays to its cached entries."""
 
 
 @dataclass
@@ -86,6 +90,47 @@ class LayerView:
 
 
 @dataclass
+class TaskView:
+    """One layer of a second pass, as an eviction method sees it: a task's rows look back at a prompt's entries.
+
+    Attributes:
+        layer: its number, from 0.
+        query_BHSd: rotated queries of the task.
+        key_BhKd: rotated keys of the prompt's rows, then of the task's.
+        value_BhNd: values as they are cached, of the prompt.
+        regions_BN: as in ``LayerView``, of the prompt.
+        rows_BS: rows of the task that are no padding, bool.
+        scale: factor of the attention scores.
+    """
+
+    layer: int
+    query_BHSd: Tensor
+    key_BhKd: Tensor
+    value_BhNd: Tensor
+    regions_BN: Tensor
+    rows_BS: Tensor
+    scale: float
+
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Attention that the task's rows pay to the prompt's, as ``LayerView.blocks`` yields it.
+
+        A row's softmax runs over the prompt's entries and the task's rows up to itself; the columns of the latter are
+        left out, so that a row sums to less than 1.
+        """
+        length = self.regions_BN.shape[1]
+        keys_BK = torch.cat([self.regions_BN != Region.PADDING, self.rows_BS], 1)
+        for index_BW, probability_BHWK in attention_blocks(
+            self.query_BHSd, self.key_BhKd, self.rows_BS, keys_BK, self.scale, offset=length
+        ):
+            yield index_BW, probability_BHWK[..., :length]
+
+    def value_norms(self) -> Tensor:
+        """Euclidean norms of the prompt's cached values, [B, h, N] in fp32."""
+        norms: Tensor = self.value_BhNd.float().norm(dim=-1)
+        return norms
+
+
+@dataclass
 class LayerScores:
     """What a method noted of one layer.
 
@@ -128,9 +173,22 @@ class Eviction(ABC):
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 
+    @property
+    def reads_question(self) -> bool:
+        """Whether it says nothing of a prompt whose question is not there yet: refused under ``context_first``."""
+        return self.needs_image
+
     @abstractmethod
     def score(self, view: LayerView) -> LayerScores:
         """Look at one layer."""
+
+    def second_pass(self, regions_BN: Tensor) -> Tensor:
+        """Samples whose entries a second pass over the prompt scores, bool [B]: none unless a method needs it."""
+        return torch.zeros_like(regions_BN[:, 0], dtype=torch.bool)
+
+    def score_task(self, view: TaskView) -> Tensor:
+        """Look at one layer of the second pass: scores that replace those of ``score``, [B, h, N] or [B, 1, N]."""
+        raise AssertionError(f"{self.name} needs no second pass")
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries that stay per layer and sample, int64 [L, B]: the same budget in every layer unless overridden."""

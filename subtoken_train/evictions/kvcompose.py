@@ -6,9 +6,10 @@ importance is the mean over the heads, all composite tokens of all layers compet
 
 Setting ``kvpress`` imitates the release in NVIDIA's kvpress, which takes, rank by rank, the largest importance of any
 layer for the first layer's. What differs from both: a layer (a head, if not structured) keeps at least one entry, where
-that release may empty it; and the attention is that of the prompt pass itself, for which task-agnostic scoring means
-all rows of the prompt, causally, where the release runs the context a second time. A total that ties would exceed goes
-to the lower layer.
+that release may empty it. A total that ties would exceed goes to the lower layer.
+
+Whose attention counts is the task. With a question, it is the question. Without one, as in the release, it is the
+context itself: it runs a second time after its own cache, and what these rows look at is what it takes to say it again.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers, R runs that share a pool
 (layers, or heads of layers).
@@ -23,12 +24,21 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope, keep_best_entries
+from subtoken_train.evictions.base import (
+    Candidates,
+    Eviction,
+    LayerScores,
+    LayerView,
+    Need,
+    Scope,
+    TaskView,
+    keep_best_entries,
+)
 from subtoken_train.evictions.budgets import competing_counts
-from subtoken_train.evictions.observers import Blocks, over_groups, task_rows
+from subtoken_train.evictions.observers import Blocks, over_groups, task_rows, unasked
 from subtoken_train.types import Region
 
-Task = Literal["aware", "agnostic"]
+Task = Literal["auto", "aware", "agnostic", "causal"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +46,11 @@ class KVCompose(Eviction):
     """KVCompose.
 
     Attributes:
-        task: whose attention counts: ``aware``: the rows that ask, after the image or the context (``task_rows``);
-            ``agnostic``: all rows of the prompt.
+        task: whose attention counts. ``aware``: the rows that ask, after the image or the context (``task_rows``).
+            ``agnostic``: all rows of the prompt, run a second time after its cache, which takes twice its time and
+            positions. ``causal``: all rows of the prompt in its own pass, which costs nothing more and much quality: a
+            token is judged by what happens to follow it, an early one by more rows than a late one.
+            ``auto``: ``aware`` for a prompt with a question, ``agnostic`` for one that ends with its image or context.
         structured: the same number of entries in every head of a layer; otherwise all heads of all layers compete in
             one pool, as entries of their own.
         kvpress: the first layer's curve of importance is the largest of all layers', rank by rank (structured only).
@@ -46,10 +59,10 @@ class KVCompose(Eviction):
     """
 
     name: ClassVar[str] = "kvcompose"
-    needs: ClassVar[frozenset[Need]] = frozenset({"blocks", "value_norms"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"blocks", "value_norms", "second_pass"})
     scope: ClassVar[Scope] = "all"
 
-    task: Task = "aware"
+    task: Task = "auto"
     structured: bool = True
     kvpress: bool = False
     value_norm: bool = False
@@ -63,10 +76,25 @@ class KVCompose(Eviction):
 
     def score(self, view: LayerView) -> LayerScores:
         """Scores per key-value head, [B, h, N] (equation 16)."""
-        rows_BN = task_rows(view.regions_BN) if self.task == "aware" else view.entries_BN
+        rows_BN = view.entries_BN if self.task == "causal" else task_rows(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
         scores_BhN = token_scores(view.blocks(rows_BN), view.key_BhNd.shape[1], norm_BhN)
         return LayerScores(scores_BhN, torch.zeros_like(view.entries_BN))
+
+    @property
+    def reads_question(self) -> bool:
+        """See ``Eviction.reads_question``."""
+        return self.task == "aware"
+
+    def second_pass(self, regions_BN: Tensor) -> Tensor:
+        """See ``Eviction.second_pass``."""
+        unasked_B = unasked(regions_BN)
+        return unasked_B if self.task == "auto" else torch.full_like(unasked_B, self.task == "agnostic")
+
+    def score_task(self, view: TaskView) -> Tensor:
+        """Scores per key-value head from the second pass, [B, h, N]: the release's, all rows of the task counting."""
+        norm_BhN = view.value_norms() if self.value_norm else None
+        return token_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN)
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]; not structured: the mean over the heads of a layer, rounded down."""

@@ -24,11 +24,19 @@ def task_rows(regions_BN: Tensor) -> Tensor:
     The body is what is VISUAL or CONTEXT, and these are the entries after the last of it ("post-vision" in a prompt
     with images). Without a body, all entries; if nothing follows the body, the last entry alone.
     """
-    entries_BN = regions_BN != Region.PADDING
-    body_BN = (regions_BN == Region.VISUAL) | (regions_BN == Region.CONTEXT)
-    after_BN = entries_BN & (body_BN.flip(-1).cumsum(-1).flip(-1) == 0)
+    entries_BN, after_BN = regions_BN != Region.PADDING, _after_body(regions_BN)
     none_B1 = ~after_BN.any(-1, keepdim=True)
     return after_BN | (none_B1 & last_marked(entries_BN, none_B1.long()))
+
+
+def unasked(regions_BN: Tensor) -> Tensor:
+    """Samples that end with their body, bool [B]: no question is there, ``task_rows`` has the last entry alone."""
+    return ~_after_body(regions_BN).any(-1)
+
+
+def _after_body(regions_BN: Tensor) -> Tensor:
+    body_BN = (regions_BN == Region.VISUAL) | (regions_BN == Region.CONTEXT)
+    return (regions_BN != Region.PADDING) & (body_BN.flip(-1).cumsum(-1).flip(-1) == 0)
 
 
 def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:

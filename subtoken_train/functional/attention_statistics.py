@@ -17,7 +17,9 @@ from torch import Tensor
 BLOCK = 128  # rows of the attention matrix that exist at a time
 
 
-def attention_rows(query_BHNd: Tensor, key_BhNd: Tensor, index_BW: Tensor, keys_BN: Tensor, scale: float) -> Tensor:
+def attention_rows(
+    query_BHNd: Tensor, key_BhNd: Tensor, index_BW: Tensor, keys_BN: Tensor, scale: float, offset: int = 0
+) -> Tensor:
     """Attention probabilities of chosen rows, [B, H, W, N] in fp32.
 
     Args:
@@ -26,22 +28,30 @@ def attention_rows(query_BHNd: Tensor, key_BhNd: Tensor, index_BW: Tensor, keys_
         index_BW: the rows, int64; -1 is none, whose probabilities are 0.
         keys_BN: keys that may be seen, bool; the softmax runs over those of them at or before the row.
         scale: factor of the scores, usually d ** -0.5.
+        offset: place of the first query among the keys, where these hold more than the queries' own.
 
     A row that may see no key at all is 0 everywhere.
     """
-    batch, heads, length, width = query_BHNd.shape
+    batch, heads, _, width = query_BHNd.shape
+    length = key_BhNd.shape[2]
     rows_BW = index_BW.clamp(min=0)
     chosen = query_BHNd.gather(2, rows_BW[:, None, :, None].expand(-1, heads, -1, width)).float()
     grouped = chosen.view(batch, key_BhNd.shape[1], -1, width)  # the query heads of a key head, row after row
     logits = (grouped @ key_BhNd.float().transpose(-1, -2)).view(batch, heads, -1, length) * scale
     places_N = torch.arange(length, device=query_BHNd.device)
-    seen_BWN = (places_N <= rows_BW[..., None]) & keys_BN[:, None] & (index_BW >= 0)[..., None]
+    seen_BWN = (places_N <= rows_BW[..., None] + offset) & keys_BN[:, None] & (index_BW >= 0)[..., None]
     probabilities = logits.masked_fill(~seen_BWN[:, None], -torch.inf).softmax(-1)
     return probabilities.masked_fill(~seen_BWN[:, None], 0.0)
 
 
 def attention_blocks(
-    query_BHNd: Tensor, key_BhNd: Tensor, rows_BN: Tensor, keys_BN: Tensor, scale: float, block: int = BLOCK
+    query_BHNd: Tensor,
+    key_BhNd: Tensor,
+    rows_BN: Tensor,
+    keys_BN: Tensor,
+    scale: float,
+    block: int = BLOCK,
+    offset: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
@@ -52,6 +62,7 @@ def attention_blocks(
         keys_BN: as in ``attention_rows``.
         scale: as in ``attention_rows``.
         block: rows at a time.
+        offset: as in ``attention_rows``.
     """
     count_B = rows_BN.sum(-1)
     order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
@@ -60,4 +71,4 @@ def attention_blocks(
         index_BW = order_BN[:, start : min(start + block, most)]
         places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
         index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
-        yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale)
+        yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subtoken_train.backbones.base import Family
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions import Candidates, Eviction, LayerScores, LayerView, Scope
+from subtoken_train.evictions import Candidates, Eviction, LayerScores, LayerView, Scope, TaskView
 from subtoken_train.types import Batch, Region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
@@ -100,13 +100,18 @@ class Compression:
 class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
+    ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``).
+
     Raises:
         ValueError: see ``keep``.
     """
 
-    def __init__(self, compression: Compression, family: Family) -> None:
+    def __init__(self, compression: Compression, family: Family, prompts: Batch) -> None:
         assert compression.eviction is not None
         self.compression, self.method, self.shape = compression, compression.eviction, family.shape
+        self.again_B = self.method.second_pass(prompts.regions_BN)
+        self.again = bool(self.again_B.any())
+        assert not self.again or "second_pass" in self.method.needs
         self.scores: dict[int, LayerScores] = {}
         self.regions: dict[int, Tensor] = {}
 
@@ -116,6 +121,14 @@ class EvictionPass:
         self.scores[layer] = self.method.score(
             LayerView(layer, query, key, value, regions_BM, scale, self.method.needs)
         )
+
+    def observe_task(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
+    ) -> None:
+        """Score one layer again, see ``TaskObserver``."""
+        view = TaskView(layer, query, key, value, self.regions[layer], rows_BS, scale)
+        first = self.scores[layer]
+        first.scores_BhN = torch.where(self.again_B[:, None, None], self.method.score_task(view), first.scores_BhN)
 
     def keep(self, value_fraction: float) -> list[Tensor]:
         """Entries that stay, per layer bool [B, h, M] (h = 1: one set for all heads).

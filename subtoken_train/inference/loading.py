@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from subtoken_train.artifact.folder import read_adapter, read_config
+from subtoken_train.artifact.config import read_config
+from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.source import find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.backbones.attach import CompressedBackbone

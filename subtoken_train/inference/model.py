@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import Scope, build_eviction
 from subtoken_train.functional.images import to_rgb
 from subtoken_train.functional.ledger import KVBudget, nominal_ledger
@@ -180,6 +182,13 @@ class SubTokenModel:
         if len(parts) - 1 != len(images):
             raise ValueError(
                 f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image"
+            )
+        if not images:
+            warnings.warn(
+                f"the prompt has no image, so {family.name} answers from the text alone and no visual token is "
+                "compressed; give one (--image FILE, or images=[...])",
+                SubTokenWarning,
+                stacklevel=2,
             )
         images = [to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
         for i, image in enumerate(images):

@@ -1,8 +1,9 @@
 """How prompts come into a packed cache: whole (``query_aware``), or their context first, before the question is seen.
 
 ``context_first`` is the protocol under which KVCompose reports: reducer, routers and eviction see a prompt's context
-alone, and the rest of the prompt is appended as it is. The context of a model that sees images is everything up to and
-including the last visual token; of a language model, everything up to the end of the CONTEXT region.
+alone, and the rest of the prompt is appended as it is, at the positions that it has in the whole prompt. The context of
+a model that sees images is everything up to and including the last visual token; of a language model, everything up to
+the end of the CONTEXT region. No token is read from the context's last row, so it can be dropped like any other.
 
 Legend: B batch, N positions of the prompts, M of their contexts, q of what follows, V vocabulary.
 """
@@ -110,6 +111,7 @@ def _taken(prompts: Batch, part_BN: Tensor) -> Batch:
         images_per_sample_B=prompts.images_per_sample_B,
         record_ids=prompts.record_ids,
         image_grid_I3=prompts.image_grid_I3,
+        followed=True,
     )
 
 

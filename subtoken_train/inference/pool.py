@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from subtoken_train.artifact.folder import AdapterConfig, put_adapter, read_config
+from subtoken_train.artifact.config import AdapterConfig, read_config
+from subtoken_train.artifact.folder import put_adapter
 from subtoken_train.artifact.source import find_adapter
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.base import Family

@@ -16,6 +16,7 @@ from subtoken_train.backbones.attention import use_packed_attention
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
+from subtoken_train.inference.second_pass import repeated, second_pass
 from subtoken_train.types import Batch, Plan, Region
 
 
@@ -31,8 +32,8 @@ class Prefill:
 def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, compression: Compression) -> Prefill:
     """Run a batch of prompts once, with reducer and routers, and fill ``cache`` with what stays.
 
-    The eviction sees the whole pass, then acts: the next token's logits are those of the unevicted cache. Dense keys
-    and values exist until their layer is packed.
+    The eviction sees the whole pass, and a second one where it needs it, then acts: the next token's logits are those
+    of the unevicted cache. Dense keys and values exist until their layer is packed.
 
     Args:
         backbone: in evaluation mode.
@@ -42,7 +43,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
     Raises:
         ValueError: the compression does not fit the backbone or the prompts, or a prompt is longer than the model's
-            positions.
+            positions, or than half of them where it runs twice.
     """
     family = backbone.family
     compression.check(family)
@@ -50,8 +51,13 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     check_length(prompts, family.decoder.config)
     use_packed_attention(family.decoder.config)
     dense = DynamicCache(config=family.decoder.config)
-    eviction = None if compression.eviction is None else EvictionPass(compression, family)
+    eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
+    if eviction is not None and eviction.again:
+        check_twice(prompts, eviction, family.decoder.config)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
+    if eviction is not None and eviction.again:
+        entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
+        second_pass(family, dense, entries, repeated(result), eviction.observe_task)
     routing = None if backbone.bank is None or not backbone.routes else backbone.bank.config
     value_fraction = 1.0 if routing is None else routing.kept_groups / routing.num_groups
     keep = None if eviction is None else eviction.keep(value_fraction)
@@ -64,7 +70,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         blocks = pack_layer(states.keys, states.values, keep_BhM, groups, packing)
         packed.fill(blocks, prompts.input_ids_BN.shape[1], states.keys)
         states.keys = states.values = None  # the dense layer goes before the next one is packed
-    cache.next_position = result.rows.next_position()
+    cache.next_position = result.rows.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     last_B1 = _last_visible(result.rows.visible_BM)
     hidden = result.hidden_BMD.gather(1, last_B1[..., None].expand(-1, -1, result.hidden_BMD.shape[-1]))
@@ -118,10 +124,26 @@ def _last_visible(visible_BM: Tensor) -> Tensor:
 
 def check_length(prompts: Batch, config: object) -> None:
     """Raise a worded ``ValueError`` unless every prompt fits the model's positions."""
-    longest = int((prompts.regions_BN != Region.PADDING).sum(-1).max())
-    limit = getattr(config, "max_position_embeddings", None)
+    longest, limit = int(_lengths(prompts).max()), getattr(config, "max_position_embeddings", None)
     if limit is not None and longest > limit:
         raise ValueError(
             f"the prompt has {longest} tokens and the model {limit} positions; shorten the prompt (fewer or smaller "
             "images, less text)"
         )
+
+
+def check_twice(prompts: Batch, eviction: EvictionPass, config: object) -> None:
+    """Raise a worded ``ValueError`` unless the prompts that a second pass repeats fit the model's positions twice."""
+    longest = int(_lengths(prompts)[eviction.again_B].max())
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and 2 * longest > limit:
+        raise ValueError(
+            f"eviction {eviction.method.name!r} runs a context without a question a second time: {longest} tokens "
+            f"need {2 * longest} positions and the model has {limit}; shorten the context, or take the option "
+            "task=causal, which runs it once and chooses worse"
+        )
+
+
+def _lengths(prompts: Batch) -> Tensor:
+    """Tokens of each prompt, int64 [B]."""
+    return (prompts.regions_BN != Region.PADDING).sum(-1)

@@ -21,5 +21,7 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
         reads = "the routers are conditioned on the question"
     elif compression.eviction is not None and compression.eviction.needs_image:
         reads = f"eviction {compression.eviction.name!r} reads the attention from the question to the image"
+    elif compression.eviction is not None and compression.eviction.reads_question:
+        reads = f"eviction {compression.eviction.name!r} is set to score by the question"
     if reads is not None:
         raise ValueError(f"context_first compresses before the question is seen, but {reads}; use query_aware")

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
+from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.digest import adapter_digest
-from subtoken_train.artifact.folder import read_config
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.errors import unknown_name

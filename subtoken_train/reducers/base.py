@@ -53,12 +53,14 @@ class ReducerView:
 
     Attributes:
         regions_BN: ``Region`` codes.
+        read_BN: rows that a token is read from, bool; they stay, whatever they score.
         rank_position_B: last prompt token of the turn that holds the last image; -1 without an image.
         sample_seed_B: a number per sample, int64.
         attention_row: layer -> head-mean attention of the row ``rank_position_B`` in that layer, [B, N] in fp32.
     """
 
     regions_BN: Tensor
+    read_BN: Tensor
     rank_position_B: Tensor
     sample_seed_B: Tensor
     attention_row: Callable[[int], Tensor]
@@ -116,16 +118,18 @@ class RankingReducer(Reducer, ABC):
 
         Returns:
             (keep_BN, rank_BN): bool, every real token but the visual ones that lost, all images of a sample ranked
-            together; and the rank of each visual token by its score, int64, 0 is the sample's best, meaningless
-            elsewhere, or None where the reducer does not rank.
+            together; and the rank of each kept visual token by its score, int64, 0 is the sample's best, meaningless
+            elsewhere, or None where the reducer does not rank. A visual row that a token is read from stays, inside the
+            budget.
         """
         visual_BN = view.regions_BN == Region.VISUAL
         counts = [self.kept_tokens(tokens) if tokens else 0 for tokens in visual_BN.sum(-1).tolist()]
-        count_B = torch.tensor(counts, device=visual_BN.device)
+        read_BN = visual_BN & view.read_BN
+        count_B = torch.maximum(torch.tensor(counts, device=visual_BN.device), read_BN.sum(-1))
         scores_BN = self.scores(view)
-        kept_visual_BN = keep_best(scores_BN, visual_BN, count_B)
+        kept_visual_BN = keep_best(scores_BN.masked_fill(read_BN, torch.inf), visual_BN, count_B)
         keep_BN = kept_visual_BN | (~visual_BN & (view.regions_BN != Region.PADDING))
-        return keep_BN, rank_candidates(scores_BN, visual_BN) if self.ranks else None
+        return keep_BN, rank_candidates(scores_BN, kept_visual_BN) if self.ranks else None
 
 
 class TowerReducer(Reducer, ABC):
@@ -134,8 +138,14 @@ class TowerReducer(Reducer, ABC):
     stage = "tower"
 
     @abstractmethod
-    def merge(self, states: VisualStates) -> MergedStates:
-        """Fewer tokens for every image, and the placeholders that take them."""
+    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
+        """Fewer tokens for every image, and the placeholders that take them.
+
+        Args:
+            states: what the tower made.
+            read: per image bool [T], the placeholders whose row a token is read from; they are taken, where the tokens
+                that stay have places of their own.
+        """
 
 
 @dataclass

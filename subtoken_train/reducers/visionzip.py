@@ -3,7 +3,8 @@
 Acts in the tower, per image, before the language model. The kept count is split into contextual tokens (10 of 64,
 rounded down) and dominant ones, among them the class token where the tower has one. The ranking does not depend on the
 question. Emitted in order: class token, dominant, contextual (CLIP, renumbered positions); or in raster order at their
-own positions, a contextual token at its target's (Qwen2.5-VL).
+own positions, a contextual token at its target's (Qwen2.5-VL). There the last token of a prompt that ends with its
+image is a dominant one, since the next token is read from its row.
 
 Legend: T tokens of one image, C tower width, k kept tokens.
 """
@@ -24,20 +25,22 @@ class VisionZip(TowerReducer):
     """VisionZip with ``keep_ratio`` tokens per image; ``keep_ratio`` 1 bypasses it."""
 
     @torch.no_grad()
-    def merge(self, states: VisualStates) -> MergedStates:
+    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
         """Reduce every image of a batch."""
-        assert states.received is not None
-        merged = [self._merge_image(states, image) for image in range(len(states.tokens))]
+        merged = [self._merge_image(states, image, read_T) for image, read_T in enumerate(read)]
         return MergedStates([tokens for tokens, _ in merged], [slots for _, slots in merged])
 
-    def _merge_image(self, states: VisualStates, image: int) -> tuple[Tensor, Tensor]:
+    def _merge_image(self, states: VisualStates, image: int, read_T: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [k, C] and the placeholders [T] they take."""
         assert states.received is not None
         assert states.keys is not None
         tokens_TC, keys_Td = states.tokens[image], states.keys[image]
         kept = self.kept_tokens(len(tokens_TC))
         contextual = kept * _CONTEXTUAL_OF_64 // 64
-        dominant = dominant_tokens(states.received[image], kept - contextual - (states.cls is not None))
+        received_T = states.received[image]
+        if states.cls is None:
+            received_T = received_T.masked_fill(read_T, torch.inf)
+        dominant = dominant_tokens(received_T, kept - contextual - (states.cls is not None))
         rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
         rest[dominant] = False
         targets = contextual_targets(int(rest.sum()), contextual).to(tokens_TC.device)

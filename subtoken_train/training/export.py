@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from subtoken_train.artifact.folder import AdapterConfig, put_lora
+from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.artifact.folder import put_lora
 from subtoken_train.artifact.identity import identify
 from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.build import assemble

@@ -221,17 +221,19 @@ def plan_steps(
     return StepPlan(steps, samples_per_step, None if steps is None else steps / per_epoch)
 
 
-def first_sample(
-    family: Family, backbone: BackboneConfig, records: InstructionRecords, max_length: int
-) -> EncodedSample | None:
-    """The first record as the loss sees it; None where the backbone's processor is not at hand."""
+def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
+    """A layout with its tokenizer and image processor; None where these are not at hand."""
     try:
-        ready = with_processor(family, backbone)
+        return with_processor(family, backbone)
     except (OSError, ValueError):
         return None
+
+
+def first_sample(family: Family, records: InstructionRecords, max_length: int) -> EncodedSample:
+    """The first record as the loss sees it, by a family with its processor."""
     record = records[0]
     images = [open_image(source, record.id) for source in record.images]
-    return encode(record, ready, max_length, images)
+    return encode(record, family, max_length, images)
 
 
 def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:

@@ -159,7 +159,7 @@ def test_config_errors(written):
     with pytest.raises(ValueError, match="schema 99"):
         read_adapter(folder)
     path.write_text(json.dumps({key: value for key, value in record.items() if key != "lora"}))
-    with pytest.raises(ValueError, match="KeyError 'lora'"):
+    with pytest.raises(ValueError, match="lora is missing"):
         read_adapter(folder)
     path.unlink()
     with pytest.raises(ValueError, match="not an adapter folder"):

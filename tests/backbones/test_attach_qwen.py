@@ -11,7 +11,7 @@ from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 
-from helpers import compress
+from helpers import compress, unread
 from qwen_tiny import TOKENS, qwen_batch, qwen_family, qwen_records
 
 ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
@@ -117,14 +117,14 @@ def test_kept_rows_keep_their_own_ids_and_decoding_goes_on_after_them(family, re
     before = family.positions(batch)
     own = before.gather(-1, rows.index_BM.expand(3, -1, -1))
     assert torch.equal(rows.position[:, rows.visible_BM], own[:, rows.visible_BM])
-    assert torch.equal(rows.next_position()[..., 0], (before.amax((0, 2)) + 1).expand(3, -1))
+    assert torch.equal(rows.next_position[..., 0], (before.amax((0, 2)) + 1).expand(3, -1))
 
 
 @torch.no_grad()
 def test_visionzip_is_what_plain_transformers_would_make_of_the_same_rows(family, records):
     batch = qwen_batch(family, records[:1])
     states = family.visual_states(batch, statistics=True)
-    merged = build_reducer(ReducerConfig("visionzip", 0.5), 4).merge(states)
+    merged = build_reducer(ReducerConfig("visionzip", 0.5), 4).merge(states, unread(states))
     assert len(merged.tokens[0]) == TOKENS[0] // 2
     keep = batch.regions_BN[0] != Region.VISUAL
     keep[batch.regions_BN[0] == Region.VISUAL] = merged.slots[0]

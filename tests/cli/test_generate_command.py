@@ -100,6 +100,15 @@ def test_show_draws_the_chosen_layers(vlm_adapter, picture, tmp_path, capsys):
     assert Image.open(tmp_path / "all.png").size == (3 * 656, height)
 
 
+def test_a_forgotten_image_is_one_line_of_warning(vlm_adapter, text_adapter, capsys):
+    argv = ["generate", "--prompt", "is there a 0 ?", "--max-new-tokens", "2", "--adapter"]
+    assert main([*argv, str(vlm_adapter)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("subtoken-train: warning: the prompt has no image, so llava answers from the text alone")
+    assert main([*argv, str(text_adapter)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

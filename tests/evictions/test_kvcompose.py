@@ -22,7 +22,7 @@ from golden_record import record
 from helpers import random_mask, random_scores
 from prompt_views import PROMPTS, candidates_of, check_budget, check_padding, dense_attention, layer_views, plan
 
-SETTINGS = [{}, {"task": "agnostic"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}]
+SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
 GOLDENS = ["structured", "structured_vnorm_lb2", "unstructured", "unstructured_vnorm_lb2"]
 
@@ -45,7 +45,7 @@ def plain_scores(matrix, rows, kv_heads, norms):
 def test_scores(name, settings, dtype):
     method = KVCompose(**settings)
     length = len(PROMPTS[name])
-    rows = range(length) if method.task == "agnostic" else ROWS[name]
+    rows = range(length) if method.task == "causal" else ROWS[name]
     view = layer_views([PROMPTS[name], PROMPTS["two images"]], method.needs, dtype=dtype, layers=1)[0]
     query, key, value = (each[0, :, :length] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
     matrix = dense_attention(query, key, [True] * length, view.scale)

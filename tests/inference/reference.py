@@ -1,8 +1,10 @@
 """The truth about a packed cache: full recompute without any cache, in transformers' own eager attention.
 
-From the prompt's pass it takes what was decided there (rows, positions, kept entries, group masks, gates) and nothing
-that was stored. Every sample runs alone, unpadded, through the decoder's own ``forward``; a registered attention
-function swaps the mask and scales the values, layer by layer, around ``eager_attention_forward`` of the model's file.
+From the prompt's pass it takes what was decided there (rows, kept entries, group masks, gates) and nothing that was
+stored. Positions are counted here, from the whole prompt. Every sample runs alone, unpadded, through the decoder's own
+``forward``; a registered attention function swaps the mask and scales the values, layer by layer, around
+``eager_attention_forward`` of the model's file. Under ``context_first`` the rest of the prompt are tokens that come
+after the context's pass.
 
 Legend: B batch, N prompt rows of a sample, T generated tokens, L layers, H query heads, h key-value heads, d head
 width, S value groups, V vocabulary.
@@ -20,8 +22,9 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.backbones.base import Family
 from subtoken_train.backbones.rows import PromptPass
-from subtoken_train.types import Plan, Region
+from subtoken_train.types import Batch, Plan, Region
 
 NAME = "truth_eager"
 
@@ -40,10 +43,15 @@ class LayerTruth:
 
 @dataclass
 class SampleTruth:
-    """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context."""
+    """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context.
+
+    ``rest_q``: tokens of the prompt that come after those rows; ``position``, [N + q] or [3, N + q], is of both.
+    """
 
     hidden_ND: Tensor
     position: Tensor
+    next_position: int
+    rest_q: Tensor
     whole_N: Tensor
     layers: list[LayerTruth]
 
@@ -53,6 +61,7 @@ class Tap:
     """What is saved of a prompt's pass."""
 
     hidden: list[Tensor] = field(default_factory=list)
+    batch: list[Batch] = field(default_factory=list)
     result: list[PromptPass] = field(default_factory=list)
     gates: dict[int, Tensor] = field(default_factory=dict)
 
@@ -62,12 +71,14 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
     """Save what the pass inside the block decides."""
     tap, run = Tap(), backbone.run
 
-    def noting(*args, **kwargs):
-        tap.result.append(run(*args, **kwargs))
+    def noting(batch, *args, **kwargs):
+        tap.batch.append(batch)
+        tap.result.append(run(batch, *args, **kwargs))
         return tap.result[-1]
 
     def entering(_, args):
-        tap.hidden.append(args[0])
+        if len(tap.batch) > len(tap.result):  # not what is appended after the pass
+            tap.hidden.append(args[0])
 
     handles = [backbone.family.decoder.layers[0].register_forward_pre_hook(entering)]
     for layer, gate in enumerate(() if backbone.bank is None else backbone.bank.gates):
@@ -81,12 +92,51 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
             handle.remove()
 
 
-def truths(backbone: CompressedBackbone, tap: Tap, plan: Plan) -> list[SampleTruth]:
-    """Every sample of the tapped pass; ``plan`` says what generated tokens see."""
-    return [_sample(backbone, tap, plan, sample) for sample in range(len(tap.hidden[-1]))]
+def truths(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch) -> list[SampleTruth]:
+    """Every sample of the tapped pass over ``prompts`` or their contexts; ``plan`` says what later tokens see."""
+    return [_sample(backbone, tap, plan, prompts, sample) for sample in range(len(tap.hidden[-1]))]
 
 
-def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, sample: int) -> SampleTruth:
+def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
+    """Positions of a sample's real tokens, [n], or [3, n]: an image's tokens are a grid, what follows is beyond it."""
+    ids = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING].tolist()
+    if prompts.image_grid_I3 is None and family.name != "qwen2_5_vl":
+        return torch.arange(len(ids))
+    first = int(prompts.images_per_sample_B[:sample].sum())
+    grids = [] if prompts.image_grid_I3 is None else prompts.image_grid_I3[first:].tolist()
+    placed: list[tuple[int, int, int]] = []
+    start = 0
+    while len(placed) < len(ids):
+        if ids[len(placed)] != family.image_token_id:
+            placed.append((start, start, start))
+            start += 1
+            continue
+        _, high, wide = (n // 2 for n in grids.pop(0))
+        placed += [(start, start + row, start + column) for row in range(high) for column in range(wide)]
+        start += max(high, wide)
+    return torch.tensor(placed).T
+
+
+def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int, origin: Tensor) -> dict[str, object]:
+    """Positions of the rows and of the rest of the prompt, its tokens, and the first position after it."""
+    reducer, own = backbone.reducer, tap.batch[-1].regions_BN[sample] != Region.PADDING
+    position = prompt_positions(backbone.family, prompts, sample)
+    real = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING]
+    passed = int(own.sum())
+    assert torch.equal(tap.batch[-1].input_ids_BN[sample, own], real[:passed])
+    place = origin - int(own.long().argmax())
+    anew = reducer.stage == "tower" and reducer.config.keep_ratio < 1 and backbone.family.name != "qwen2_5_vl"
+    rest = real[passed:]
+    if anew:  # VisionZip on LLaVA makes a shorter prompt
+        position = torch.arange(len(origin) + len(rest))
+    else:
+        assert len(rest) or int(place[-1]) == len(real) - 1, "the row that the next token is read from was dropped"
+        position = torch.cat([position[..., place], position[..., passed:]], -1)
+    following = len(origin) + len(rest) if anew else int(prompt_positions(backbone.family, prompts, sample).max()) + 1
+    return {"position": position, "next_position": following, "rest_q": rest}
+
+
+def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, sample: int) -> SampleTruth:
     result, shape = tap.result[-1], backbone.family.shape
     first = result.spans[0][2] if result.spans else result.rows
     real = first.visible_BM[sample]
@@ -120,7 +170,8 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, sample: int) -> 
                     if kept.heads_BNh is None
                     else kept.heads_BNh[sample, i, :, None]
                 )
-    return SampleTruth(tap.hidden[-1][sample, real], first.position[..., sample, real], whole, layers)
+    placed = _placed(backbone, tap, prompts, sample, origin)
+    return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, **placed)
 
 
 def _check_plan(kept, mask: Tensor | None, sample: int, index_BM: Tensor) -> None:
@@ -176,8 +227,8 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     """Logits of the token after the prompt, and after each of ``tokens_T``, [T + 1, V]."""
     family = backbone.family
     config, embed = family.decoder.config, family.model.get_input_embeddings()
-    hidden = torch.cat([sample.hidden_ND, embed(tokens_T)])[None]
-    following = sample.position.max() + 1 + torch.arange(len(tokens_T))
+    hidden = torch.cat([sample.hidden_ND, embed(sample.rest_q), embed(tokens_T)])[None]
+    following = sample.next_position + torch.arange(len(tokens_T))
     position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
     loaded, config._attn_implementation = config._attn_implementation, NAME
     _active.append(sample)
@@ -188,4 +239,4 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
         config._attn_implementation = loaded
         _active.pop()
     logits = family.model.get_output_embeddings()(out.last_hidden_state[0])
-    return logits[len(sample.hidden_ND) - 1 :]
+    return logits[sample.position.shape[-1] - 1 :]

@@ -38,6 +38,7 @@ BASE = {
     "budget": "per_token",
     "eviction": "none",
     "batch": "three_left",
+    "protocol": "query_aware",
     "precision": "fp32",
 }
 

@@ -17,7 +17,9 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import EVICTIONS, Candidates, Eviction, LayerScores, LayerView, build_eviction
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import decode, prefill
+from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.protocol import Protocol
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Region
 
@@ -60,10 +62,12 @@ class OwnSets(SharedSet):
             share = torch.linspace(0.2, 0.8, heads)[:, None]
             best = torch.zeros_like(draws).scatter_(-1, draws.argmax(-1, keepdim=True), 1).bool()
             chosen = (draws < share) | best | scores[layer].protected_BN[:, None]
+            chosen |= ~candidates.competes_LBN[layer][:, None]
             kept.append(chosen & (regions != Region.PADDING)[:, None])
         return kept
 
 
+TEXT = ("llama", "qwen2", "mistral")
 KV_HEADS = [2]  # heads of the model under test; a method does not see the model
 OWN = {"shared_set": SharedSet, "own_sets": OwnSets}
 REDUCERS = {
@@ -89,7 +93,8 @@ FACTORS = {
     "groups": ["16/4", "2/1", "8/3", "8/8"],
     "budget": ["per_token", "global", "ranked"],
     "eviction": ["none", *OWN, *EVICTIONS],
-    "batch": ["one", "three_left", "three_right", "text_left", "text_right"],
+    "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
+    "protocol": ["query_aware", "context_first"],
     "precision": ["fp32", "bf16", "int8", "int4"],
 }
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
@@ -129,11 +134,23 @@ def allowed(cell: Cell) -> bool:
             return False
     if budget == "ranked" and (reducer or "fastv") in ("none", "visionzip", "quest"):
         return False
-    if budget == "ranked" and (family or "llava") in ("llama", "qwen2", "mistral"):
+    if budget == "ranked" and (family or "llava") in TEXT:
         return False
-    if family in ("llama", "qwen2", "mistral") and (reducer or "none").startswith("fastv"):
+    if family in TEXT and (reducer or "none").startswith("fastv"):
         return False
-    return _piece_fits(cell) and _eviction_fits(cell)
+    return _piece_fits(cell) and _eviction_fits(cell) and _protocol_fits(cell)
+
+
+def _protocol_fits(cell: Cell) -> bool:
+    """Only models that see images end with one; before the question is seen nothing can read it."""
+    ends = cell.get("batch", "one").startswith("last")
+    if ends and cell.get("family", "llava") in TEXT:
+        return False
+    if cell.get("protocol", "query_aware") == "query_aware":
+        return True
+    method = EVICTIONS.get(cell.get("eviction", "none"))
+    asks = cell.get("selector") == "query" or cell.get("reducer") == "quest"
+    return not (ends or asks or (method is not None and method.needs_image))
 
 
 def _piece_fits(cell: Cell) -> bool:
@@ -193,12 +210,18 @@ class Decoded:
 
 
 @torch.no_grad()
-def decoded(backbone: CompressedBackbone, batch: Batch, steps: int, compression: Compression) -> Decoded:
+def decoded(
+    backbone: CompressedBackbone,
+    batch: Batch,
+    steps: int,
+    compression: Compression,
+    protocol: Protocol = "query_aware",
+) -> Decoded:
     """Greedy decoding that notes its logits and does not stop at an end of text."""
     cache = PackedCache(backbone.family.shape.num_layers)
     with tapped(backbone) as tap:
-        first = prefill(backbone, batch, cache, compression)
-    saved = truths(backbone, tap, first.plan)
+        first = open_prompts(backbone, batch, cache, compression, protocol)
+    saved = truths(backbone, tap, first.plan, batch)
     logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
     while len(tokens) < steps:
         logits.append(decode(backbone, tokens[-1][:, None], cache))
@@ -243,7 +266,7 @@ def batch_of(cell: Cell) -> Batch:
 def difference(cell: Cell, steps: int) -> Difference:
     """Decode a cell and recompute it."""
     backbone = backbone_of(cell)
-    got = decoded(backbone, batch_of(cell), steps, compression_of(cell))
+    got = decoded(backbone, batch_of(cell), steps, compression_of(cell), cell["protocol"])
     expected = torch.stack(
         [recompute(backbone, truth, tokens[:-1]) for truth, tokens in zip(got.truths, got.tokens_BT, strict=True)]
     ).float()

@@ -16,8 +16,14 @@ from text_families import text_family
 from tiny_llava import build_processor
 
 FAMILIES = ["llava", "llava_gqa", "qwen2_5_vl", "llama", "qwen2", "mistral"]
-SAMPLES = {"one": [(1, 6)], "three": [(1, 6), (2, 9), (1, 4)], "text": [(1, 6), (0, 7), (2, 9)]}
-"""Per sample (images, text tokens after them); language models read (contexts, query tokens)."""
+SAMPLES = {
+    "one": [(1, 6)],
+    "three": [(1, 6), (2, 9), (1, 4)],
+    "text": [(1, 6), (0, 7), (2, 9)],
+    "last": [(1, 0), (2, 5), (2, 0)],
+}
+"""Per sample (images, text tokens after them); language models read (contexts, query tokens). In ``last``
+two prompts end with their image."""
 CONTEXT = 24  # context tokens that stand for an image in a language model's prompt
 
 
@@ -92,7 +98,7 @@ def prompts(family: Family, kind: str, pad_left: bool, seed: int = 0) -> Batch:
                 pixels.append(torch.randn(4 * span, 1176, generator=generator))
             marks += range(len(regions) + len(head), len(regions) + len(head) + span)
             regions += head + body
-        if images and grids:
+        if images and grids and text:
             regions.append(Region.QUERY)
         regions += [Region.QUERY] * text
         ids = torch.randint(10, 60, (len(regions),), generator=generator)
@@ -111,7 +117,7 @@ def _vision_marks(family: Family, ids: torch.Tensor, marks: list[int]) -> torch.
     for mark in marks:
         if mark - 1 not in marks:
             ids[mark - 1] = start
-        if mark + 1 not in marks:
+        if mark + 1 not in marks and mark + 1 < len(ids):
             ids[mark + 1] = end
     return ids
 

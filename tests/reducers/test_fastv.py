@@ -127,7 +127,9 @@ def test_ranks_by_the_layer_below_the_cut(layer):
         return torch.tensor([[0.9, 0.1, 0.3, 0.2, 0.8]])
 
     regions = torch.tensor([[Region.SYSTEM, Region.VISUAL, Region.VISUAL, Region.VISUAL, Region.VISUAL]])
-    kept = reducer.select(ReducerView(regions, torch.tensor([4]), torch.tensor([0]), row))[0]
+    kept = reducer.select(
+        ReducerView(regions, torch.zeros_like(regions).bool(), torch.tensor([4]), torch.tensor([0]), row)
+    )[0]
     assert asked == [layer - 1]
     assert kept.tolist() == [[True, False, True, False, True]]
 

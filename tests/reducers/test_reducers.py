@@ -16,7 +16,9 @@ MIXED = [(1, 9), (2, 7), (0, 12)]
 def look(regions_BN, scores_BN=None, seeds=None):
     batch = len(regions_BN)
     seeds = torch.arange(batch) + 1 if seeds is None else seeds
-    return ReducerView(regions_BN, torch.zeros(batch, dtype=torch.long), seeds, lambda layer: scores_BN)
+    return ReducerView(
+        regions_BN, torch.zeros_like(regions_BN).bool(), torch.zeros(batch).long(), seeds, lambda layer: scores_BN
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -118,9 +120,27 @@ def test_the_ranking_is_that_of_the_scores(name):
     scores = reducer.scores(view)
     for sample in range(2):
         order = sorted(range(1, 7), key=lambda n: (-float(scores[sample, n]), n))
-        assert [int(rank[sample, n]) for n in order] == list(range(6))
+        assert [int(rank[sample, n]) for n in order[:3]] == list(range(3))
         assert keep[sample].nonzero().flatten().tolist() == sorted([0, 7, *order[:3]])
     assert torch.equal(reducer.select(view)[0], keep)
+
+
+@pytest.mark.parametrize("name", ["fastv", "random"])
+def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
+    """The last token of a prompt that ends with its image, however little it scores; it ranks by its score."""
+    regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6]] * 40)
+    seeds, scores = torch.arange(40), random_scores(0, 40, 7)
+    view = look(regions, scores, seeds)
+    view.read_BN[:, 6] = True
+    reducer = build_reducer(ReducerConfig(name, 0.5), 4)
+    keep, rank = reducer.select(view)
+    scores = reducer.scores(view)
+    for sample in range(40):
+        order = sorted(range(1, 6), key=lambda n: -float(scores[sample, n]))[:2]
+        kept = sorted([*order, 6], key=lambda n: -float(scores[sample, n]))
+        assert keep[sample].nonzero().flatten().tolist() == sorted([0, *kept])
+        assert [int(rank[sample, n]) for n in kept] == [0, 1, 2]
+    assert len({int(each) for each in rank[:, 6]}) == 3
 
 
 def test_none_ranks_nothing():
@@ -137,6 +157,6 @@ def test_reducers_score_without_a_graph():
         return scores
 
     regions = torch.full((1, 6), int(Region.VISUAL))
-    view = ReducerView(regions, torch.tensor([5]), torch.tensor([0]), row)
+    view = ReducerView(regions, torch.zeros_like(regions).bool(), torch.tensor([5]), torch.tensor([0]), row)
     assert build_reducer(ReducerConfig("fastv", 0.5), 4).select(view)[0].sum() == 3
     assert graphs == [False]

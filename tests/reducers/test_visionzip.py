@@ -9,7 +9,7 @@ from subtoken_train.inference.greedy import generate_greedy
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.types import Region, VisualStates
 
-from helpers import compress, make_batch, only_sample
+from helpers import compress, make_batch, only_sample, unread
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 
@@ -50,7 +50,7 @@ def test_a_tower_without_a_class_token_is_refused(tiny_family):
 def test_kept_count_is_split_into_class_dominant_and_contextual(tiny_family, ratio, kept, contextual):
     batch = make_batch([(1, 9)])
     states = tiny_family.visual_states(batch, statistics=True)
-    merged = build_reducer(ReducerConfig(name="visionzip", keep_ratio=ratio), 4).merge(states)
+    merged = build_reducer(ReducerConfig(name="visionzip", keep_ratio=ratio), 4).merge(states, unread(states))
     dominant = dominant_tokens(states.received[0], kept - contextual - 1)
     rest = torch.ones(64, dtype=torch.bool)
     rest[dominant] = False
@@ -67,7 +67,7 @@ def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():
     tokens = torch.randn(64, 6, generator=generator)
     keys, received = torch.randn(64, 4, generator=generator), torch.randn(64, generator=generator)
     states = VisualStates([tokens], None, [received], [keys])
-    merged = build_reducer(ReducerConfig(name="visionzip", keep_ratio=0.25), 4).merge(states)
+    merged = build_reducer(ReducerConfig(name="visionzip", keep_ratio=0.25), 4).merge(states, unread(states))
     dominant = set(dominant_tokens(received, 14).tolist())
     kept = merged.slots[0].nonzero()[:, 0].tolist()
     assert len(kept) == 16
@@ -95,7 +95,8 @@ def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_le
 def test_the_language_model_sees_what_plain_transformers_would(tiny_family):
     batch = make_batch([(1, 9)])
     backbone = compress(tiny_family, name="visionzip", keep_ratio=0.25)
-    merged = backbone.reducer.merge(tiny_family.visual_states(batch, statistics=True))
+    states = tiny_family.visual_states(batch, statistics=True)
+    merged = backbone.reducer.merge(states, unread(states))
     words = tiny_family.model.get_input_embeddings()(batch.input_ids_BN)
     embeds = torch.cat([words[:, :2], tiny_family.project(merged.tokens[0])[None], words[:, 66:]], dim=1)
     expected = tiny_family.model.lm_head(tiny_family.decoder(inputs_embeds=embeds).last_hidden_state)
@@ -108,12 +109,13 @@ def test_decoding_continues_at_the_renumbered_length(tiny_family):
     backbone = compress(tiny_family, name="visionzip", keep_ratio=0.25)
     generated = generate_greedy(backbone, batch, 4).token_ids_BT
     prompt = backbone.run(batch, pad_left=True)
-    assert prompt.rows.next_position()[:, 0].tolist() == [27, 14]
+    assert prompt.rows.next_position[:, 0].tolist() == [27, 14]
     hidden = backbone.family.embed(batch)
     for sample, length in ((0, 27), (1, 14)):
         ids = batch.input_ids_BN[sample]
         if sample == 0:
-            merged = backbone.reducer.merge(tiny_family.visual_states(batch, statistics=True))
+            states = tiny_family.visual_states(batch, statistics=True)
+            merged = backbone.reducer.merge(states, unread(states))
             rows = torch.cat([hidden[0, :2], tiny_family.project(merged.tokens[0]), hidden[0, 66:]])
         else:
             rows = hidden[1, len(ids) - length :]

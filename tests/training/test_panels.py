@@ -21,7 +21,6 @@ from subtoken_train.training.panels.steps import logs_next, logs_now, stepped
 from subtoken_train.training.panels.throughput import Stopwatch, Throughput, flops_of, peak_flops, step_work
 from subtoken_train.training.panels.trained import TrainedPanel
 from subtoken_train.training.step_record import StepRecord
-from subtoken_train.types import Region
 
 LAYER = "compressed.model.model.layers.{}.self_attn.{}.lora_{}.default.weight"
 ROUTER = "compressed.bank.selectors.{}.token.weight"
@@ -79,7 +78,7 @@ def record(device="cpu", state=None, kept=None):
     codes = [[1, 2, 2, 2, 4], [1, 2, 4, 0, 0]]
     regions = torch.tensor(codes, device=device)
     rows_regions = torch.tensor([[1, 2, 4], [1, 2, 4]], device=device)
-    rows = Rows(rows_regions, rows_regions != Region.PADDING, rows_regions, rows_regions, rows_regions)
+    rows = Rows.whole(rows_regions, rows_regions)
     return StepRecord(regions, rows, [(0, 2, rows)], state, kept or {})
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.digest import adapter_digest
-from subtoken_train.artifact.folder import AdapterConfig, read_config
 from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.errors import unknown_name

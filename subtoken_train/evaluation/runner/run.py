@@ -11,10 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
+from subtoken_train.evaluation.runner.alone import Alone
 from subtoken_train.evaluation.runner.anchors import with_anchors
 from subtoken_train.evaluation.runner.arms import Arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
@@ -57,7 +57,7 @@ def run_grid(
         ValueError: arms, tasks, data or settings that are wrong; an unreadable image, when its turn comes; records of
             other settings in the folder; or a run that is writing into it. What was answered before stays on disk.
     """
-    with _Alone(grid.out, processes):
+    with Alone(grid.out, processes):
         tasks = read_tasks(grid)
         pool = ModelPool(processes.device(device))
         arms = prepare(grid.arms, pool)
@@ -74,12 +74,22 @@ def run_grid(
                 cell = Cell(arm, task, samples, grid.out / arm.facts.name / task.name, grid.batch_size, grid.max_length)
                 if processes.first:
                     describe(cell, backbone, grid, processes)
+                    _say_unknown(cell, backbone, say)
                 name = f"{arm.facts.name} / {task.name}"
                 cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
                 if processes.first:
                     task.write_for_others(cell.folder)
                 folders.append(cell.folder)
         return folders
+
+
+def _say_unknown(cell: Cell, backbone: CompressedBackbone, say: Say) -> None:
+    """What of the cell's prompts and choices its tokenizer does not know."""
+    asked = [cell.samples[place] for place in spread(len(cell.samples))]
+    texts = ["\n".join([sample.prompt, *sample.choices]) for sample in asked]
+    what = f"{cell.arm.facts.name} / {cell.task.name}"
+    if line := say_unknown(backbone.family.tokenizer, SomeTexts(texts, len(cell.samples)), what):
+        say(line)
 
 
 def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]) -> list[str]:
@@ -207,24 +217,3 @@ def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
     """As a manifest gives them back."""
     content: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return content
-
-
-class _Alone:
-    """Only one run writes into a results folder."""
-
-    def __init__(self, folder: Path, processes: Processes) -> None:
-        self.folder, self.processes = folder, processes
-        self.lock = FileLock(folder / ".lock")
-
-    def __enter__(self) -> None:
-        if not self.processes.first:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self.lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(f"another evaluation writes into {self.folder}; wait for it, or choose another") from None
-
-    def __exit__(self, *error: object) -> None:
-        if self.processes.first:
-            self.lock.release()

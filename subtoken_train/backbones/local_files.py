@@ -1,0 +1,37 @@
+"""A backbone's own files, looked at before transformers opens them: JSON is bounded, and no name leads out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from subtoken_train.documents import check_file_name, read_json
+from subtoken_train.typed import shown
+
+PEFT_FILE = "adapter_config.json"
+_INDEX = "*.index.json"
+
+
+def check_local_files(folder: Path) -> None:
+    """Raise a worded ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it.
+
+    Weights are not opened. The tokenizer's large vocabulary is its own reader's to check.
+
+    Raises:
+        ValueError: broken, deep or doubled JSON; an index that names files elsewhere or none; peft's configuration,
+            which transformers would follow to another model.
+    """
+    for path in sorted(folder.glob("*config.json")):
+        if path.name == PEFT_FILE:
+            raise ValueError(f"{folder} is a LoRA of peft ({PEFT_FILE}), not a backbone; name the model that it is for")
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
+    for path in sorted(folder.glob(_INDEX)):
+        index = read_json(path)
+        shards = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(shards, dict) or not shards:
+            raise ValueError(f"{path} names no weights (weight_map)")
+        for shard in set(map(str, shards.values())):
+            check_file_name(shard, f"{path}: weight_map")
+            if not (folder / shard).is_file():
+                raise ValueError(f"{path} names {shard[:120]}, which {folder} does not hold: it is incomplete")

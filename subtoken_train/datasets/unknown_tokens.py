@@ -1,0 +1,118 @@
+"""How much of a text a tokenizer does not know: what it cannot read becomes its unknown token, without a word.
+
+A tokenizer of bytes or byte fall-back knows every text; one of whole words knows its own list.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
+from subtoken_train.errors import SubTokenWarning
+
+LOOKED_AT = 1000
+"""Texts of a larger set that are looked at, and of each no more than ``_CUT`` characters."""
+TOLERATED = 0.01
+_CUT = 100_000
+_SHOWN, _SHOWN_CHARACTERS = 3, 20
+
+
+class SomeTexts(NamedTuple):
+    """The texts of some records, and how many records there are; None where nobody knows."""
+
+    texts: list[str]
+    total: int | None
+
+
+@dataclass(frozen=True)
+class UnknownTokens:
+    """What a tokenizer made of some texts.
+
+    Attributes:
+        unknown: tokens that are its unknown token.
+        tokens: all tokens.
+        looked_at: texts.
+        total: texts of the whole set; None where nobody knows.
+        examples: the first words that it does not know.
+    """
+
+    unknown: int
+    tokens: int
+    looked_at: int
+    total: int | None
+    examples: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """Unknown tokens over all."""
+        return self.unknown / max(self.tokens, 1)
+
+    def __str__(self) -> str:
+        known = self.looked_at == self.total
+        of = "" if known or self.total is None else f" of {self.total:,}"
+        return (
+            f"{100 * self.share:.3g} % of the text is unknown to the tokenizer ({self.unknown:,} of {self.tokens:,} "
+            f"tokens, in {self.looked_at:,}{of} texts)"
+        )
+
+
+def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
+    """Count unknown tokens; None for a tokenizer that has none, or without a text.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        some: texts, without chat format; image placeholders are left out.
+    """
+    unknown_id = tokenizer.unk_token_id
+    if unknown_id is None or not some.texts:
+        return None
+    unknown = tokens = 0
+    examples: dict[str, None] = {}
+    for text in (text[:_CUT].replace(IMAGE_PLACEHOLDER, "") for text in some.texts):
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+        places = [i for i, token in enumerate(encoding["input_ids"]) if token == unknown_id]
+        tokens += len(encoding["input_ids"])
+        unknown += len(places)
+        if places and tokenizer.is_fast and len(examples) < _SHOWN:
+            spans = (encoding["offset_mapping"][place] for place in places)
+            examples |= dict.fromkeys(text[start:stop][:_SHOWN_CHARACTERS] for start, stop in islice(spans, _SHOWN))
+    return UnknownTokens(unknown, tokens, len(some.texts), some.total, tuple(islice(examples, _SHOWN)))
+
+
+def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
+    """One line for people, and a ``SubTokenWarning`` in its place where more than 1 % is unknown.
+
+    Args:
+        tokenizer: of the backbone.
+        some: what it will read and say.
+        what: where the texts are from, for the message.
+
+    Returns:
+        The line; None where the tokenizer has no unknown token, or where it was a warning.
+    """
+    found = unknown_tokens(tokenizer, some)
+    if found is None:
+        return None
+    if found.share <= TOLERATED:
+        return f"{what}: {found}"
+    named = f", for instance {', '.join(map(repr, found.examples))}" if found.examples else ""
+    warnings.warn(
+        f"{what}: {found}{named}: the model can neither read nor say it; take a backbone that knows these words",
+        SubTokenWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def spread(total: int) -> Sequence[int]:
+    """Places of at most ``LOOKED_AT`` records, evenly over ``total``."""
+    return range(total) if total <= LOOKED_AT else [i * total // LOOKED_AT for i in range(LOOKED_AT)]
+
+
+def first_texts(texts: Iterable[str], total: int | None) -> SomeTexts:
+    """The first texts of a set that is read in order."""
+    return SomeTexts(list(islice(texts, LOOKED_AT)), total)

@@ -1,0 +1,97 @@
+"""A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
+
+It is how methods judge a context whose question is not there yet. KVCompose repeats the context and lets all of it ask;
+a method that reconstructs a context in pieces (KVzip) makes its own ``Task`` of each piece and calls ``second_pass``
+once per piece. The rows run as a question would: they take the positions that follow the prompt, see its cache (as the
+token reducer and the routers left it, before any eviction) and each other causally, and meet no reducer and no router.
+
+It costs one more pass over the rows. Layer after layer, a block of rows at a time: beside the prompt's own cache there
+are the keys, values and queries of one layer, and no N x N mask; the cache is then as it was.
+
+Legend: B batch, N rows of a layer's cache, S rows of the task, K = N + S, D model width, H query heads, h key-value
+heads, d head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.rows import PromptPass
+from subtoken_train.functional.gather import take_rows
+
+BLOCK = 1024  # rows whose attention mask exists at a time
+
+TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
+"""Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale,
+rows_BS): the prompt's keys come first, ``rows_BS`` marks what is no padding."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows that look back at a prompt.
+
+    Attributes:
+        hidden_BSD: input embeddings.
+        rows_BS: False is padding, on either side.
+        position: position ids, [B, S], or [3, B, S] under mRoPE.
+    """
+
+    hidden_BSD: Tensor
+    rows_BS: Tensor
+    position: Tensor
+
+
+def repeated(result: PromptPass) -> Task:
+    """The prompt again: the rows that its token reducer left, in all layers, at the positions that follow it."""
+    rows = result.rows
+    assert result.embeds_BND is not None
+    hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)
+    return Task(hidden_BSD, rows.visible_BM, rows.next_position + rows.position)
+
+
+@torch.no_grad()
+def second_pass(family: Family, cache: DynamicCache, entries: list[Tensor], task: Task, observe: TaskObserver) -> None:
+    """Run a task after a prompt and show every layer's attention to ``observe``.
+
+    Args:
+        family: in evaluation mode, with ``use_packed_attention``.
+        cache: of the prompt; grows by a layer's rows at a time and is left as it came.
+        entries: per layer the rows of the cache that may be seen, bool [B, N].
+        task: the rows.
+        observe: sees layer after layer.
+    """
+    hidden_BSD = task.hidden_BSD
+    for layer, entries_BN in enumerate(entries):
+        states = cache.layers[layer]
+        keys, values = states.keys, states.values
+        hidden_BSD, query_BHSd, scale = _layer(family, cache, layer, entries_BN, task, hidden_BSD)
+        observe(layer, query_BHSd, states.keys, values, scale, task.rows_BS)
+        states.keys, states.values = keys, values
+
+
+def _layer(
+    family: Family, cache: DynamicCache, layer: int, entries_BN: Tensor, task: Task, hidden_BSD: Tensor
+) -> tuple[Tensor, Tensor, float]:
+    """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
+    outputs: list[Tensor] = []
+    queries: list[Tensor] = []
+    scales: list[float] = []
+
+    def note(_: int, query: Tensor, __: Tensor, ___: Tensor, scale: float) -> None:
+        queries.append(query)
+        scales.append(scale)
+
+    for start in range(0, hidden_BSD.shape[1], BLOCK):
+        part = slice(start, start + BLOCK)
+        seen_BK = torch.cat([entries_BN, task.rows_BS[:, : part.stop]], 1)
+        position = task.position[..., part]
+        outputs.append(
+            family.run_layers(hidden_BSD[:, part], seen_BK, position, cache, layer, layer + 1, observer=note)
+        )
+    return torch.cat(outputs, 1), torch.cat(queries, 2), scales[0]

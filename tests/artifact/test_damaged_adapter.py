@@ -1,0 +1,218 @@
+"""An adapter folder is data: whatever is wrong in it is one worded error, before anything of its size is allocated."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from subtoken_train.artifact.config import read_config
+from subtoken_train.artifact.digest import adapter_digest
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.artifact.source import find_adapter
+
+from damage import put
+
+SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
+LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return Path(shutil.copytree(SHIPPED / "tiny_fastv25_s16k4", tmp_path / "adapter"))
+
+
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as raised:
+        read_adapter(folder, layout=True)
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SHIPPED.iterdir()))
+def test_shipped_adapters_of_schemas_1_and_2_are_read(name):
+    assert read_config(SHIPPED / name).lora.rank == 8
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("schema_version", "1", "schema_version is '1'; it must be a whole number"),
+        ("schema_version", 0, "schemas count from 1"),
+        ("schema_version", 2, "stage2 is missing"),
+        ("training", ..., "training is missing"),
+        ("training", [], "training is"),
+        ("training.name", "../../x", "training.name is '../../x', which also names a file"),
+        ("training.name", "..", "also names a file"),
+        ("training.name", "a\x1b[31m", "control characters"),
+        ("training.name", "n" * 300, "at most 200 bytes"),
+        ("training.name", 5, "training.name is 5"),
+        ("training.seed", "0", "training.seed is '0'"),
+        ("more", 1, "unknown key 'more'"),
+        ("versions", "x", "versions is 'x'"),
+        ("routing", {}, None),  # all defaults, as its own class has them
+        ("routing", "linear", "routing is 'linear'"),
+        ("routing.num_groups", 16.0, "num_groups is 16.0; it must be a whole number"),
+        ("routing.num_groups", 10**30, "must fit 64 bits"),
+        ("routing.num_groups", 10**9, "10"),
+        ("routing.value_gate", 0, "value_gate is 0; it must be true or false"),
+        ("routing.budget", "none", "unknown value 'none'"),
+        ("routing.selector", "nope", "unknown"),
+        ("reducer.keep_ratio", float("nan"), "NaN is no JSON number"),
+        ("reducer.keep_ratio", 0, "keep_ratio"),
+        ("reducer.layer", -1, "layer"),
+        ("reducer.stage", "tower", "unknown value 'tower'"),
+        ("lora.rank", 1_000_000, "r is 8, and subtoken_config.json says 1000000"),
+        ("lora.rank", 0, "rank=0"),
+        ("lora.alpha", "16", "alpha is '16'"),
+        ("lora.alpha", 32, "lora_alpha is 16, and subtoken_config.json says 32"),
+        ("lora.dropout", 1, "dropout"),
+        ("lora", [8, 16], "lora is"),
+        ("backbone.path", None, "backbone: path is null"),
+        ("backbone.path", "checkpoints/tiny-llama", "base_model_name_or_path"),
+        ("backbone.dtype", "int8", "unknown dtype 'int8'"),
+        ("backbone.attention", "someone/kernel", "unknown attention 'someone/kernel'"),
+        ("backbone.revision", "../../../x", "no branch, tag or commit"),
+        ("backbone.max_pixels", -1, "max_pixels=-1"),
+        ("identity.model_type", "gpt2", "unknown backbone family"),
+        ("identity.digest", "0" * 64, "was trained on"),
+        ("identity.digest", 7, "digest is 7"),
+    ],
+)
+def test_settings_are_typed_and_in_range(folder, place, value, words):
+    put(folder, "subtoken_config.json", place, value)
+    if words is None:
+        read_config(folder)
+    else:
+        refused(folder, words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "invalid JSON"),
+        ("[]", "must be a group of keys"),
+        ("[" * 100_000, "nested deeper"),
+        ('{"lora": 1, "lora": 2}', "key 'lora' stands twice"),
+        (b"\xff\xfe", "not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("file", ["subtoken_config.json", "adapter_config.json"])
+def test_broken_json(folder, file, content, words):
+    (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused(folder, words)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("r", 4),
+        ("r", True),
+        ("lora_alpha", 17),
+        ("target_modules", ["q_proj"]),
+        ("base_model_name_or_path", "someone/else"),
+        ("base_model_name_or_path", ...),
+        ("use_dora", True),
+        ("use_rslora", True),
+        ("rank_pattern", {"q_proj": 2}),
+        ("peft_type", "IA3"),
+        ("modules_to_save", ["lm_head"]),
+        ("bias", "all"),
+    ],
+)
+def test_peft_settings_that_contradict(folder, key, value):
+    put(folder, "adapter_config.json", key, value)
+    refused(folder, f"{key} is .*the files disagree")
+
+
+def test_peft_settings_are_there(folder):
+    (folder / "adapter_config.json").unlink()
+    refused(folder, "adapter_config.json is missing")
+
+
+def test_a_rank_of_both_files_is_checked_against_the_tensors(folder):
+    put(folder, "subtoken_config.json", "lora.rank", 1_000_000)
+    put(folder, "adapter_config.json", "r", 1_000_000)
+    refused(folder, "not of rank 1000000")
+
+
+def first(change):
+    def edit(tensors):
+        name = sorted(tensors)[0]
+        tensors[name] = change(tensors[name])
+
+    return edit
+
+
+@pytest.mark.parametrize("file", [LORA, ROUTER])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.index_fill(0, torch.tensor([0]), float("nan")), "holds NaN or infinity"),
+        (lambda t: t.index_fill(0, torch.tensor([0]), float("inf")), "holds NaN or infinity"),
+        (lambda t: t.to(torch.int32), "is of type I32; allowed: F32, F16, BF16"),
+        (lambda t: t.to(torch.float8_e4m3fn), "is of type F8_E4M3"),
+        (lambda t: t > 0, "is of type BOOL"),
+        (lambda t: t[None].contiguous(), "has shape"),
+        (lambda t: t[:0], "has shape"),
+    ],
+)
+def test_tensors_that_are_none(folder, file, change, words):
+    tensors = load_file(folder / file)
+    first(change)(tensors)
+    save_file(tensors, folder / file)
+    refused(folder, words)
+
+
+@torch.no_grad()
+def test_half_precision_files_are_read_as_fp32(folder):
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / LORA).items()}
+    save_file(tensors, folder / LORA)
+    _, parts, _ = read_adapter(folder, layout=True)
+    found = {tensor.dtype for name, tensor in parts.named_parameters() if "lora_" in name}
+    assert found == {torch.float32}
+
+
+def header(text: str, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if length is None else length) + text.encode() + b"\0" * 16
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01",
+        header("{}", 2**62),
+        header("{}", 90_000_000),
+        header("[" * 5_000),
+        header(
+            '{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "b": {"dtype": "F32", "shape": [4], '
+            '"data_offsets": [8, 24]}}'
+        ),
+        header('{"a": {"dtype": "F32", "shape": [1152921504606846976, 64], "data_offsets": [0, 16]}}'),
+        header('{"a": {"dtype": "X9", "shape": [4], "data_offsets": [0, 16]}}'),
+        pickle.dumps({"a": 1}),
+    ],
+)
+@pytest.mark.parametrize("file", [LORA, ROUTER])
+def test_broken_tensor_files(folder, file, content):
+    (folder / file).write_bytes(content)
+    refused(folder, f"{file} is not a whole safetensors file")
+
+
+def test_a_pipe_is_no_file(folder):
+    (folder / ROUTER).unlink()
+    os.mkfifo(folder / ROUTER)
+    os.mkfifo(folder / "more.json")
+    refused(folder, "router.safetensors is missing")
+    assert adapter_digest(folder)
+
+
+def test_revisions_are_no_paths():
+    with pytest.raises(ValueError, match="no branch, tag or commit"):
+        find_adapter("user/name", "../../refs")

@@ -1,0 +1,49 @@
+"""``data/samples``: made of the embedded digits and English, small, and answered rightly by the shipped models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import AutoTokenizer
+
+from subtoken_train import SubTokenModel
+from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.scenes import draw_scene
+from subtoken_train.evaluation.answer import answer_all
+from subtoken_train.resources import resource
+
+SAMPLES = resource("data/samples")
+RECALL = RecallTask(AutoTokenizer.from_pretrained(resource("checkpoints/tiny-llama")), num_questions=2)
+
+
+@pytest.mark.parametrize(("name", "number"), [("a.png", 5), ("b.png", 10)])
+def test_pictures_are_held_out_scenes(name, number):
+    scene = draw_scene(np.random.default_rng([0, 2, number]), "test")
+    np.testing.assert_array_equal(np.asarray(Image.open(SAMPLES / name)), scene.pixels)
+
+
+def test_the_long_text_is_a_held_out_recall_context():
+    sample = RecallRecords(RECALL, "test", 2)[1].text
+    prompt = list(sample.input_ids)[: sample.prompt_length]
+    assert RECALL.tokenizer((SAMPLES / "long.txt").read_text().rstrip("\n"))["input_ids"] == prompt
+
+
+def test_it_is_small():
+    assert sum(path.stat().st_size for path in SAMPLES.iterdir()) < 50_000
+
+
+@pytest.mark.parametrize("adapter", ["tiny_lora_only", "tiny_fastv25_s16k4"])
+def test_the_shipped_models_answer(adapter):
+    model = SubTokenModel.from_pretrained(f"checkpoints/adapters/{adapter}")
+    answers = answer_all(model.backbone, InstructionRecords(SAMPLES / "questions.json"))
+    assert [row.prediction for row in answers.rows] == ["yes", "white 4", "white"]
+    assert all(row.score == 1 for row in answers.rows)
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.25])
+def test_the_language_model_recalls(keep):
+    model = SubTokenModel.from_pretrained("checkpoints/tiny-llama", eviction="snapkv", eviction_keep=keep)
+    answer = model.chat((SAMPLES / "long.txt").read_text().rstrip("\n"), max_new_tokens=32, do_sample=False)
+    assert recall_accuracy(f" {answer}", RecallRecords(RECALL, "test", 2)[1].codes) == 1

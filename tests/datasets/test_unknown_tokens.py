@@ -1,0 +1,117 @@
+"""What a tokenizer does not know is counted and said: in records, texts and questions, by every command that reads."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+from PIL import Image
+from transformers import AutoTokenizer
+
+from subtoken_train.cli.main import main
+from subtoken_train.datasets.corpus import CorpusSource
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, unknown_tokens
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
+from subtoken_train.resources import resource
+
+from tiny_fits import RECIPE
+
+WORDS, PIECES = resource("checkpoints/tiny-llava"), resource("checkpoints/tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Of whole words; it knows its own alone."""
+    return AutoTokenizer.from_pretrained(WORDS)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A new user's own data: three records in words that no scene has."""
+    Image.new("RGB", (96, 96)).save(tmp_path / "cat.png")
+    turns = [{"from": "human", "value": "<image>\nwhat animal is there ?"}, {"from": "gpt", "value": "a sleepy cat"}]
+    records = [{"id": str(i), "image": "cat.png", "conversations": turns} for i in range(3)]
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(records))
+    return path
+
+
+def test_shares_and_examples(tokenizer):
+    found = unknown_tokens(tokenizer, SomeTexts(["what is at A1 ?", "<image>\nis there a cat ?"], 2))
+    assert found is not None
+    assert (found.unknown, found.tokens, found.examples) == (1, 10, ("cat",))
+    assert str(found) == "10 % of the text is unknown to the tokenizer (1 of 10 tokens, in 2 texts)"
+
+
+def test_tokenizers_without_an_unknown_token_say_nothing():
+    assert say_unknown(AutoTokenizer.from_pretrained(PIECES), SomeTexts(["a ☃"], 1), "data") is None
+
+
+def test_one_percent_is_said_and_more_is_a_warning(tokenizer):
+    known = "is " * 99
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert say_unknown(tokenizer, SomeTexts([known + "cat"], 9), "data") == (
+            "data: 1 % of the text is unknown to the tokenizer (1 of 100 tokens, in 1 of 9 texts)"
+        )
+    with pytest.warns(SubTokenWarning, match=r"data: 1\.98 % of the text .* for instance 'cat', 'dog': the model can"):
+        assert say_unknown(tokenizer, SomeTexts([known, "cat", "dog"], None), "data") is None
+
+
+def test_a_large_file_is_read_in_places(tmp_path):
+    path = tmp_path / "many.jsonl"
+    turn = '{{"conversations": [{{"from": "human", "value": "{}"}}, {{"from": "gpt", "value": "yes"}}]}}\n'
+    path.write_text("".join(turn.format(i) for i in range(2500)))
+    texts, total = InstructionRecords(path).some_texts()
+    assert (len(texts), total) == (1000, 2500)
+    assert texts[:3] == ["0\nyes", "2\nyes", "5\nyes"]
+    assert texts[-1] == "2497\nyes"
+    assert InstructionRecords(path).some_texts(2) == SomeTexts(["0\nyes", "1\nyes"], 2)
+
+
+def test_corpora_and_recall_have_texts(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one\n", "", "two\n")))
+    assert CorpusDataModule(CorpusSource(str(path))).some_texts() == SomeTexts(["one\n", "two\n"], 3)
+    assert CorpusDataModule(CorpusSource(str(path), documents="wikitext")).some_texts().total is None
+    english = RecallDataModule().some_texts()
+    assert english.total == len(english.texts) > 20
+
+
+def test_check_and_fit_warn(own, tmp_path, capsys):
+    argv = ["--config", str(RECIPE), f"--data.train_file={own}", "--data.batch_size=1", "--trainer.max_steps=1"]
+    argv += ["--trainer.accumulate_grad_batches=1", "--trainer.enable_model_summary=false"]
+    for command, further in (("check", []), ("fit", [f"--output_dir={tmp_path / 'run'}"])):
+        assert main([command, *argv, *further]) == 0
+        err = capsys.readouterr().err
+        assert "subtoken-train: warning: training data: 37.5 % of the text is unknown to the tokenizer" in err
+        assert "(9 of 24 tokens, in 3 texts), for instance 'animal', 'sleepy', 'cat'" in err
+
+
+def test_evaluate_says_it_of_files_and_tasks(own, tmp_path, capsys):
+    common = ["evaluate", "--adapter", "checkpoints/adapters/tiny_lora_only", "--max-new-tokens=2"]
+    assert main([*common, "--data", str(own)]) == 0
+    assert f"warning: tiny_lora_only-seed0: {own}: 37.5 % of the text is unknown" in capsys.readouterr().err
+    assert main([*common, "--data", str(resource("data/samples/questions.json"))]) == 0
+    assert "questions.json: 0 % of the text is unknown to the tokenizer (0 of 20 tok" in capsys.readouterr().err
+
+
+def test_grids_say_it_of_every_task(tmp_path):
+    questions = tmp_path / "local.jsonl"
+    Image.new("RGB", (96, 96)).save(tmp_path / "cat.png")
+    row = {"image": "cat.png", "question": "what is there ?", "answers": ["cat"], "metric": "exact_match"}
+    said: list[str] = []
+    grid = Grid(
+        arms=(ArmSpec(adapter="checkpoints/adapters/tiny_lora_only"),),
+        tasks=(TaskSpec("local", source=str(questions), options={"max_new_tokens": 2}),),
+        out=tmp_path / "results",
+    )
+    questions.write_text(json.dumps(row) + "\n")
+    run_grid(grid, say=said.append)
+    assert said[-1].startswith("tiny_lora_only-seed0 / local: 0 % of the text is unknown")
