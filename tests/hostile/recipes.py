@@ -9,7 +9,7 @@ import yaml
 
 from hostile.case import Case, Expect, Place
 from hostile.pool import LM, VLM
-from hostile.values import HUGE, INFINITY, NAN, changed, mutated, shown
+from hostile.values import as_yaml, HUGE, INFINITY, NAN, changed, mutated, shown
 
 WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, "", NAN, INFINITY, -INFINITY)
 """Values that no number of a recipe takes."""
@@ -140,7 +140,7 @@ def make(draw: random.Random, place: Place) -> Case:
             expect = Expect.EITHER if value == "" or isinstance(value, int) else expect  # 5 is a text here
         else:
             recipe = with_key(recipe, key, value)
-    place.write("recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=draw.random() < 0.5))
+    place.write("recipe.yaml", as_yaml(recipe, draw))
     words, writes = parsing(draw, "recipe.yaml", *further)
     if words[0] == "sweep" and further:
         expect = Expect.TAKEN

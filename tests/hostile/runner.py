@@ -12,12 +12,12 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from hostile import canary_module
-from hostile.case import Answer, Case, Expect, Outcome, Place, Verdict
+from hostile.case import CANARY, Answer, Case, Expect, Outcome, Place, Verdict
 from hostile.watch import Stopped, watched
 
 PREFIX = "subtoken-train: "
@@ -46,7 +46,10 @@ def run_case(name: str, make: Make, seed: int, place: Place) -> Outcome:
         answer, verdict, detail = _run(case)
         seconds = time.monotonic() - clock
         os.chdir(home)
-        verdict, detail = _harm(case, place, before, answer) or (verdict, detail)
+        order = list(Verdict)
+        verdict, detail = min(
+            ((verdict, detail), *_harm(case, place, before, answer)), key=lambda found: order.index(found[0])
+        )
         code = None if answer is None else answer.code
         return Outcome(f"{name}:{seed}", case.what, verdict, detail, case.expect, code, seconds)
     finally:
@@ -147,10 +150,10 @@ def control_characters(text: str) -> str | None:
 
 def _harm(
     case: Case, place: Place, before: Mapping[str, str], answer: Answer | None
-) -> tuple[Verdict, str] | None:
+) -> Iterator[tuple[Verdict, str]]:
     """What the act did to the files around it, and whether an input ran."""
-    if place.canary.exists() or canary_module.imported() or list(place.root.rglob("CANARY*")):
-        return Verdict.CODE, "the canary was touched"
+    if canary_module.imported() or any(path.name.startswith(CANARY) for path in place.root.rglob(f"{CANARY}*")):
+        yield Verdict.CODE, "the canary was touched"
     after = snapshot(place.root)
     accepted = answer is not None and answer.code == 0
     may = [f"work/{name}" for name in (*case.writes_anyway, *(case.writes if accepted else ()))]
@@ -160,12 +163,11 @@ def _harm(
         if after.get(name) == content or _below(name, may):
             continue
         if not _below(name, moved) or content not in kept:
-            return Verdict.LOST, f"{name} is {'gone' if name not in after else 'changed'}"
+            yield Verdict.LOST, f"{name} is {'gone' if name not in after else 'changed'}"
     new = [name for name in after if name not in before and not _below(name, may) and not _below(name, moved)]
     if new:
         words = "" if answer is None or accepted else f" ({answer.err.strip()[-160:]})"
-        return Verdict.LEFT, f"made {new[:3]}{words}"
-    return None
+        yield Verdict.LEFT, f"made {new[:3]}{words}"
 
 
 def _below(name: str, places: list[str]) -> bool:

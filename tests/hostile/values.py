@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 NAN, INFINITY = float("nan"), float("inf")
 HUGE = 10**400
@@ -90,33 +93,21 @@ def shown(value: Any) -> str:
 
 
 def written(tree: Any) -> str:
-    """JSON of any tree, however deep; lone surrogates stay escapes."""
-    if isinstance(tree, dict):
-        return "{" + ",".join(f"{json.dumps(str(key))}:{written(value)}" for key, value in tree.items()) + "}" if _flat(tree) else _deep(tree)
-    return json.dumps(tree) if _flat(tree) else _deep(tree)
+    """JSON of any tree, however deep; NaN and Infinity as Python writes them, lone surrogates as escapes."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        return json.dumps(tree)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
-def _flat(tree: Any, depth: int = 0) -> bool:
-    if depth > 200:
-        return False
-    below = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return all(_flat(value, depth + 1) for value in below)
-
-
-def _deep(tree: Any) -> str:
-    """Without recursion below: what is nested is nested in itself alone."""
-    if isinstance(tree, dict) and len(tree) > 1 or isinstance(tree, list) and len(tree) > 1:
-        if isinstance(tree, dict):
-            return "{" + ",".join(f"{json.dumps(str(key))}:{_deep(value)}" for key, value in tree.items()) + "}"
-        return "[" + ",".join(map(_deep, tree)) + "]"
-    start, end = "", ""
-    while isinstance(tree, dict | list) and len(tree) == 1:
-        if isinstance(tree, list):
-            start, end, tree = f"{start}[", f"]{end}", tree[0]
-        else:
-            ((key, tree),) = tree.items()
-            start, end = f"{start}{{{json.dumps(str(key))}:", f"}}{end}"
-    return start + (_deep(tree) if isinstance(tree, dict | list) and tree else json.dumps(tree)) + end
+def as_yaml(tree: Any, draw: random.Random) -> str:
+    """YAML of any tree; what is too deep for the library that writes it is written as JSON, which YAML holds."""
+    try:
+        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=draw.random() < 0.5)
+    except RecursionError:
+        return written(tree)
 
 
 def damaged(draw: random.Random, content: bytes) -> tuple[bytes, str]:

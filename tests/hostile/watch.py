@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -46,7 +47,14 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "os.fork":
         _forks += 1
         if _forks > FORKS:
-            raise Stopped
+            raise _stopped()
+
+
+def _stopped(memory: int | None = None) -> Stopped:
+    """The exception, once nobody can wait for a worker any more."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    return Stopped(memory)
 
 
 sys.addaudithook(_audit)
@@ -87,9 +95,9 @@ def watched(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[list[str
 
     def look(number: int, frame: FrameType | None) -> None:
         if resident() - held > memory:
-            raise Stopped(resident() - held)
+            raise _stopped(resident() - held)
         if time.process_time() - clock > seconds or time.monotonic() - wall > seconds * WALL_FACTOR:
-            raise Stopped
+            raise _stopped()
 
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
