@@ -29,7 +29,7 @@ def predict(name: str, overlay: str | None = None) -> MemoryEstimate:
     argv = ["--config", str(RECIPES / f"{name}.yaml")]
     if overlay is not None:
         argv += ["--config", str(RECIPES / "memory" / f"{overlay}.yaml")]
-    cli = RecipeCLI(argv, with_trainer=False)
+    cli = RecipeCLI(argv)
     parts = lay_out(cli.model, offline=True)
     prompt = nominal_prompt(parts.family, cli.datamodule)
     return estimate_memory(parts, training_step(cli, parts, prompt))

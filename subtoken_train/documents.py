@@ -19,6 +19,10 @@ MAX_DEPTH = 64
 MAX_NODES = 100_000  # of a YAML document, with its aliases written out
 
 
+class InvalidYAML(ValueError):
+    """A text that is no YAML document at all, unlike one that is past a bound."""
+
+
 def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a regular file in UTF-8.
 
@@ -102,9 +106,9 @@ def parse_yaml(text: str, place: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{place}{where}: invalid YAML ({error.problem})") from None
+        raise InvalidYAML(f"{place}{where}: invalid YAML ({error.problem})") from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{place}: invalid YAML ({' '.join(str(error).split())[:200]})") from None
+        raise InvalidYAML(f"{place}: invalid YAML ({' '.join(str(error).split())[:200]})") from None
 
 
 def check_file_name(name: str, place: str) -> str:
@@ -129,7 +133,7 @@ def _built(text: str, place: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (TypeError, OverflowError, ValueError) as error:  # a list as a key, a date that there is not
-        raise ValueError(f"{place}: invalid YAML ({error})") from None
+        raise InvalidYAML(f"{place}: invalid YAML ({error})") from None
 
 
 def _count(node: yaml.Node, sizes: dict[int, int], place: str) -> int:

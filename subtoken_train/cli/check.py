@@ -24,16 +24,19 @@ def run_raw(argv: list[str]) -> int:
     offline = OFFLINE in argv
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
+    from subtoken_train.cli.recipe_source import read_source
+
+    recipe = [word for word in argv if word != OFFLINE]
+    source = read_source(recipe)
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.cli import check_lines
     from subtoken_train.cli.check_data import data_lines
-    from subtoken_train.cli.recipe import RecipeCLI, expand_flags
+    from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.training.preflight import lay_out, nominal_prompt
 
-    recipe = [word for word in argv if word != OFFLINE]
-    cli = RecipeCLI(expand_flags(recipe), with_trainer=False)
+    cli = RecipeCLI(source)
     parts = lay_out(cli.model, offline)
     prompt = nominal_prompt(parts.family, cli.datamodule)
     steps = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.export_source import Source, find_source
+from subtoken_train.cli.recipe_words import ALLOW_CODE
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from subtoken_train.artifact.config import AdapterConfig
     from subtoken_train.artifact.hub import Destination
     from subtoken_train.backbones.attach import CompressedBackbone
+    from subtoken_train.cli.recipe_source import RecipeSource
 
 HELP = """Write an adapter folder from a run, one of its checkpoints, or an adapter, and publish it on request.
 
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics", metavar="FILE", help="scores for the model card, from evaluate --out")
     parser.add_argument("--merge-lora", action="store_true", help="merge the LoRA into the backbone's weights")
+    parser.add_argument(ALLOW_CODE, action="store_true", help="let the run's recipe name code (docs/recipe_safety.md)")
     parser.add_argument("--push-to-hub", metavar="USER/NAME", help="publish OUT there")
     parser.add_argument("--private", action="store_true", help="make the repository private")
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to (default: main)")
@@ -47,9 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, read, write, publish."""
     from subtoken_train.artifact.whole_folder import check_target
+    from subtoken_train.cli.recipe_source import read_source
 
     _check_options(args)
     out, source = Path(args.out), find_source(Path(args.source))
+    words = (
+        [] if source.recipe is None else ["--config", str(source.recipe), *([ALLOW_CODE] if args.allow_code else [])]
+    )
+    recipe = read_source(words)
     check_target(out, args.overwrite)
     from subtoken_train.cli.quiet import quiet_libraries
 
@@ -58,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.artifact.merged import write_merged
     from subtoken_train.cli.publish import check_publishing, publish
 
-    cli = None if source.recipe is None else _parse(source.recipe)
+    cli = None if source.recipe is None else _parse(recipe)
     destination = _destination(args)
     if destination is not None:
         backbone = args.backbone or _backbone_of(source, cli)
@@ -90,11 +98,16 @@ def _destination(args: argparse.Namespace) -> Destination | None:
     return Destination(args.push_to_hub, args.private, args.revision, args.message)
 
 
-def _parse(recipe: Path) -> Any:
+def _recipe_words(source: Source, allow_code: bool) -> list[str]:
+    named = [] if source.recipe is None else ["--config", str(source.recipe)]
+    return [*named, *([ALLOW_CODE] if allow_code else [])]
+
+
+def _parse(recipe: RecipeSource) -> Any:
     """A run's recipe, model and data built but not loaded."""
     from subtoken_train.cli.recipe import RecipeCLI
 
-    return RecipeCLI(["--config", str(recipe)], with_trainer=False)
+    return RecipeCLI(recipe)
 
 
 def _backbone_of(source: Source, cli: Any) -> str:
@@ -167,4 +180,5 @@ def _retry(args: argparse.Namespace) -> list[str]:
     for option in ("backbone", "metrics", "revision", "message"):
         if value := getattr(args, option):
             words += [f"--{option}", value]
-    return words + [f"--{flag}" for flag in ("merge-lora", "private") if getattr(args, flag.replace("-", "_"))]
+    flags = ("merge-lora", "private", "allow-code")
+    return words + [f"--{flag}" for flag in flags if getattr(args, flag.replace("-", "_"))]

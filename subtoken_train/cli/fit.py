@@ -22,13 +22,16 @@ def run_raw(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return 0
+    from subtoken_train.cli.recipe_source import read_source
+
+    source = read_source(argv)
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.cli.publish import check_publishing, publish
-    from subtoken_train.cli.recipe import RecipeCLI, expand_flags
+    from subtoken_train.cli.recipe import RecipeCLI
 
-    cli = RecipeCLI(expand_flags(argv))
+    cli = RecipeCLI(source)
     resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
     destination = destination_of(cli)
     if cli.trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other

@@ -18,6 +18,9 @@ def run_raw(argv: list[str]) -> int:
         print(HELP)
         return 0
     count, color, recipe = _own_options(argv)
+    from subtoken_train.cli.recipe_source import read_source
+
+    source = read_source(recipe)
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
@@ -25,10 +28,10 @@ def run_raw(argv: list[str]) -> int:
 
     from subtoken_train.backbones.load import layout_family, with_processor
     from subtoken_train.cli.preview_lines import LEGEND, sample_lines
-    from subtoken_train.cli.recipe import RecipeCLI, expand_flags
+    from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.training.preflight import nominal_prompt
 
-    cli = RecipeCLI(expand_flags(recipe), with_trainer=False)
+    cli = RecipeCLI(source)
     backbone = cli.model.backbone_config
     family = with_processor(layout_family(backbone), backbone)
     nominal_prompt(family, cli.datamodule)  # refuses text without images for a model that reads them, and vice versa

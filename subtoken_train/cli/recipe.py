@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
+import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from subtoken_train.cli.class_paths import ALLOWED
 from subtoken_train.cli.loggers import name_remote_runs, run_loggers
 from subtoken_train.cli.midway import midway_evaluator
-from subtoken_train.cli.wording import check_recipe_file, recipe_keys, worded
+from subtoken_train.cli.recipe_source import RecipeSource, read_source
+from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
+from subtoken_train.cli.wording import recipe_keys, worded
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.line_progress import LineProgress
@@ -40,7 +46,14 @@ from subtoken_train.training.strategies.check import check_devices
 
 
 class RecipeParser(LightningArgumentParser):
-    """Errors are a ``ValueError``, which ``RecipeCLI`` words, instead of a usage dump and an exit."""
+    """Errors are a ``ValueError``, which ``RecipeCLI`` words, instead of a usage dump and an exit.
+
+    No value is taken for the name of a further file.
+    """
+
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
+        """Without configuration files in the place of values."""
+        return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise ``message``."""
@@ -48,25 +61,31 @@ class RecipeParser(LightningArgumentParser):
 
 
 class RecipeCLI(LightningCLI):
-    """Parses a recipe and builds model and data (neither loads anything yet), and the trainer unless told not to.
+    """Parses a recipe and builds model and data (neither loads anything yet).
+
+    What a recipe names by class path is built with the trainer, at the first use of ``trainer``, and not before.
 
     Args:
-        argv: ``--config RECIPE`` and overrides.
-        with_trainer: False leaves ``trainer`` None.
+        source: ``--config RECIPE`` and overrides, or what ``read_source`` made of them.
+
+    Raises:
+        ValueError: see ``recipe_source.read_source``; values of a wrong type, unknown keys, numbers out of range.
     """
 
-    def __init__(self, argv: list[str], with_trainer: bool = True) -> None:
-        self._with_trainer = with_trainer
-        for path in recipe_paths(argv):
-            check_recipe_file(path)
+    def __init__(self, source: list[str] | RecipeSource) -> None:
+        self.source = read_source(source) if isinstance(source, list) else source
+        self._trainer: L.Trainer | None = None
+        if self.source.unlisted:
+            warnings.warn(f"{ALLOW_CODE}: {'; '.join(self.source.unlisted)}", SubTokenWarning, stacklevel=2)
         super().__init__(
             SubTokenModule,
-            data_module_of(argv),
-            args=argv,
+            data_module_of(self.source.data_keys()),
+            args=self.source.arguments(),
             run=False,
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
             parser_kwargs={"default_env": False, "prog": "subtoken-train", "allow_abbrev": False},
         )
 
@@ -104,6 +123,27 @@ class RecipeCLI(LightningCLI):
         self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
         name_remote_runs(self.config.trainer.logger, self.output_dir)
 
+    def instantiate_classes(self) -> None:
+        """Build model and data, and nothing that the recipe names by class path."""
+        config = self.config.clone()
+        for key in ALLOWED:
+            config.trainer[key] = None
+        self.config_init = self.parser.instantiate_classes(config)
+        self.model, self.datamodule = self.config_init.model, self.config_init.data
+
+    @property
+    def trainer(self) -> L.Trainer:
+        """The recipe's trainer with all that the recipe names; built at the first use."""
+        if self._trainer is None:
+            self.config_init.trainer = self.parser.instantiate_classes(self.config, instantiate_groups=False).trainer
+            self._trainer = self.instantiate_trainer()
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer) -> None:
+        """Take another."""
+        self._trainer = trainer
+
     @property
     def output_dir(self) -> Path:
         """The run's folder."""
@@ -117,8 +157,6 @@ class RecipeCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """The recipe's trainer with its loggers, Rich progress, atomic checkpoints and our callbacks."""
         stop_mode = self._early_stopping_mode()
-        if not self._with_trainer:
-            return None
         settings = self.config_init.trainer
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
@@ -173,37 +211,14 @@ class RecipeCLI(LightningCLI):
     def recipe_text(self) -> str:
         """The resolved recipe as YAML, without what was meant for this call alone."""
         config = self.config.clone()
-        config.overwrite = config.resume = config.private = False
+        for flag in FLAGS:
+            del config[flag]
         config.push_to_hub = None
         return str(self.parser.dump(config, skip_validation=True))
 
 
-def data_module_of(argv: list[str]) -> type[OrderedDataModule[Any]]:
-    """Which data a recipe's ``data`` band speaks of: a corpus (``train``), recall (``num_facts``) or records."""
-    keys: set[str] = set()
-    for path in recipe_paths(argv):
-        band = (yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}).get("data")
-        keys |= set(band) if isinstance(band, dict) else set()
+def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
+    """Which data a ``data`` band of these keys speaks of: a corpus (``train``), recall (``num_facts``) or records."""
     if "train" in keys:
         return CorpusDataModule
     return RecallDataModule if "num_facts" in keys else InstructionDataModule
-
-
-def recipe_paths(argv: list[str]) -> list[str]:
-    """The files that ``--config`` names, in order."""
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
-    spaced = [following for word, following in pairs if word in ("--config", "-c") and following]
-    return spaced + [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
-
-
-def expand_flags(argv: list[str]) -> list[str]:
-    """Bare ``--overwrite``, ``--resume`` and ``--private`` as the booleans that they are in a recipe.
-
-    Raises:
-        ValueError: a flag before ``--config``, which the recipe would silently override.
-    """
-    configs = [place for place, word in enumerate(argv) if word.split("=")[0] in ("--config", "-c")]
-    early = [word for word in argv[: configs[0]] if word.startswith("--")] if configs else []
-    if early:
-        raise ValueError(f"{early[0]} stands before --config and would be overridden by it; put --config first")
-    return [f"{word}=true" if word in ("--overwrite", "--resume", "--private") else word for word in argv]

@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from subtoken_train.cli.recipe_source import read_recipe
+
 # A checkpoint restores or presupposes these; others (devices, loggers, workers, intervals) may change freely.
 _DECISIVE = (
     "seed_everything",
@@ -35,9 +37,9 @@ def compare_recipes(saved: Path, now: str) -> str:
         now: the present recipe as YAML.
 
     Raises:
-        ValueError: they differ in what the checkpoint restores or presupposes.
+        ValueError: they differ in what the checkpoint restores or presupposes, or the saved one cannot be read.
     """
-    before, after = (dict(_flat(yaml.safe_load(text) or {})) for text in (saved.read_text(encoding="utf-8"), now))
+    before, after = dict(_flat(read_recipe(saved))), dict(_flat(yaml.safe_load(now)))
     differing = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
     decisive = [key for key in differing if _is_decisive(key) and before.get(key, _MISSING) is not _MISSING]
     if decisive:

@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subtoken_train.cli.recipe_words import ALLOW_CODE
 from subtoken_train.cli.sweep_grid import SweepRun, grid, slurm_script
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--output_dir", default="runs/sweep", metavar="DIR", help="folder of the runs (runs/sweep)")
     parser.add_argument("--slurm", action="store_true", help="print an sbatch script of the grid, and run nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and run nothing")
+    parser.add_argument(ALLOW_CODE, action="store_true", help="let the recipes run code (docs/recipe_safety.md)")
 
 
 def run(args: Namespace) -> int:
     """Check all of the grid, then run it or print it."""
-    runs = grid(args.config, args.set, Path(args.output_dir))
+    runs = grid(args.config, args.set, Path(args.output_dir), args.allow_code)
     check_all(runs)
     if args.slurm:
         print(slurm_script(runs, Path(args.output_dir)), end="")
@@ -69,16 +71,17 @@ def check_all(runs: list[SweepRun]) -> None:
     Raises:
         ValueError: what ``fit`` would say to one of them, or a finished run of another recipe in its folder.
     """
-    import yaml
+    from subtoken_train.cli.recipe_source import read_recipe, read_source
 
+    sources = [read_source(one.fit_arguments()[1:]) for one in runs]
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI
 
-    for one in runs:
-        recipe = RecipeCLI(one.fit_arguments()[1:], with_trainer=False).resolved()
-        if one.finished and yaml.safe_load((one.folder / "recipe.yaml").read_text(encoding="utf-8")) != recipe:
+    for one, source in zip(runs, sources, strict=True):
+        recipe = RecipeCLI(source).resolved()
+        if one.finished and read_recipe(one.folder / "recipe.yaml") != recipe:
             raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
 
 

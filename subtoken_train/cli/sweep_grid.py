@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9.,=+_\-]+")
-_RESERVED = ("output_dir", "overwrite", "resume")
+_RESERVED = ("output_dir", *FLAGS)
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,21 @@ class SweepRun:
         folder: the run's own.
         configs: recipe files.
         overrides: (key, value) as written.
+        allow_code: whether ``--allow-code`` goes with them.
     """
 
     name: str
     folder: Path
     configs: tuple[str, ...]
     overrides: tuple[tuple[str, str], ...]
+    allow_code: bool = False
 
     def fit_arguments(self) -> list[str]:
         """``fit --config ... --KEY=VALUE ... --output_dir=...``."""
         configs = [word for path in self.configs for word in ("--config", path)]
         overrides = [f"--{key}={value}" for key, value in self.overrides]
-        return ["fit", *configs, *overrides, f"--output_dir={self.folder}"]
+        code = [ALLOW_CODE] if self.allow_code else []
+        return ["fit", *configs, *overrides, f"--output_dir={self.folder}", *code]
 
     @property
     def finished(self) -> bool:
@@ -60,13 +65,14 @@ class SweepRun:
         return last
 
 
-def grid(configs: Sequence[str], settings: Sequence[str], folder: Path) -> list[SweepRun]:
+def grid(configs: Sequence[str], settings: Sequence[str], folder: Path, allow_code: bool = False) -> list[SweepRun]:
     """Every combination of the settings' values, the last key changing fastest.
 
     Args:
         configs: recipe files.
         settings: ``KEY=A,B`` each.
         folder: where the runs' folders go.
+        allow_code: whether the runs may do what recipes name (``--allow-code``).
 
     Raises:
         ValueError: a setting without a value, a key that is given twice, or one that the sweep sets itself.
@@ -82,7 +88,7 @@ def grid(configs: Sequence[str], settings: Sequence[str], folder: Path) -> list[
     for combination in product(*axes.values()):
         chosen = tuple(zip(axes, combination, strict=True))
         name = _UNSAFE.sub("_", ",".join(f"{short[key]}={value}" for key, value in chosen))
-        runs.append(SweepRun(name, folder / name, tuple(configs), chosen))
+        runs.append(SweepRun(name, folder / name, tuple(configs), chosen, allow_code))
     names = [one.name for one in runs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -6,14 +6,12 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-import yaml
-from lightning.pytorch.cli import LightningArgumentParser
-
-from subtoken_train.cli.recipes import recipe_files
 from subtoken_train.errors import unknown_name
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import LightningArgumentParser
 
 _UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<key>[\w.\-]+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"unrecognized arguments: (?P<argument>[^\s=]+)")
@@ -41,12 +39,13 @@ def worded(message: str, keys: Iterable[str]) -> str:
         message: what jsonargparse says, over several lines and with the names of Python types.
         keys: every key of a recipe, see ``recipe_keys``.
     """
+    message = message.replace('Parser key "config":', "")  # the recipe itself, which is handed over as a text
     text = " ".join(line.strip(" -") for line in message.splitlines() if line.strip(" -"))
     if found := _UNKNOWN_KEY.search(text):
         outer = _key_path(text[: found.start()])
-        return _unknown("key", ".".join(filter(None, (outer, found["group"], found["key"]))), keys)
+        return unknown_key("key", ".".join(filter(None, (outer, found["group"], found["key"]))), keys)
     if found := _UNKNOWN_ARGUMENT.search(text):
-        return _unknown_argument(found["argument"], keys)
+        return unknown_key("option", found["argument"].removeprefix("--"), keys, prefix="--")
     if found := _MISSING.search(text):
         if group := _key_path(text[: found.start()]):
             return f"{group}.{found['keys']} is not set"
@@ -76,25 +75,7 @@ def _keys_below(name: str, hint: Any) -> Iterator[str]:
             yield from _keys_below(f"{name}.{key}", inner)
 
 
-def check_recipe_file(path: str) -> None:
-    """Raise a worded ``ValueError`` unless ``path`` is a YAML file that holds keys."""
-    if not Path(path).is_file():
-        near = difflib.get_close_matches(Path(path).stem, recipe_files(), n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0] + '.yaml'!r}?" if near else ""
-        raise ValueError(f"recipe {path} is not a file.{hint} 'subtoken-train recipes ls' lists the shipped ones")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{path}{place}: invalid YAML ({error.problem})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML in UTF-8: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
-
-
-def _unknown(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> str:
+def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> str:
     """The message for a key that is in no recipe, with the nearest one, or those beside it."""
     keys = list(keys)
     head = f"unknown {kind} {prefix + key!r}."
@@ -121,9 +102,8 @@ def _nearest(key: str, keys: list[str]) -> str | None:
     return anywhere[near[0]] if near else None
 
 
-def _unknown_argument(argument: str, keys: Iterable[str]) -> str:
-    if argument.startswith("--"):
-        return _unknown("option", argument.removeprefix("--"), keys, prefix="--")
+def unexpected_argument(argument: str) -> str:
+    """The message for a word that is neither an option nor its value."""
     hint = (
         f"a recipe is passed as --config {argument}"
         if argument.endswith((".yaml", ".yml"))

@@ -146,7 +146,7 @@ class InProcess:
 def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, tiny_family, monkeypatch, capsys):
     fit = tiny_fit(tmp_path, tiny_family)("--trainer.max_steps=2")
     recipe = tmp_path / "mine.yaml"
-    RecipeCLI(fit[1:], with_trainer=False).save_recipe(recipe)
+    RecipeCLI(fit[1:]).save_recipe(recipe)
     monkeypatch.setattr(subprocess, "Popen", InProcess)
     monkeypatch.setattr(InProcess, "started", [], raising=False)
     folder = tmp_path / "s"

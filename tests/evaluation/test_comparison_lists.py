@@ -19,7 +19,7 @@ LISTS = sorted((RECIPES / "ablations").glob("*.yaml"))
 
 def total_kv(name):
     """rho_total of a recipe."""
-    model = RecipeCLI(["--config", str(RECIPES / f"{name}.yaml")], with_trainer=False).model
+    model = RecipeCLI(["--config", str(RECIPES / f"{name}.yaml")]).model
     routing = model.routing_config
     groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
     return KVBudget(model.reducer_config.keep_ratio, *groups).total_kv_fraction

@@ -91,7 +91,7 @@ def recipe(request) -> Recipe:
     assert match, f"{path.name} does not follow {PATTERN}"
     words = match.groupdict()
     assert words["model"] in MODELS
-    cli = RecipeCLI(["--config", str(path)], with_trainer=False)
+    cli = RecipeCLI(["--config", str(path)])
     return Recipe(path.stem, words, MODELS[words["model"]], cli, path.read_text(encoding="utf-8").splitlines())
 
 
@@ -175,7 +175,7 @@ def test_stage2(recipe):
     name = Path(stage2.adapter).parent.name
     assert stage2.adapter == f"runs/{name}/adapter"
     assert f"subtoken-train fit --config recipes/{name}.yaml" in "\n".join(recipe.lines)
-    first = RecipeCLI(["--config", str(FOLDER / f"{name}.yaml")], with_trainer=False)
+    first = RecipeCLI(["--config", str(FOLDER / f"{name}.yaml")])
     assert first.model.routing_config is None
     assert first.model.reducer_config == recipe.cli.model.reducer_config
     assert recipe.cli.model.lora_written is None  # stage 1's, not repeated
@@ -220,12 +220,12 @@ def test_bands_and_commands(recipe):
 def test_an_arm_and_its_anchor_train_alike(anchor):
     """Everything but reducer, routing and the folder is the routed arm's, so that a comparison is one of methods."""
     routed = FOLDER / f"{anchor.stem.removesuffix('_anchor')}.yaml"
-    ours, theirs = (RecipeCLI(["--config", str(path)], with_trainer=False).config for path in (anchor, routed))
+    ours, theirs = (RecipeCLI(["--config", str(path)]).config for path in (anchor, routed))
     assert_trained_alike(ours, theirs, ("backbone", "lora", "optimizer", "gradient_checkpointing"))
 
 
 def test_llava7b_is_table_7():
-    cli = RecipeCLI(["--config", str(FOLDER / "llava7b_fastv25_s16k4.yaml")], with_trainer=False)
+    cli = RecipeCLI(["--config", str(FOLDER / "llava7b_fastv25_s16k4.yaml")])
     model, trainer = cli.model, cli.config.trainer
     assert (model.lora_settings.rank, model.lora_settings.alpha, model.lora_settings.dropout) == (16, 32, 0.05)
     optimizer = model.optimizer_config

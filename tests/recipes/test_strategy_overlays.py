@@ -27,8 +27,8 @@ def test_an_overlay_on_a_recipe(path):
     assert text.startswith("# overlay · ")
     assert f"recipes/strategy/{path.stem}." in text
     assert list(yaml.safe_load(text)) == ["trainer"]
-    plain = RecipeCLI(["--config", str(PAPER)], with_trainer=False).config
-    laid_over = RecipeCLI(["--config", str(PAPER), "--config", str(path)], with_trainer=False).config
+    plain = RecipeCLI(["--config", str(PAPER)]).config
+    laid_over = RecipeCLI(["--config", str(PAPER), "--config", str(path)]).config
     assert laid_over.trainer.strategy == ("ddp" if path.stem == "slurm" else path.stem)
     assert laid_over.model == plain.model
 

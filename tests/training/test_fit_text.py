@@ -79,8 +79,8 @@ def test_three_steps_move_exactly_the_trainables(recipe, kind, selector, extra):
 
 
 def test_the_data_band_decides_the_data_module(recipe, corpus):
-    assert isinstance(RecipeCLI(recipe(), with_trainer=False).datamodule, RecallDataModule)
-    assert isinstance(RecipeCLI(recipe(data=corpus), with_trainer=False).datamodule, CorpusDataModule)
+    assert isinstance(RecipeCLI(recipe()).datamodule, RecallDataModule)
+    assert isinstance(RecipeCLI(recipe(data=corpus)).datamodule, CorpusDataModule)
 
 
 def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path):

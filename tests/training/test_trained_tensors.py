@@ -39,7 +39,7 @@ def test_what_is_no_checkpoint(tmp_path):
 
 
 def test_a_gathered_adapter_is_written_without_the_backbones_weights(tiny_run):
-    module = RecipeCLI(tiny_run()[1:], with_trainer=False).model
+    module = RecipeCLI(tiny_run()[1:]).model
     assert not is_sharded(module.parts)
     assert finished_parts(module) == (module.parts, module.peft_model)
     module.gathered = adapter_tensors(module.parts)

@@ -1,0 +1,203 @@
+"""What a recipe names is compared with ``class_paths.ALLOWED`` before anything is imported.
+
+The parser behind recipes (jsonargparse) imports what it is told to name: ``class_path`` entries wherever a class, a
+function or anything at all may stand, texts in such places, mappings inside texts, other files in place of a group.
+So this reads the plain values of a recipe, or of one option, before the parser sees them, and does not ask what types
+they will have: everything outside of the trainer's own keys for classes must be free of such entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from subtoken_train.cli.class_paths import ALLOWED, ZERO_SETTINGS, Allowed
+from subtoken_train.documents import InvalidYAML, parse_yaml
+from subtoken_train.typed import shown
+
+_SPEC = ("class_path", "init_args", "dict_kwargs")
+GROUPS = {
+    **dict.fromkeys(("model", "data", "trainer", "checkpoint", "model.backbone", "model.reducer", "data.train"), ""),
+    **dict.fromkeys(("evaluation", "early_stopping", "model.lora", "model.routing", "model.stage2"), " or null"),
+    **dict.fromkeys(("model.stage2.output_lora", "model.optimizer", "data.val"), " or null"),
+}
+"""Keys that hold keys; a text there would be read as the name of another file."""
+_MAX_TEXT = 4096
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class ClassCheck:
+    """Reads the pieces of one recipe in order: its files, then the options.
+
+    Settings may stand without a ``class_path`` where an earlier piece has named it, as in
+    ``--trainer.logger.init_args.project``.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def complaints(self, piece: dict[str, Any]) -> Iterator[str]:
+        """What a piece names that is not listed, each as the start of a sentence.
+
+        Args:
+            piece: plain values by the recipe's keys.
+
+        Raises:
+            ValueError: a group of keys is something else, or a key is no name.
+        """
+        for key, value in piece.items():
+            if key == "trainer" and isinstance(value, dict):
+                _check_names(value, key)
+                for inner, content in value.items():
+                    name = inner.removesuffix("+")
+                    if name in ALLOWED:
+                        yield from self._named(name, content)
+                    else:
+                        yield from _plain(content, f"{key}.{inner}")
+            else:
+                yield from _plain(value, key)
+
+    def _named(self, key: str, value: Any) -> Iterator[str]:
+        """A value of one of the trainer's keys for classes."""
+        allowed, place = ALLOWED[key], f"trainer.{key}"
+        value = loaded(value, place)
+        if value is None or isinstance(value, bool):
+            return
+        if isinstance(value, str):
+            if value not in allowed.names:
+                yield from self._class(key, value)
+        elif isinstance(value, dict):
+            yield from self._spec(key, value)
+        elif isinstance(value, list) and allowed.many:
+            for each in value:
+                yield from self._named(key, each)
+        else:
+            raise ValueError(f"{place} is {shown(value)}; it must be a name or a class_path with its init_args")
+
+    def _class(self, key: str, name: object) -> Iterator[str]:
+        path = ALLOWED[key].path_of(name) if isinstance(name, str) else None
+        if path is None:
+            yield f"trainer.{key} names {shown(name)}"
+        else:
+            self._last[key] = path
+
+    def _spec(self, key: str, value: dict[str, Any]) -> Iterator[str]:
+        """``{class_path, init_args}``, or settings of the class that was named before."""
+        place = f"trainer.{key}"
+        _check_names(value, place)
+        if "class_path" in value:
+            self._last.pop(key, None)
+            yield from self._class(key, value["class_path"])
+        settings: dict[str, Any] = {name: each for name, each in value.items() if name not in _SPEC}
+        for group in _SPEC[1:]:
+            given = value.get(group)
+            if isinstance(given, dict):
+                settings |= given
+            elif given is not None:
+                raise ValueError(f"{place}.{group} is {shown(given)}; it must be a group of keys")
+        if not settings or ("class_path" in value and key not in self._last):
+            return  # nothing more, or complained of already
+        if key not in self._last:
+            yield f"{place} has settings of a class that no class_path before them names"
+            return
+        yield from _settings(ALLOWED[key], self._last[key], settings, place)
+
+
+def _settings(allowed: Allowed, path: str, settings: dict[str, Any], place: str) -> Iterator[str]:
+    """Settings of a listed class that are not listed, or are more than a plain value."""
+    name = path.rpartition(".")[2]
+    for key, value in settings.items():
+        content = loaded(value, f"{place}.{key}")
+        if content is None or _is_default(name, key, content):
+            continue
+        if key not in allowed.classes[path]:
+            yield f"{place} gives {name} the setting {shown(key)}"
+        elif key == "config":
+            yield from _zero_config(content, place)
+        elif isinstance(content, dict | list):
+            if key not in allowed.groups:
+                yield f"{place} gives {name}.{key} a group of values"
+            else:
+                yield from _plain(content, f"{place}.{key}", free_keys=True)
+
+
+def _is_default(name: str, key: str, value: Any) -> bool:
+    """Whether it is what a saved recipe says where nothing was set."""
+    return (name, key) == ("RichProgressBar", "theme") and _is_theme(value)
+
+
+def _is_theme(value: Any) -> bool:
+    settings = value.get("init_args", {}) if isinstance(value, dict) else None
+    path = "lightning.pytorch.callbacks.progress.rich_progress.RichProgressBarTheme"
+    return (
+        isinstance(settings, dict)
+        and set(value) <= {"class_path", "init_args"}
+        and value.get("class_path") == path
+        and all(isinstance(each, str) and isinstance(loaded(each, ""), str) for each in settings.values())
+    )
+
+
+def _zero_config(content: Any, place: str) -> Iterator[str]:
+    """DeepSpeed's own settings."""
+    if not isinstance(content, dict):
+        yield f"{place} names a file of DeepSpeed settings"
+        return
+    for key in content:
+        if key not in ZERO_SETTINGS:
+            yield f"{place} gives DeepSpeed the setting {shown(key)}"
+    yield from _plain(content, f"{place}.config", free_keys=True)
+
+
+def _plain(value: Any, place: str, free_keys: bool = False) -> Iterator[str]:
+    """Values without anything that the parser would import or open."""
+    value = loaded(value, place)
+    if place in GROUPS and isinstance(value, str):
+        raise ValueError(f"{place} is {shown(value)}; it must be a group of keys{GROUPS[place]}")
+    if isinstance(value, dict):
+        if not free_keys:
+            _check_names(value, place)
+        for key, each in value.items():
+            if str(key).strip("+") in _SPEC or str(key).startswith("__"):
+                yield f"{place} holds {shown(key)}"
+            else:
+                yield from _plain(each, f"{place}.{key}", free_keys)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _plain(each, place, free_keys)
+
+
+def loaded(value: Any, place: str) -> Any:
+    """A text as the parser reads it: a list or mapping that is written in a text is one.
+
+    Raises:
+        ValueError: longer than a setting is, or past the bounds of ``documents.parse_yaml``.
+    """
+    if not isinstance(value, str):
+        return value
+    if len(value) > _MAX_TEXT:
+        raise ValueError(f"{place} is a text of {len(value):,} characters; at most {_MAX_TEXT:,} are read")
+    if not any(sign in value for sign in "[{:-&*!?|>"):
+        return value
+    try:
+        parse_yaml(value, place)  # depth, aliases, repeated keys
+        known = True
+    except InvalidYAML:
+        known = False
+    try:  # the parser's own loader: the two do not accept the very same texts
+        content = yaml.load(value, Loader=_LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return value
+    if not isinstance(content, dict | list):
+        return value
+    if not known:
+        raise ValueError(f"{place} is {shown(value)}: neither clearly a text nor clearly a group of values")
+    return content
+
+
+def _check_names(group: dict[Any, Any], place: str) -> None:
+    """Keys are names; ``a.b: 1`` and numbers are none. A ``+`` at the end appends to a list."""
+    for key in group:
+        if not isinstance(key, str) or not key.removesuffix("+").isidentifier():
+            raise ValueError(f"{place}: {shown(key)} is no key; keys are names, one below the other")

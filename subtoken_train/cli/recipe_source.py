@@ -1,0 +1,176 @@
+"""A recipe before it is parsed: read once by a bounded reader, compared with what a recipe may say, nothing imported.
+
+Everything here is answered without torch, transformers and lightning. What is left, types and keys below the bands, is
+the parser's (``cli/recipe.py``), which gets the very content that was checked here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from subtoken_train.cli.class_check import ClassCheck, loaded
+from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS, Words, split_words
+from subtoken_train.cli.recipes import recipe_files
+from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
+from subtoken_train.cli.wording import unexpected_argument, unknown_key
+from subtoken_train.documents import parse_yaml, read_text, read_yaml
+from subtoken_train.typed import shown
+
+BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
+KEYS = (*BANDS, "seed_everything", "output_dir", "push_to_hub")
+"""All that a recipe holds at its top; the flags stand in recipes that version 0.1 saved, as false."""
+_COMMANDS = ("help", "h", "print_config")
+_NO_PATH = "#" * 300 + "\n"  # longer than any file's name: the parser takes it for a text, not for a path
+_EXAMPLE = "tiny_fastv25_s16k4"
+
+
+@dataclass(frozen=True)
+class RecipeSource:
+    """Recipes and options that passed.
+
+    Attributes:
+        words: the command line.
+        contents: of each recipe file, without flags.
+        unlisted: what only ``--allow-code`` lets through, in words.
+    """
+
+    words: Words
+    contents: tuple[dict[str, Any], ...]
+    unlisted: tuple[str, ...]
+
+    def arguments(self) -> list[str]:
+        """For the parser: the contents as texts, and the options."""
+        texts = [_NO_PATH + yaml.safe_dump(content, allow_unicode=True, sort_keys=False) for content in self.contents]
+        return [f"--config={text}" for text in texts] + [
+            f"--{key}" if value is None else f"--{key}={value}" for key, value in self.words.options
+        ]
+
+    def data_keys(self) -> set[str]:
+        """Keys of the recipes' ``data`` bands."""
+        bands = [content.get("data") for content in self.contents]
+        return {key for band in bands if isinstance(band, dict) for key in band}
+
+
+def read_source(argv: list[str]) -> RecipeSource:
+    """Read and check the recipes and options of a command line.
+
+    Args:
+        argv: ``--config RECIPE`` and overrides.
+
+    Raises:
+        ValueError: a file is missing, no YAML, or past a bound; unknown keys at the top or in the trainer; numbers of
+            the trainer out of range; a class that is not listed (without ``--allow-code``); a flag in a recipe.
+    """
+    words = split_words(argv)
+    if words.stray:
+        raise ValueError(unexpected_argument(words.stray[0]))
+    check, unlisted, contents = ClassCheck(), list[str](), []
+    for path in words.configs:
+        content = _read_file(path)
+        unlisted += check.complaints(content)
+        _check_trainer(content.get("trainer"), "key")
+        contents.append(content)
+    for key, text in words.options:
+        piece = _piece(key, text)
+        unlisted += check.complaints(piece)
+        _check_trainer(piece.get("trainer"), "option")
+    if unlisted and not words.allow_code:
+        raise ValueError(
+            f"{unlisted[0]}, which is not on the list of what a recipe may name (docs/recipe_safety.md); if you trust "
+            f"it as a program, add {ALLOW_CODE} to the command line"
+        )
+    return RecipeSource(words, tuple(contents), tuple(unlisted))
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """A saved recipe's content, flags that version 0.1 saved left out; a worded ``ValueError`` where it holds no keys.
+
+    Nothing that it names is looked at.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
+    return {key: value for key, value in content.items() if key not in FLAGS}
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    if not Path(path).exists():
+        near = difflib.get_close_matches(Path(path).stem, recipe_files(), n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0] + '.yaml'!r}?" if near else ""
+        raise ValueError(f"recipe {path} is not a file.{hint} 'subtoken-train recipes ls' lists the shipped ones")
+    content = parse_yaml(read_text(path, 2**20), path)
+    if not isinstance(content, dict) or not content:
+        raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
+    for key, value in content.items():
+        if key in FLAGS:
+            _check_flag(path, key, value)
+        elif not isinstance(key, str) or key not in KEYS:
+            raise ValueError(unknown_key("key", str(key), [*KEYS, *known_keys()]))
+    return {key: value for key, value in content.items() if key not in FLAGS}
+
+
+def _check_flag(path: str, key: str, value: Any) -> None:
+    if value not in (False, None):
+        raise ValueError(
+            f"{path} says {key}: {shown(value)}; that is said on the command line alone: remove it there, and add "
+            f"--{key} if you mean it"
+        )
+
+
+def _piece(key: str, text: str | None) -> dict[str, Any]:
+    """An option as the recipe that would say the same."""
+    names = key.removesuffix("+").split(".")
+    if key in _COMMANDS or names[0] in FLAGS:
+        return {}
+    if names[-1] == "help":
+        raise ValueError(f"--{key} is not available; 'subtoken-train recipes show {_EXAMPLE}' prints a complete recipe")
+    if names[0] not in KEYS:
+        raise ValueError(unknown_key("option", key, known_keys(), prefix="--"))
+    value: Any = None if text is None else loaded(text, f"--{key}")
+    if isinstance(value, str):
+        value = _scalar(value)
+    for name in reversed(names):
+        value = {name: value}
+    return dict(value)
+
+
+def _scalar(text: str) -> Any:
+    """A plain text's value, so that ``null`` and numbers are what they would be in a file."""
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+    return value if value is None or isinstance(value, bool | int | float) else text
+
+
+def _check_trainer(band: Any, kind: str) -> None:
+    """Keys and ranges of a ``trainer`` band."""
+    if not isinstance(band, dict):
+        return
+    for key, value in band.items():
+        name = key.removesuffix("+")
+        if name not in SETTINGS:
+            raise ValueError(
+                unknown_key(kind, f"trainer.{name}", known_keys(), prefix="--" if kind == "option" else "")
+            )
+        check_setting(name, value)
+
+
+def known_keys() -> list[str]:
+    """The keys that a misspelt one is compared with: ours at the top, the trainer's, those of a complete recipe."""
+    recipe = yaml.safe_load(recipe_files()[_EXAMPLE].read_text(encoding="utf-8"))
+    return sorted({*KEYS, *FLAGS, *(f"trainer.{key}" for key in SETTINGS), *_below(recipe)} - {*BANDS})
+
+
+def _below(content: dict[str, Any], prefix: str = "") -> Iterable[str]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _below(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
