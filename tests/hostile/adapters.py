@@ -128,7 +128,7 @@ def spoil(draw: random.Random, folder: Path) -> tuple[str, Expect]:
         (folder / "README.md").write_text("# mine\n")
         return "keys in another order, another card", Expect.TAKEN
     if kind == "config":
-        key = draw.choice([key for key in INVALID if "." not in key or key.split(".")[0] in config])
+        key = draw.choice([key for key in INVALID if "." not in key or isinstance(config.get(key.split(".")[0]), dict)])
         value = draw.choice(INVALID[key])
         if key.endswith("path") and value == "../x":
             value = "nowhere"

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 from PIL import Image
 
+from paper_folders import write_benchmarks
 from paper_run import write_printed_tables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,6 +30,8 @@ def make_pool(folder: Path) -> Path:
         _adapter(REPOSITORY / "checkpoints/adapters" / name, folder / "adapters" / name)
     for name in ("tiny-llama", "tiny-llava"):
         shutil.copytree(REPOSITORY / "checkpoints" / name, folder / "backbones" / name)
+    for layout in ("own", "parquet"):
+        write_benchmarks(folder / "benchmarks" / layout, own=layout == "own")
     _run(folder)
     _results(folder)
     return folder
@@ -76,6 +79,9 @@ def _adapter(source: Path, target: Path) -> None:
     for band in ("backbone", "identity"):
         config[band]["path"] = str(REPOSITORY / config[band]["path"])
     path.write_text(json.dumps(config, indent=2))
+    peft = json.loads((target / "adapter_config.json").read_text())
+    peft["base_model_name_or_path"] = config["backbone"]["path"]
+    (target / "adapter_config.json").write_text(json.dumps(peft, indent=2))
 
 
 def _run(folder: Path) -> None:

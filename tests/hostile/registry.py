@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hostile import adapters, grids, recipe_code, recipe_files, recipes, results, runs
+from hostile import (
+    adapters, arguments, backbones, benchmark_files, calls, data_files, folders, grids, pictures, recipe_code,
+    recipe_files, recipes, results, runs,
+)  # fmt: skip
 from hostile.runner import Make
 
 CLASSES: dict[str, tuple[Make, int]] = {
@@ -13,5 +16,12 @@ CLASSES: dict[str, tuple[Make, int]] = {
     "runs": (runs.make, 4),
     "results": (results.make, 6),
     "grids": (grids.make, 4),
+    "data_files": (data_files.make, 5),
+    "pictures": (pictures.make, 5),
+    "arguments": (arguments.make, 8),
+    "folders": (folders.make, 4),
+    "benchmark_files": (benchmark_files.make, 4),
+    "backbones": (backbones.make, 4),
+    "calls": (calls.make, 4),
 }
 """Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import random
+import re
 import shutil
 import stat
 import sys
@@ -29,6 +30,8 @@ PYTHON_WORDS = (
     "positional argument", "invalid literal for int", "could not convert string to float", "<function ",
 )  # fmt: skip
 """What stands in a message that nobody worded."""
+PROGRESS = re.compile(r"[\d,]+/[\d,]+ .*|resuming from .*|.* of the text is unknown to the tokenizer .*|")
+"""What a command says on stderr while it works."""
 Make = Callable[[random.Random, Place], Case]
 
 
@@ -88,7 +91,10 @@ def _command(words: list[str] | tuple[str, ...]) -> Answer:
 
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = main(list(words))
+        try:
+            code = main(list(words))
+        except SystemExit as end:  # --help
+            code = end.code if isinstance(end.code, int) else 0
     return Answer(code, out.getvalue(), err.getvalue())
 
 
@@ -132,7 +138,7 @@ def message_fault(err: str) -> str | None:
     *earlier, last = lines[:-1] or [""]
     if not last.startswith(f"{PREFIX}error: ") or len(last) == len(f"{PREFIX}error: "):
         return f"no error line: {err[-600:]!r}"
-    if strange := [line for line in earlier if not line.startswith(f"{PREFIX}warning: ")]:
+    if strange := [line for line in earlier if not (line.startswith(f"{PREFIX}warning: ") or PROGRESS.fullmatch(line))]:
         return f"{len(strange)} more lines: {strange[0][:300]!r}"
     if len(last) - len(f"{PREFIX}error: ") > LIMIT:
         return f"{len(last)} characters: {last[:600]}"
