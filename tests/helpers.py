@@ -21,7 +21,7 @@ from subtoken_train.backbones.llava import LlavaFamily
 from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.evictions import Eviction, LayerScores, LayerView, Scope
+from subtoken_train.evictions import Eviction, LayerScores, LayerView
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
@@ -196,7 +196,6 @@ class FirstVisual(FirstEntries):
     """The same among visual entries, for models that see images."""
 
     name: ClassVar[str] = "first_visual"
-    scope: ClassVar[Scope] = "visual"
     needs_image: ClassVar[bool] = True
     window: int = 0
 

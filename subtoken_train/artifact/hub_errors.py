@@ -19,6 +19,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from subtoken_train.backbones.hub import silence
+
 NO_TOKEN = (
     "no Hugging Face token was found: run 'hf auth login', or set HF_TOKEN, with a token that may write "
     "(https://huggingface.co/settings/tokens)"
@@ -56,18 +58,23 @@ def worded(error: BaseException, repo_id: str, revision: str | None = None) -> s
         LocalTokenNotFoundError: NO_TOKEN,
         GatedRepoError: f"{repo_id} is gated: ask for access at {constants.ENDPOINT}/{repo_id}, then 'hf auth login'",
         RevisionNotFoundError: f"{repo_id} has no revision {revision!r}; name a branch, a tag or a commit of it",
-        OfflineModeIsEnabled: OFFLINE,
+        OfflineModeIsEnabled: _offline(),
     }
     for kind, words in fixed.items():
         if isinstance(error, kind):
             return words
     if isinstance(error, LocalEntryNotFoundError):
         cause = error.__cause__
-        reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else OFFLINE
+        reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else _offline()
         return f"{repo_id}{_at(revision)} is not in the local cache ({constants.HF_HUB_CACHE}): {reason}"
     if isinstance(error, HfHubHTTPError):
         return _status(error, repo_id)
     return f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error}); check the network"
+
+
+def _offline() -> str:
+    """Who decided that nothing is asked."""
+    return silence() or OFFLINE
 
 
 def _at(revision: str | None) -> str:

@@ -9,6 +9,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from subtoken_train.artifact.hub_errors import hub_errors
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
+from subtoken_train.backbones.hub import hub_asked
 from subtoken_train.backbones.load import check_revision, is_hub_id, resolve
 
 RUN_ADAPTER, CHECKPOINTS = "adapter", "checkpoints"
@@ -50,7 +51,7 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
         return adapter_in(Path(resolve(str(name))))
     check_revision(revision)
     repo_id = str(name)
-    with hub_errors(repo_id, revision):
+    with hub_errors(repo_id, revision), hub_asked():
         try:
             hf_hub_download(repo_id, CONFIG_FILE, revision=revision)
         except LocalEntryNotFoundError:

@@ -16,6 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from transformers.masking_utils import create_causal_mask
 
 from subtoken_train.backbones.rows import check_feature_count, count_positions
+from subtoken_train.backbones.windows import check_full_attention
 from subtoken_train.functional.ledger import KVShape
 from subtoken_train.reducers import PositionPolicy
 from subtoken_train.routing.bank import RouterBank
@@ -66,6 +67,7 @@ class Family(ABC):
     """Text tokens beside the image in the paper's prompt (Table 8), by region."""
 
     def __init__(self, model: Any, processor: Any) -> None:
+        check_full_attention(model.config)
         self.model = model
         self.processor = processor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 from transformers import AutoConfig
 
 from subtoken_train.backbones.base import Family
+from subtoken_train.backbones.hub import hub_asked, silence
 from subtoken_train.backbones.llava import LlavaFamily
 from subtoken_train.backbones.local_files import check_local_files
 from subtoken_train.backbones.offline import offline_config
 from subtoken_train.backbones.quantize import check_quantization, prepare_quantised, quantization_config
 from subtoken_train.backbones.qwen2_5_vl import Qwen25VLFamily
 from subtoken_train.backbones.text import TextFamily
+from subtoken_train.backbones.windows import check_full_attention
 from subtoken_train.errors import unknown_name
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
@@ -98,9 +101,10 @@ def load_family(config: BackboneConfig) -> Family:
             flash-attn is asked for and missing.
     """
     check_backbone(config)
-    family = _family_of(_read_config(config))
-    model = load_weights(family, config)
-    return _put_together(family, model, _read_processor(family, config), config)
+    with _asked(config):
+        family = _family_of(_read_config(config))
+        model = load_weights(family, config)
+        return _put_together(family, model, _read_processor(family, config), config)
 
 
 def load_weights(family: type[Family], config: BackboneConfig) -> Any:
@@ -142,7 +146,10 @@ def layout_family(config: BackboneConfig) -> Family:
     Its weights have the shapes of the unquantised ones.
     """
     check_backbone(config)
-    model_config = offline_config(config.path) or _read_config(config)
+    model_config = offline_config(config.path)
+    if model_config is None:
+        with _asked(config):
+            model_config = _read_config(config)
     family = _family_of(model_config)
     with torch.device("meta"):
         model = family.auto_model.from_config(model_config, dtype=_dtype(config))
@@ -158,7 +165,18 @@ def with_processor(layout: Family, config: BackboneConfig) -> Family:
     Raises:
         ValueError: the processor is not at hand.
     """
-    return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
+    with _asked(config):
+        return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
+
+
+def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
+    """Around what reads a backbone's files: the Hub is asked for a Hub id alone."""
+    return hub_asked() if is_hub_id(config.path) else nullcontext()
+
+
+def _silence(config: BackboneConfig) -> str | None:
+    """Why the Hub gave nothing, where it was asked for this backbone."""
+    return silence() if is_hub_id(config.path) else None
 
 
 def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
@@ -171,8 +189,8 @@ def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
 
 
 def _unreadable(what: str, config: BackboneConfig, error: Exception) -> ValueError:
-    words = " ".join(str(error).split()) or type(error).__name__
-    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {words[:240]}")
+    words = _silence(config) or " ".join(str(error).split())[:240] or type(error).__name__
+    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {words}")
 
 
 def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
@@ -199,7 +217,7 @@ def _read_config(config: BackboneConfig) -> Any:
     except OSError as error:
         raise ValueError(
             f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "
-            f"check the name, the network or HF_HOME ({type(error).__name__})"
+            + (_silence(config) or f"check the name, the network or HF_HOME ({type(error).__name__})")
         ) from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
         words = " ".join(str(error).split()) or type(error).__name__
@@ -209,4 +227,5 @@ def _read_config(config: BackboneConfig) -> Any:
 def _family_of(model_config: Any) -> type[Family]:
     if model_config.model_type not in FAMILIES:
         raise unknown_name("backbone family (model_type)", model_config.model_type, FAMILIES)
+    check_full_attention(model_config)  # before any weight is read
     return FAMILIES[model_config.model_type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,10 @@ def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
     """
     config = _peft_config(settings, family.lora_pattern)
     family.model.requires_grad_(False)
-    peft_model = get_peft_model(family.model, config)
+    with warnings.catch_warnings():
+        # peft's own call into transformers, at every adapter
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
+        peft_model = get_peft_model(family.model, config)
     _check_matches(family, MAIN_ADAPTER, 2 * family.shape.num_layers, "q and v")
     _trained_in_fp32(family)
     return peft_model

@@ -17,7 +17,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from subtoken_train.backbones.base import Family, RenderedPrompt, Turn
 from subtoken_train.backbones.qwen_processor import QwenProcessor
 from subtoken_train.backbones.qwen_tower import tower_with_statistics
-from subtoken_train.backbones.text import check_full_attention
 from subtoken_train.types import Batch, Region, VisualStates
 
 DEFAULT_MAX_PIXELS = 1280 * 28 * 28
@@ -45,7 +44,6 @@ class Qwen25VLFamily(Family):
 
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
-        check_full_attention(self.decoder.config)
         size = (Qwen2VLImageProcessorPil if processor is None else processor.image_processor).size
         self.min_pixels = int(size["shortest_edge"])
         self.max_pixels = min(int(size["longest_edge"]), DEFAULT_MAX_PIXELS)

@@ -24,10 +24,6 @@ class TextFamily(Family):
     auto_processor = AutoTokenizer
     lora_pattern = r"model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
 
-    def __init__(self, model: Any, processor: Any) -> None:
-        super().__init__(model, processor)
-        check_full_attention(model.config)
-
     @property
     def decoder(self) -> Any:
         """The stack of decoder layers."""
@@ -76,22 +72,6 @@ class TextFamily(Family):
         """Llama's rotary embedding of [B, H, N, d] queries and keys; Qwen2 and Mistral share it."""
         rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
         return rotated
-
-
-def check_full_attention(config: Any) -> None:
-    """Refuse sliding-window layers: a window would hide kept context tokens from the query.
-
-    Raises:
-        ValueError: a layer of the configuration attends in a sliding window.
-    """
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    slides = "sliding_attention" in kinds if kinds else window is not None
-    if slides:
-        raise ValueError(
-            f"{config.model_type} with sliding-window attention (window {window}) is not supported: the window would "
-            "hide kept context tokens; use a model, or a config.json, without it (sliding_window: null)"
-        )
 
 
 def _no_images(model_type: str) -> ValueError:

@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from subtoken_train.cache.select import select_samples
+from subtoken_train.cache.select import chosen_samples, repeated_samples, select_samples
 from subtoken_train.kernels.naive import packed_attention
 from subtoken_train.kernels.storage import Block
 
@@ -53,11 +54,12 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
         The tail grows by whole slacks, so a step copies neither the prompt nor, in most steps, the tail.
         """
-        assert self.is_initialized, "a packed layer is filled before it grows"
+        if not self.is_initialized:
+            raise ValueError("a packed cache is filled before it grows; SubTokenModel.generate makes and fills it")
         length = self.tail_length + key_states.shape[2]
         if length > self.keys.shape[2]:
             missing = -(-length // SLACK) * SLACK - self.keys.shape[2]
-            self.keys, self.values = (_with_room(tail, missing) for tail in (self.keys, self.values))
+            self.keys, self.values = (F.pad(tail, (0, 0, 0, missing)) for tail in (self.keys, self.values))
         self.keys[:, :, self.tail_length : length] = key_states
         self.values[:, :, self.tail_length : length] = value_states
         self.tail_length = length
@@ -98,6 +100,39 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
                 "packed and stays; generate from the shorter prompt instead"
             )
         self.tail_length += tokens_to_remove
+        if self.keys is not None and self.keys.shape[2] - self.tail_length >= SLACK:
+            room = -(-self.tail_length // SLACK) * SLACK
+            self.keys, self.values = (tail[:, :, :room].clone() for tail in (self.keys, self.values))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the samples ``indices``, in that order: of this layer alone.
+
+        Raises:
+            ValueError: no samples, or samples that are not there.
+        """
+        if self.is_initialized:
+            self.select(chosen_samples(indices, len(self.keys)))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """The same, as beam search asks for it."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sample ``repeats`` times in a row."""
+        if self.is_initialized:
+            self.select(repeated_samples(len(self.keys), repeats))
+
+    def offload(self) -> None:
+        """Not served.
+
+        Raises:
+            ValueError: always; attention reads the packed pieces where they lie.
+        """
+        raise ValueError("a packed cache stays on its device; leave offloading out: it is small already")
+
+    def prefetch(self) -> None:
+        """Not served, see ``offload``."""
+        self.offload()
 
     def select(self, samples: Tensor, with_prompt: bool = True) -> None:
         """Keep ``samples``, in that order; without the prompt only the tail is reordered."""
@@ -176,16 +211,17 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
-        self._select(beam_idx)
+        self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the samples ``indices``."""
-        self._select(indices)
+        """Keep the samples ``indices``, see ``PackedLayer``; an empty cache stays empty."""
+        if self.origin_B is not None:
+            self._select(chosen_samples(indices, len(self.origin_B)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every sample ``repeats`` times in a row."""
-        assert self.origin_B is not None
-        self._select(torch.arange(len(self.origin_B), device=self.origin_B.device).repeat_interleave(repeats))
+        """Every sample ``repeats`` times in a row; an empty cache stays empty."""
+        if self.origin_B is not None:
+            self._select(repeated_samples(len(self.origin_B), repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget tokens of the tail, see ``PackedLayer.crop``."""
@@ -209,8 +245,3 @@ class PackedCache(Cache):  # type: ignore[misc]
             layer.select(samples, with_prompt=moves)
         self.origin_B = origin
         self.next_position = self.next_position.index_select(-2, samples)
-
-
-def _with_room(tail_BhTd: Tensor, missing: int) -> Tensor:
-    """Room for ``missing`` more tokens."""
-    return torch.cat([tail_BhTd, tail_BhTd.new_zeros(*tail_BhTd.shape[:2], missing, tail_BhTd.shape[-1])], dim=2)

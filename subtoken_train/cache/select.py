@@ -13,6 +13,36 @@ from torch import Tensor
 from subtoken_train.kernels.storage import Block, RoutedValues
 
 
+def chosen_samples(indices: Tensor, batch: int) -> Tensor:
+    """Numbers of the samples that an index of the batch axis names, int64 [n].
+
+    Args:
+        indices: numbers (negative ones count from the end) or bool marks, as tensors are indexed.
+        batch: samples that there are.
+
+    Raises:
+        ValueError: none is named, or one that is not there.
+    """
+    try:
+        chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
+    except IndexError as error:
+        raise ValueError(f"the cache holds {batch} samples, numbered from 0; others were asked for: {error}") from error
+    if chosen.dim() != 1 or not len(chosen):
+        raise ValueError(f"choose samples of the cache by a list of one or more numbers, not {list(chosen.shape)}")
+    return chosen
+
+
+def repeated_samples(batch: int, repeats: int) -> Tensor:
+    """Every sample ``repeats`` times in a row, int64 [batch * repeats].
+
+    Raises:
+        ValueError: fewer than one copy.
+    """
+    if repeats < 1:
+        raise ValueError(f"every sample is repeated once or more, not {repeats} times")
+    return torch.arange(batch).repeat_interleave(repeats)
+
+
 def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> list[Block]:
     """Blocks of a batch that holds ``samples`` of the present one, in that order; a sample may come several times.
 

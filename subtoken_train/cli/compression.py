@@ -20,7 +20,9 @@ def add_compression_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--eviction-option", action="append", default=[], metavar="KEY=VALUE", help="a method's setting; repeatable"
     )
-    parser.add_argument("--scope", metavar="visual|all", help="entries that it evicts (default: the method's own)")
+    parser.add_argument(
+        "--scope", metavar="context|all", help="what it chooses among (default: context, also written visual)"
+    )
     parser.add_argument(
         "--kv-dtype", default="model", metavar="model|int8|int4", help="precision of the stored prompt (default: model)"
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from subtoken_train.training.run_folder import RunFolder
 
 HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume]
 
 Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
   --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
---overwrite replaces an existing run, --resume goes on from its newest checkpoint, --print_config prints the result.
+--overwrite replaces a run (the old one goes when the new one is whole), --resume goes on from its newest checkpoint,
+--print_config prints the result.
 --push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
 'subtoken-train recipes ls' lists the shipped recipes."""
 
@@ -28,20 +31,34 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.cli.errors import USER_ERRORS
     from subtoken_train.cli.publish import check_publishing, publish
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.cli.run_guard import check_held
+    from subtoken_train.training.run_folder import RunFolder
+    from subtoken_train.training.run_places import settle_after_kill
 
     cli = RecipeCLI(source)
+    if is_first_process() and settle_after_kill(cli.output_dir):
+        cli = RecipeCLI(source)  # the folder holds another run now
     resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
-    destination = destination_of(cli)
-    if cli.trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
-        if destination is not None:
-            check_publishing(destination, cli.model.backbone_config.path)
-        prepare(cli, resume)
-    code = train(cli, resume)
-    if code or not cli.trainer.is_global_zero:
-        return code
-    adapter = export(cli, cli.output_dir, None if destination is None else destination.repo_id)
+    folder, destination, trainer = RunFolder(cli.output_dir, cli.place), destination_of(cli), cli.trainer
+    try:
+        if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
+            check_held(cli)
+            folder.check(resume is not None)
+            if destination is not None:
+                check_publishing(destination, cli.model.backbone_config.path)
+            prepare(cli, resume, folder)
+        code = train(cli, resume, folder)
+        if code or not trainer.is_global_zero:
+            return code
+        adapter = finish(cli, folder, None if destination is None else destination.repo_id)
+    except USER_ERRORS:
+        folder.close(keep=False)
+        raise
+    finally:
+        folder.close(keep=trained(cli))
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     if destination is not None:
         retry = ["subtoken-train", "export", str(adapter), str(cli.output_dir / "published")]
@@ -50,7 +67,7 @@ def run_raw(argv: list[str]) -> int:
     return 0
 
 
-def train(cli: Any, resume: Path | None) -> int:
+def train(cli: Any, resume: Path | None, folder: RunFolder) -> int:
     """Fit; the exit code. Whatever ends it early, the user learns where to go on; user errors go on to ``guarded``."""
     from subtoken_train.cli.errors import PROGRAM, USER_ERRORS, one_line
     from subtoken_train.training.checkpoints import state_path
@@ -62,17 +79,46 @@ def train(cli: Any, resume: Path | None) -> int:
     except RunStopped as stopped:
         if not (cli.trainer.is_global_zero or stopped.alone):
             return 0  # all stop alike; another code, and Lightning kills process 0 before it has said why
-        say_where_to_go_on(cli, f"{PROGRAM}: {stopped.reason}")
+        say_where_to_go_on(cli, folder, f"{PROGRAM}: {stopped.reason}")
         return stopped.exit_code
     except USER_ERRORS:
         raise
     except OSError as error:  # a full disk or a dropped network under a logger
-        say_where_to_go_on(cli, f"{PROGRAM}: stopped: {one_line(error)}")
+        say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped: {one_line(error)}")
         return 1
     except Exception:
-        say_where_to_go_on(cli, f"{PROGRAM}: stopped by an error")
+        say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped by an error")
         raise
     return 0
+
+
+def finish(cli: Any, folder: RunFolder, repo_id: str | None) -> Path:
+    """Write the adapter, then remove what the run replaces."""
+    from subtoken_train.cli.errors import PROGRAM
+    from subtoken_train.cli.loggers import finish_remote
+
+    try:
+        folder.take_place()  # a run of no step has no checkpoint
+        finish_remote(cli.trainer.loggers)
+        adapter = export(cli, cli.output_dir, repo_id)
+    except BaseException:
+        say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")
+        raise
+    for line in folder.finish():
+        print(line, file=sys.stderr)
+    return adapter
+
+
+def trained(cli: Any) -> bool:
+    """Whether a step was made, so that the logs of a run without a checkpoint are worth keeping."""
+    return int(cli.trainer.global_step) > 0
+
+
+def is_first_process() -> bool:
+    """Whether this is process 0 of a run, as far as the environment says before there is a trainer."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def destination_of(cli: Any) -> Any:
@@ -85,22 +131,28 @@ def destination_of(cli: Any) -> Any:
     return None if repo_id is None else Destination(repo_id, private)
 
 
-def say_where_to_go_on(cli: Any, reason: str) -> None:
-    """Tell the user why a run ended and what is left of it."""
+def say_where_to_go_on(cli: Any, folder: RunFolder, reason: str) -> None:
+    """Tell the user why a run ended, what is left of it, and where the run is that it was to replace."""
     from subtoken_train.training.checkpoints import newest_complete
 
-    newest = newest_complete(cli.checkpoints)
-    command = f"subtoken-train fit --config {cli.output_dir / 'recipe.yaml'}"
-    kept = f"last good checkpoint: {newest}\ngo on with: {command} --resume"
-    none = f"no checkpoint was written; start again with: {command}"
-    print(f"\n{reason}\n{kept if newest else none}", file=sys.stderr)
+    print(f"\n{reason}", file=sys.stderr)
+    if not cli.trainer.is_global_zero:
+        return
+    if newest := newest_complete(folder.current / "checkpoints"):
+        command = f"subtoken-train fit --config {folder.recipe} --resume"
+        print(f"last good checkpoint: {newest}\ngo on with: {command}", file=sys.stderr)
+    else:
+        logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) else ""
+        print(f"no checkpoint was written; start again with the same command{logs}", file=sys.stderr)
+    if folder.staged:
+        print(folder.said(), file=sys.stderr)
 
 
-def prepare(cli: Any, resume: Path | None) -> None:
-    """Make the run's folder; what a user can get wrong comes out before anything is replaced.
+def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
+    """Make the run's folder, once all that a user can get wrong has come out.
 
     Raises:
-        ValueError: there is a run already, or recipe, backbone, data and checkpoint do not fit each other.
+        ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
     """
     from subtoken_train.backbones.load import with_processor
     from subtoken_train.datasets.unknown_tokens import say_unknown
@@ -110,10 +162,7 @@ def prepare(cli: Any, resume: Path | None) -> None:
     from subtoken_train.training.strategies import shares_weights
     from subtoken_train.training.strategies.check import check_fit, check_parts
 
-    folder = cli.output_dir
-    if resume is None and holds_run(folder) and not cli.config.overwrite:
-        raise ValueError(f"{folder} holds a run; pass --overwrite, --resume, or another --output_dir")
-    note = check_recipe(cli, folder / "recipe.yaml") if resume else ""
+    note = check_recipe(cli, cli.output_dir / "recipe.yaml") if resume else ""
     check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
     cli.datamodule.check_images()
@@ -133,12 +182,24 @@ def prepare(cli: Any, resume: Path | None) -> None:
     cli.datamodule.rehearse(family, cli.trainer)
     if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
         print(line, file=sys.stderr)
-    if holds_first_stage(cli, folder):
-        raise ValueError(f"stage2.adapter lies in {folder}, which this run would replace; choose another --output_dir")
-    if resume is None and folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    cli.save_recipe(folder / "recipe.yaml")
+    folder.open(resume is not None)
+    cli.save_recipe(folder.recipe)
+    if folder.staged:
+        hand_over(cli, folder)
+
+
+def hand_over(cli: Any, folder: RunFolder) -> None:
+    """Let the run take its place as soon as its first checkpoint stands."""
+    from subtoken_train.training.run_checkpoints import RunCheckpoints
+
+    def stands() -> None:
+        for logger in cli.trainer.loggers:
+            logger.save()  # nothing of it is under way while folders are renamed
+        folder.take_place()
+
+    for callback in cli.trainer.callbacks:
+        if isinstance(callback, RunCheckpoints):
+            callback.on_whole = stands
 
 
 def check_recipe(cli: Any, saved: Path) -> str:
@@ -171,22 +232,6 @@ def checkpoint_to_resume(checkpoints: Path) -> Path:
         return newest
     ignored = "".join(f"; {folder.name} is not complete" for folder in incomplete(checkpoints))
     raise ValueError(f"nothing to resume: no complete checkpoint in {checkpoints}{ignored}; run without --resume")
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether a folder has anything to lose: a start that failed or was killed leaves a recipe, logs, half a file."""
-    from subtoken_train.training.checkpoints import PARTIAL
-
-    items = list(folder.iterdir()) if folder.exists() else []
-    checkpoints = [item for item in items if item.name == "checkpoints"]
-    kept = [item for parent in checkpoints for item in parent.iterdir() if item.suffix != PARTIAL]
-    return bool(kept) or any(item.name not in ("recipe.yaml", "logs", "checkpoints") for item in items)
-
-
-def holds_first_stage(cli: Any, folder: Path) -> bool:
-    """Whether what stage 2 starts from lies in the run's own folder."""
-    stage2 = cli.model.stage2_config
-    return stage2 is not None and Path(stage2.adapter).resolve().is_relative_to(folder.resolve())
 
 
 def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:

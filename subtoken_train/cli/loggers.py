@@ -15,17 +15,17 @@ _REMOTE = {"WandbLogger": ("wandb", "name"), "MLFlowLogger": ("mlflow", "run_nam
 """Lightning's class -> (the package it needs, its key for the run's name)."""
 
 
-def run_loggers(given: Any, folder: Path, resumed: bool) -> list[Logger]:
+def run_loggers(given: Any, folder: Path) -> list[Logger]:
     """Loggers that write below ``folder``/logs, and the given ones.
 
     Args:
         given: ``trainer.logger``: one logger, several, None or True for ours alone, False for none at all.
-        folder: the run's folder.
-        resumed: a resumed run must not delete the CSV log of its first part: it gets ``csv-2``, ``csv-3``...
+        folder: the run's folder. A later part of a run must not delete the CSV log of its first: it gets ``csv-2``,
+            ``csv-3``...
     """
     if given is False:
         return []
-    csv = _unused_name(folder / FOLDER, "csv") if resumed else "csv"
+    csv = _unused_name(folder / FOLDER, "csv")
     ours = [
         CSVLogger(str(folder), FOLDER, csv),
         TensorBoardLogger(str(folder), FOLDER, "tb", default_hp_metric=False),
@@ -41,12 +41,13 @@ def csv_parts(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.parent.name.removeprefix("csv").lstrip("-") or 1))
 
 
-def name_remote_runs(given: Any, folder: Path) -> None:
-    """Name W&B's and MLflow's runs as the run's folder, and keep W&B's files in it; what a recipe says itself stays.
+def name_remote_runs(given: Any, name: str, folder: Path) -> None:
+    """Name W&B's and MLflow's runs as the run, and keep W&B's files in its folder; what a recipe says itself stays.
 
     Args:
         given: ``trainer.logger`` as it is parsed, before anything is built; changed in place.
-        folder: the run's folder.
+        name: the run's.
+        folder: where the run is written.
 
     Raises:
         ValueError: the logger's package is not installed.
@@ -60,9 +61,16 @@ def name_remote_runs(given: Any, folder: Path) -> None:
             raise ValueError(f"trainer.logger {kind} needs the package {package}; 'pip install {package}' adds it")
         settings = entry.init_args
         if settings.get(name_key) is None:
-            settings[name_key] = folder.name
+            settings[name_key] = name
         if kind == "WandbLogger" and str(settings.get("save_dir")) == ".":
             settings["save_dir"] = str(folder / FOLDER)
+
+
+def finish_remote(loggers: Iterable[Any]) -> None:
+    """Let W&B write its last files, which it else does when Python ends, and by the first name of the run's folder."""
+    for logger in loggers:
+        if type(logger).__name__ == "WandbLogger":
+            logger.experiment.finish()
 
 
 def _unused_name(folder: Path, name: str) -> str:

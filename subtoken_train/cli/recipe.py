@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from subtoken_train.cli.class_paths import ALLOWED
@@ -29,6 +29,7 @@ from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.training.bar_progress import BarProgress
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.line_progress import LineProgress
@@ -41,6 +42,8 @@ from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.resume import requeued_with_work
 from subtoken_train.training.rng import RandomState
 from subtoken_train.training.run_checkpoints import RunCheckpoints
+from subtoken_train.training.run_marker import has_work
+from subtoken_train.training.run_places import final_names, place_beside
 from subtoken_train.training.strategies import build_strategy
 from subtoken_train.training.strategies.check import check_devices
 
@@ -68,6 +71,9 @@ class RecipeCLI(LightningCLI):
     Args:
         source: ``--config RECIPE`` and overrides, or what ``read_source`` made of them.
 
+    Attributes:
+        place: where the run is written first: ``output_dir``, or beside it where another run is to be replaced.
+
     Raises:
         ValueError: see ``recipe_source.read_source``; values of a wrong type, unknown keys, numbers out of range.
     """
@@ -75,6 +81,7 @@ class RecipeCLI(LightningCLI):
     def __init__(self, source: list[str] | RecipeSource) -> None:
         self.source = read_source(source) if isinstance(source, list) else source
         self._trainer: L.Trainer | None = None
+        self.place = Path()
         if self.source.unlisted:
             warnings.warn(f"{ALLOW_CODE}: {'; '.join(self.source.unlisted)}", SubTokenWarning, stacklevel=2)
         super().__init__(
@@ -116,12 +123,14 @@ class RecipeCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Settings that follow from others."""
         check_strategy(self.config.model.backbone.quantization, self.config.trainer.strategy)
-        self.config.checkpoint.folder = str(self.checkpoints)
-        if requeued_with_work(self.checkpoints):
+        if requeued_with_work(self.output_dir, self.config.overwrite):
             self.config.resume, self.config.overwrite = True, False
-        self.config.trainer.default_root_dir = str(self.output_dir)
+        replaces = self.config.overwrite and not self.config.resume and has_work(self.output_dir)
+        self.place = place_beside(self.output_dir) if replaces else self.output_dir
+        self.config.checkpoint.folder = str(self.place / "checkpoints")
+        self.config.trainer.default_root_dir = str(self.place)
         self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
-        name_remote_runs(self.config.trainer.logger, self.output_dir)
+        name_remote_runs(self.config.trainer.logger, self.output_dir.name, self.place)
 
     def instantiate_classes(self) -> None:
         """Build model and data, and nothing that the recipe names by class path."""
@@ -160,9 +169,9 @@ class RecipeCLI(LightningCLI):
         settings = self.config_init.trainer
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
-            ours.append(RichProgressBar() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
+            ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
         settings.callbacks = [*(settings.callbacks or []), *ours]
-        settings.logger = run_loggers(settings.logger, self.output_dir, resumed=self.config.resume)
+        settings.logger = run_loggers(settings.logger, self.place)
         if isinstance(settings.strategy, str):
             settings.strategy = build_strategy(settings.strategy)
         check_devices(settings.devices, settings.accelerator)
@@ -209,12 +218,12 @@ class RecipeCLI(LightningCLI):
         os.replace(temporary, path)
 
     def recipe_text(self) -> str:
-        """The resolved recipe as YAML, without what was meant for this call alone."""
+        """The resolved recipe as YAML, without what was meant for this call alone; its paths name ``output_dir``."""
         config = self.config.clone()
         for flag in FLAGS:
             del config[flag]
         config.push_to_hub = None
-        return str(self.parser.dump(config, skip_validation=True))
+        return final_names(str(self.parser.dump(config, skip_validation=True)), self.place)
 
 
 def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:

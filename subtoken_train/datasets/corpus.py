@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any, Literal
 
 from datasets import Dataset, Features, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+
+from subtoken_train.backbones.hub import hub_asked, silence
 
 _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
@@ -64,12 +67,14 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     if builder == "text":
         lines = source.documents == "wikitext"
         arguments |= {"sample_by": "line" if lines else "document", "keep_linebreaks": True}
+    from_hub = builder is None and not Path(source.name).exists()
     try:
-        rows = load_dataset(**arguments)
+        with hub_asked() if from_hub else nullcontext():
+            rows = load_dataset(**arguments)
     except (DatasetNotFoundError, ConnectionError) as error:
-        kinds = ", ".join(_BUILDERS)
+        kinds, reason = ", ".join(_BUILDERS), (silence() if from_hub else None) or error
         raise ValueError(
-            f"data set {source.name!r} cannot be loaded ({error}); give a Hub id, or a local file ({kinds})"
+            f"data set {source.name!r} cannot be loaded ({reason}); give a Hub id, or a local file ({kinds})"
         ) from None
     except DatasetGenerationError as error:
         raise ValueError(f"{source.name} cannot be read as {builder} ({error.__cause__ or error})") from None

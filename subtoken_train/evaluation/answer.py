@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,9 @@ from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.scoring import score
+from subtoken_train.functional.emptied import emptied_regions, emptied_words
 from subtoken_train.functional.ledger import KVShape, Ledger
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.inference.compression import Compression
@@ -40,6 +43,7 @@ class Answers:
         kv_bytes: the prompts' caches, measured on their tensors: keys, values and index.
         seconds: what it took.
         compression: eviction and precision that were in use.
+        emptied: prompts of which a whole region was lost in some layer.
     """
 
     rows: list[Answer]
@@ -47,6 +51,7 @@ class Answers:
     kv_bytes: int
     seconds: float
     compression: Compression
+    emptied: int = 0
 
     def by_kind(self) -> dict[str, list[float]]:
         """Scores per question kind, in the order in which the kinds first appear."""
@@ -86,6 +91,7 @@ def answer_all(
     collate = Collator(backbone.family, max_length, padding_side="left", generation=True)
     rows: dict[int, Answer] = {}
     ledgers, kv_bytes = [], 0
+    emptied: list[dict[str, int]] = []
     routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
     layout = "contiguous" if routing is None else routing.layout
     for start in range(0, total, batch_size):
@@ -97,12 +103,16 @@ def answer_all(
         for i, record, text in zip(chosen, batch_records, texts, strict=True):
             rows[i] = _graded(record, text)
         ledgers.append(measured_ledger(result.plan, prompts.regions_BN, backbone.family.shape, layout))
+        emptied += emptied_regions(result.plan, prompts.regions_BN)
         kv_bytes += result.cache.prompt_bytes
         if progress is not None:
             progress(len(rows), total)
     ordered = [rows[i] for i in range(total)]
     merged = merged_ledger(backbone.family.shape, ledgers)
-    return Answers(ordered, merged, kv_bytes, time.perf_counter() - clock, compression)
+    if words := emptied_words(emptied, compression.label):
+        warnings.warn(words, SubTokenWarning, stacklevel=2)
+    lost = sum(map(bool, emptied))
+    return Answers(ordered, merged, kv_bytes, time.perf_counter() - clock, compression, lost)
 
 
 def _graded(record: Record, text: str) -> Answer:

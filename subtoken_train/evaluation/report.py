@@ -83,6 +83,7 @@ def run_record(facts: ArmFacts, answers: Answers, data: bytes, extra: dict[str, 
         "eviction": facts.eviction,
         "kv_bytes": answers.kv_bytes,
         "dense_kv_bytes": answers.ledger.dense_bytes(),
+        "prompts_with_an_emptied_region": answers.emptied,
         "data_sha256": hashlib.sha256(data).hexdigest(),
         "seconds": round(answers.seconds, 1),
         "kinds": [row.kind for row in answers.rows],
@@ -106,7 +107,7 @@ def score_table(arms: list[tuple[ArmFacts, Answers]]) -> Table:
     facts_of = [facts for facts, _ in arms]
     table.add_row("visual tokens", *[facts.tokens for facts in facts_of])
     table.add_row("value groups", *[facts.groups for facts in facts_of])
-    table.add_row("eviction", *[facts.eviction for facts in facts_of])
+    table.add_row("cache", *[facts.eviction for facts in facts_of])
     table.add_row("KV nominal", *[f"{facts.nominal:.3%}" for facts in facts_of])
     table.add_row("KV realised", *[f"{facts.realised:.3%}" for facts in facts_of])
     table.add_row("KV bytes", *[f"{facts.bytes_share:.3%}" for facts in facts_of], end_section=True)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.observers import Blocks, column_sums, last_marked, task_rows
 from subtoken_train.types import Region
@@ -51,7 +51,6 @@ class AirCache(Eviction):
 
     name: ClassVar[str] = "aircache"
     needs: ClassVar[frozenset[Need]] = frozenset({"rows", "blocks"})
-    scope: ClassVar[Scope] = "visual"
     needs_image: ClassVar[bool] = True
 
     alpha: float = 0.9

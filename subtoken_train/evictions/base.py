@@ -20,10 +20,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from subtoken_train.evictions.observers import last_marked
 from subtoken_train.functional.attention_statistics import attention_blocks, attention_rows
 from subtoken_train.types import Region
 
-Scope = Literal["visual", "all"]
+Scope = Literal["context", "all", "visual"]
+"""``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
 Need = Literal["rows", "blocks", "key_norms", "value_norms", "second_pass"]
 """``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``second_pass``: the
 attention that the prompt, run a second time, pays to its cached entries."""
@@ -41,6 +43,7 @@ class LayerView:
         regions_BN: ``Region`` codes of the rows; PADDING marks what is no entry of this layer's cache.
         scale: factor of the attention scores.
         needs: the statistics that the method declared; asking for another is a fault of the method.
+        in_scope_BN: rows that the scope names, bool; None: all entries.
         entries_BN: rows that are entries of the cache, bool.
     """
 
@@ -51,10 +54,13 @@ class LayerView:
     regions_BN: Tensor
     scale: float
     needs: frozenset[Need]
+    in_scope_BN: Tensor | None = None
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.entries_BN = self.regions_BN != Region.PADDING
+        if self.in_scope_BN is None:
+            self.in_scope_BN = self.entries_BN
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
         """Attention of chosen rows, see ``attention_rows``; over all entries unless ``keys_BN`` says otherwise."""
@@ -79,6 +85,17 @@ class LayerView:
         assert "value_norms" in self.needs
         norms: Tensor = self.value_BhNd.float().norm(dim=-1)
         return norms
+
+    def window(self, count: int) -> Tensor:
+        """An observation window: the last ``count`` entries of the prompt, bool [B, N].
+
+        Where anything follows what is in scope, the window does not reach into that: what follows stays anyway, so the
+        window costs nothing of the budget.
+        """
+        assert self.in_scope_BN is not None
+        following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
+        rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
+        return last_marked(rows_BN, count)
 
     def last_rows(self, window: int) -> Tensor:
         """Index of the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
@@ -168,8 +185,6 @@ class Eviction(ABC):
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
-    scope: ClassVar[Scope] = "all"
-    """What the method compresses by default."""
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 

@@ -2,7 +2,8 @@
 
 Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", applied
 once to the prompt: an entry's score is the sum of its column of the causal attention matrix over all prompt rows. The
-paper splits the budget in two halves, heavy hitters and recent entries.
+paper splits the budget in two halves, heavy hitters and recent entries. Recent are the last of the prompt: those that
+stay anyway, since only the context competes, cost nothing of the budget.
 What it does not do: nothing is evicted while decoding (the released code goes on accumulating, with masks that free no
 memory). The released code adds up the samples of a batch; here every sample has its own scores. Early entries are seen
 by more rows and so gather more attention; ``normalise`` removes that.
@@ -23,6 +24,7 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, column_sums, last_marked, over_groups
 from subtoken_train.functional.ledger import exact
+from subtoken_train.types import Region
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class H2O(Eviction):
     """Accumulated attention of the whole prompt, and a recent share of the budget.
 
     Attributes:
-        recent_share: share of the budget that goes to the last entries that compete, in [0, 1], rounded down.
+        recent_share: as many of the prompt's last entries as this share of the budget always stay, in [0, 1], rounded
+            down.
         normalise: divide an entry's sum by the number of rows that can see it (kvpress, ``observed_attention``).
         group: over the query heads of a key-value head, ``mean`` or ``max``; the paper has no grouped heads.
 
@@ -66,7 +69,7 @@ class H2O(Eviction):
         share = exact(self.recent_share)
         recent_LB = self.counts(scores, candidates) * share.numerator // share.denominator
         windowed = [
-            dataclasses.replace(layer, protected_BN=last_marked(competes_BN, recent_B[:, None]))
-            for layer, competes_BN, recent_B in zip(scores, candidates.competes_LBN, recent_LB, strict=True)
+            dataclasses.replace(layer, protected_BN=last_marked(regions_BN != Region.PADDING, recent_B[:, None]))
+            for layer, regions_BN, recent_B in zip(scores, candidates.regions_LBN, recent_LB, strict=True)
         ]
         return super().keep(windowed, candidates)

@@ -30,7 +30,6 @@ from subtoken_train.evictions.base import (
     LayerScores,
     LayerView,
     Need,
-    Scope,
     TaskView,
     keep_best_entries,
 )
@@ -60,7 +59,6 @@ class KVCompose(Eviction):
 
     name: ClassVar[str] = "kvcompose"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks", "value_norms", "second_pass"})
-    scope: ClassVar[Scope] = "all"
 
     task: Task = "auto"
     structured: bool = True

@@ -6,6 +6,9 @@ Several re-implementations differ in how rows are summed, in the pooling and in 
 before or after it; each is a setting here, and they keep different entries.
 What it does not do: the released code repeats keys and values to all query heads and keeps a set per query head, which
 makes the cache of a grouped model larger; here every key-value head has one set. Nothing is evicted while decoding.
+The window is the end of the prompt. Where only the context competes it is no part of the budget: it ends after the
+context, and a question shorter than the window observes alone. Where nothing follows the context (before the question
+is seen), or everything competes, the window is inside the budget, and one as long as the budget leaves no choice.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window.
 """
@@ -21,7 +24,8 @@ from torch.nn import functional as F
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions.base import Eviction, LayerScores, LayerView, Need
-from subtoken_train.evictions.observers import GroupReduction, last_marked, over_groups
+from subtoken_train.evictions.observers import GroupReduction, over_groups
+from subtoken_train.functional.gather import kept_index
 
 Pooling = Literal["avg", "max"]
 PoolPer = Literal["query_head", "kv_head"]
@@ -33,7 +37,7 @@ class SnapKV(Eviction):
     """Pooled attention of the last rows; the defaults are those of the released code's class.
 
     Attributes:
-        window: last entries of the prompt that observe, and always stay, inside the budget.
+        window: last entries of the prompt that observe, and always stay.
         kernel: entries that are pooled together, odd.
         pooling: ``avg`` (what hangs over an edge counts as 0) or ``max`` (its ties go to the lower index).
         pool_per: pool the scores of every ``query_head`` and then reduce a group, or a ``kv_head``'s reduced scores.
@@ -66,8 +70,9 @@ class SnapKV(Eviction):
 
     def score(self, view: LayerView) -> LayerScores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
-        index_BW = view.last_rows(self.window)
-        window_BN = last_marked(view.entries_BN, self.window)
+        window_BN = view.window(self.window)
+        index_BW, valid_BW = kept_index(window_BN, pad_left=True)
+        index_BW = index_BW.masked_fill(~valid_BW, -1)
         scores = view.rows(index_BW).sum(2)
         if self.rows == "mean":
             scores = scores / (index_BW >= 0).sum(-1).clamp(min=1)[:, None, None]

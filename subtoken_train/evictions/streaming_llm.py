@@ -3,7 +3,8 @@
 Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks"; the released code keeps 4 sinks.
 What it does not do: it never looks at attention. Keys are cached rotated here and keep their original positions; the
 released code caches unrotated keys and renumbers them inside the cache, which matters only beyond the trained length.
-Nothing is evicted while decoding. Where only some entries compete, the sinks are still the first of the whole prompt.
+Nothing is evicted while decoding. Where only the context competes, the sinks are still the first of the whole prompt,
+and the most recent entries are the last of the context.
 
 Legend: B batch, N cached rows of the prompt.
 """

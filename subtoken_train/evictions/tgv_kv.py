@@ -9,7 +9,7 @@ What is a reconstruction, and the readings taken:
   - heads are averaged, and all heads of a layer share a set (both as in the released code);
   - attention between text and vision is that of the full row (the released code), not a softmax over vision alone;
   - text is every entry that is not visual, also what stands before or between images; weights are normalised over it;
-  - a layer's budget counts text and visual entries (scope ``all``); with scope ``visual`` all text stays beside it;
+  - a layer's budget counts text and visual entries under scope ``all``, the paper's; otherwise text stays beside it;
   - what a layer cannot take goes to the others, and every layer keeps at least one entry.
 
 Setting ``released`` imitates the released code: weights and their normalisation only from text after the images; all
@@ -29,7 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.observers import column_sums, task_rows
 from subtoken_train.types import Region
@@ -48,7 +48,6 @@ class TGVKV(Eviction):
 
     name: ClassVar[str] = "tgv_kv"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
-    scope: ClassVar[Scope] = "all"
     needs_image: ClassVar[bool] = True
 
     released: bool = False

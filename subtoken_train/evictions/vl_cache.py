@@ -1,7 +1,8 @@
 """VL-Cache: entries stay by the attention of the text after the image; layers with denser attention keep more.
 
 Source: "VL-Cache: Sparsity and Modality-Aware KV Cache Compression for Vision-Language Model Inference Acceleration",
-equations 1 and 2, Algorithm 1 and section 4.2. One shot, after the prompt; visual and text entries compete together.
+equations 1 and 2, Algorithm 1 and section 4.2. One shot, after the prompt; in the paper visual and text entries compete
+together (scope ``all``).
 
 The copy of the paper that was at hand has lost its equations and its algorithm. These choices are a reconstruction,
 each in one place:
@@ -9,7 +10,7 @@ each in one place:
     and what these bounds take or leave is moved between layers, so that the budget is met (a plain clip misses it);
   - sparsity is counted over what the rows can see (the causal part of the post-vision rows), and averaged over heads;
   - scores are per key-value head, the mean over its query heads, so heads keep different entries;
-  - the recent window, 10 % of a layer's entries, is part of them.
+  - the recent window, 10 % of a layer's entries, is part of them where the end of the prompt competes.
 Without an image the rows are those after the context, or all of the prompt, see ``task_rows``. The "last 50 tokens" of
 the paper's speed study are not offered.
 
@@ -25,9 +26,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need, Scope
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.observers import Blocks, column_sums, last_marked, over_groups, task_rows
+from subtoken_train.types import Region
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,11 @@ class VLCache(Eviction):
     Attributes:
         threshold: p of equation 1: attention below this share of its row's largest counts as zero.
         least: share of its entries that every layer keeps, where the budget has that.
-        recent: share of what a layer keeps that are its last entries, whatever they score.
+        recent: as many of the prompt's last entries as this share of what a layer keeps stay, whatever they score.
     """
 
     name: ClassVar[str] = "vl_cache"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
-    scope: ClassVar[Scope] = "all"
 
     threshold: float = 0.01
     least: float = 0.01
@@ -73,8 +74,8 @@ class VLCache(Eviction):
         """See ``Eviction.keep``; the protected window depends on how much a layer keeps."""
         window_LB = (self.recent * self.counts(scores, candidates)).long()
         windowed = [
-            replace(each, protected_BN=last_marked(competes_BN, window_B[:, None]))
-            for each, competes_BN, window_B in zip(scores, candidates.competes_LBN, window_LB, strict=True)
+            replace(each, protected_BN=last_marked(regions_BN != Region.PADDING, window_B[:, None]))
+            for each, regions_BN, window_B in zip(scores, candidates.regions_LBN, window_LB, strict=True)
         ]
         return super().keep(windowed, candidates)
 

@@ -5,7 +5,7 @@ Legend: B batch, L layers, M positions of the part that was compressed, S value 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.cache.shares import sample_shares, slice_bytes
+from subtoken_train.functional.emptied import emptied_regions
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.opening import Opened
 from subtoken_train.types import Batch, LayerPlan, Region
@@ -36,6 +37,7 @@ class PromptBytes:
         kept_visual: which visual tokens the last layer keeps, a bit each, in hexadecimal: the first token is the
             highest bit of the first digit, zeros fill the last. None without visual tokens, and where the reducer
             merges them into tokens without a place (VisionZip on LLaVA).
+        emptied: region -> layers that keep nothing of it, see ``emptied_regions``.
     """
 
     kv_bytes: int
@@ -47,6 +49,7 @@ class PromptBytes:
     entries_after: int
     values_after: float
     kept_visual: str | None
+    emptied: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
     slices_L = [slice_bytes(layer) for layer in layers]
     placeless = backbone.reducer.stage == "tower" and family.tower_positions == "renumber"
     kept = [None] * len(region_B) if placeless and backbone.reducer.config.keep_ratio < 1 else _kept_visual(opened)
+    emptied = emptied_regions(opened.plan, opened.regions_BM)
     made = []
     for b, region in enumerate(region_B):
         shares = [of_layer[b] for of_layer in shares_LB]
@@ -98,6 +102,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
                 entries_after=sum(of_layer[b] for of_layer in entries_LB),
                 values_after=round(channels / shape.value_dim, 4),
                 kept_visual=kept[b],
+                emptied=emptied[b],
             )
         )
     return made

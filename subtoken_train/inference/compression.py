@@ -14,6 +14,7 @@ from torch import Tensor
 from subtoken_train.backbones.base import Family
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import Candidates, Eviction, LayerScores, LayerView, Scope, TaskView
+from subtoken_train.evictions.observers import last_marked
 from subtoken_train.types import Batch, Region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
@@ -27,10 +28,11 @@ class Compression:
 
     Attributes:
         eviction: the method; None evicts nothing.
-        keep: what stays of the entries that compete: a share of those that the token reducer left, a number of entries
-            per layer and sample (``visual``: of visual ones), or bytes of a sample's whole prompt cache.
+        keep: what stays of the entries in scope: a share of those that the token reducer left, a number of them per
+            layer and sample, or bytes of a sample's whole prompt cache, text included.
         unit: of ``keep``.
-        scope: what competes, ``visual`` or ``all``; None: the method's own.
+        scope: what competes: ``context`` (None, ``visual``), the visual tokens of a model that sees images and the
+            context of a text, or ``all``. The last row of a prompt always stays; in scope, it counts in the budget.
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per key head and value
             piece.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
@@ -66,8 +68,8 @@ class Compression:
                 f"eviction {self.eviction.name!r} reads the attention between text and image and {family.name} sees no "
                 "images; take snapkv, h2o, kvcompose or another method for text"
             )
-        if self.competing == "visual":
-            raise ValueError(f"scope 'visual': {family.name} sees no images; take scope 'all'")
+        if self.scope == "visual":
+            raise ValueError(f"scope 'visual': {family.name} sees no images; take scope 'context' or 'all'")
 
     def check_prompts(self, prompts: Batch) -> None:
         """Raise a worded ``ValueError`` where the method needs an image and a prompt has none."""
@@ -86,15 +88,14 @@ class Compression:
         parts: list[str] = [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
-            own: list[str] = [] if self.scope in (None, self.eviction.scope) else [self.competing]
-            parts = [self.eviction.name, amount, *own, *parts]
+            parts = [self.eviction.name, amount, *(["all"] if self.scope == "all" else []), *parts]
         return " ".join(parts) or "-"
 
-    @property
-    def competing(self) -> Scope:
-        """What the method chooses among."""
-        assert self.eviction is not None
-        return self.scope or self.eviction.scope
+    def in_scope(self, regions_BM: Tensor) -> Tensor:
+        """Rows that the scope names, bool [B, M]."""
+        if self.scope == "all":
+            return regions_BM != Region.PADDING
+        return (regions_BM == Region.VISUAL) | (regions_BM == Region.CONTEXT)
 
 
 class EvictionPass:
@@ -102,13 +103,16 @@ class EvictionPass:
 
     ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``).
 
-    Raises:
-        ValueError: see ``keep``.
+    Args:
+        compression: with an eviction.
+        family: the backbone.
+        prompts: whole, or their first part (``followed``), whose last rows may be dropped.
     """
 
     def __init__(self, compression: Compression, family: Family, prompts: Batch) -> None:
         assert compression.eviction is not None
         self.compression, self.method, self.shape = compression, compression.eviction, family.shape
+        self.followed = prompts.followed
         self.again_B = self.method.second_pass(prompts.regions_BN)
         self.again = bool(self.again_B.any())
         assert not self.again or "second_pass" in self.method.needs
@@ -119,7 +123,9 @@ class EvictionPass:
         """Score one layer, see ``PromptObserver``."""
         self.regions[layer] = regions_BM
         self.scores[layer] = self.method.score(
-            LayerView(layer, query, key, value, regions_BM, scale, self.method.needs)
+            LayerView(
+                layer, query, key, value, regions_BM, scale, self.method.needs, self.compression.in_scope(regions_BM)
+            )
         )
 
     def observe_task(
@@ -137,20 +143,24 @@ class EvictionPass:
             value_fraction: share of its value that a routed entry stores; what a budget in bytes counts with.
 
         Raises:
-            ValueError: a budget that does not hold what never competes (text, under scope ``visual``).
+            ValueError: a budget that does not hold what never competes.
         """
         order = sorted(self.scores)
         regions = [self.regions[layer] for layer in order]
-        visual_only = self.compression.competing == "visual"
-        competes = [x == Region.VISUAL if visual_only else x != Region.PADDING for x in regions]
+        competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
         budget = torch.stack(
             [self._budget(x, choose, value_fraction) for x, choose in zip(regions, competes, strict=True)]
         )
         return self.method.keep([self.scores[layer] for layer in order], Candidates(regions, competes, budget))
 
+    def _last_row(self, regions_BM: Tensor) -> Tensor:
+        """The last row of each prompt, which the next token is read from, bool [B, M]."""
+        return last_marked(regions_BM != Region.PADDING, int(not self.followed))
+
     def _budget(self, regions_BM: Tensor, competes_BM: Tensor, value_fraction: float) -> Tensor:
-        """Competing entries that may stay in a layer, int64 [B]."""
-        count_B, keep = competes_BM.sum(-1), self.compression.keep
+        """Competing entries that may stay in a layer, int64 [B]; a last row that is in scope takes one of them."""
+        keep = self.compression.keep
+        count_B = self.compression.in_scope(regions_BM).sum(-1)
         if self.compression.unit == "fraction":
             # the decimal that was written, not its binary neighbours
             exact_B = count_B.double() * keep
@@ -159,7 +169,10 @@ class EvictionPass:
             budget_B = torch.full_like(count_B, int(keep))
         else:
             budget_B = self._budget_of_bytes(regions_BM, competes_BM, value_fraction)
-        return torch.minimum(budget_B.clamp(min=1), count_B)
+        candidates_B = competes_BM.sum(-1)
+        if self.compression.unit != "bytes":  # which count what always stays themselves
+            budget_B = budget_B - (count_B - candidates_B)
+        return torch.minimum(budget_B.clamp(min=1), candidates_B)
 
     def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, value_fraction: float) -> Tensor:
         whole = 2 * self.shape.side_bytes
@@ -170,8 +183,9 @@ class EvictionPass:
         # entries of unlike cost: count with the dearest, so that the bytes are never exceeded
         dearest_B = (cost_BM * competes_BM).amax(-1).clamp(min=1)
         budget_B = torch.floor((self.compression.keep / self.shape.num_layers - fixed_B) / dearest_B).long()
-        if bool((budget_B < 1).any()):
-            needed = int(((fixed_B + dearest_B).max() * self.shape.num_layers).ceil())
+        needed_B = fixed_B + (cost_BM * competes_BM).amax(-1)
+        if bool((needed_B * self.shape.num_layers > self.compression.keep).any()):
+            needed = int((needed_B.max() * self.shape.num_layers).ceil())
             raise ValueError(
                 f"eviction_keep={int(self.compression.keep)} bytes cannot hold the entries that always stay (text, and "
                 f"at least one other entry per layer); {needed} bytes would"

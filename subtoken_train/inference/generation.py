@@ -6,13 +6,13 @@ active that call is ours: the first one runs reducer, routers and eviction and f
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
-from transformers import GenerationConfig
+from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.backbones.attach import CompressedBackbone
@@ -21,15 +21,38 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
 from subtoken_train.types import Batch
 
-UNAVAILABLE = {"use_cache": False, "output_attentions": True, "output_hidden_states": True}
-"""Decoding is on the cache, and makes neither attention matrices nor a list of hidden states."""
-ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
-"""Assisted decoding, which asks for the logits of several new tokens at once."""
+_serving: set[int] = set()
+"""Models that a call runs on, by identity: their ``forward`` is swapped meanwhile."""
+_serving_lock = threading.Lock()
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """Let one call at a time use a model.
+
+    Raises:
+        ValueError: another thread's call, or a call around this one, is using it.
+    """
+    with _serving_lock:
+        if id(model) in _serving:
+            raise ValueError(
+                "this model is generating already; one call at a time: wait for the other one, or load the model twice"
+            )
+        _serving.add(id(model))
+    try:
+        yield
+    finally:
+        with _serving_lock:
+            _serving.remove(id(model))
 
 
 @contextmanager
 def compressed(
-    backbone: CompressedBackbone, compression: Compression, prompts: Batch, filled: Callable[[Prefill], None]
+    backbone: CompressedBackbone,
+    compression: Compression,
+    prompts: Batch,
+    cache: PackedCache,
+    filled: Callable[[Prefill], None],
 ) -> Iterator[None]:
     """Let ``backbone.model.generate`` run on packed caches inside the block.
 
@@ -39,48 +62,50 @@ def compressed(
         backbone: in evaluation mode.
         compression: eviction and precision.
         prompts: what the first call's input ids stand for.
+        cache: empty, or with an earlier call's prompts.
         filled: called when the prompts are in the cache.
     """
     model = backbone.model
-    original = model.forward
 
-    @functools.wraps(original)  # transformers checks generate's arguments against the signature
     def forward(
         input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **further: Any
     ) -> CausalLMOutputWithPast:
-        assert isinstance(past_key_values, PackedCache)
-        if past_key_values.is_filled:
-            _check_append(backbone, input_ids, attention_mask, past_key_values.prompt_length)
-            logits = decode(backbone, input_ids, past_key_values)
+        if past_key_values is not cache:
+            raise ValueError(
+                "the model was called with another cache while it generated; a logits processor or criterion that runs "
+                "the model itself does not go with a compressed cache"
+            )
+        if cache.is_filled:
+            _check_append(backbone, input_ids, attention_mask, cache.prompt_length)
+            logits = decode(backbone, input_ids, cache)
         else:
-            if input_ids.shape[1] != prompts.input_ids_BN.shape[1]:
-                raise ValueError(
-                    f"{input_ids.shape[1]} tokens were run first of prompts of {prompts.input_ids_BN.shape[1]}: "
-                    "reducer, routers and eviction read whole prompts; leave prefill_chunk_size out"
-                )
-            result = prefill(backbone, prompts, past_key_values, compression)
+            assert input_ids.shape[1] == prompts.input_ids_BN.shape[1]
+            result = prefill(backbone, prompts, cache, compression)
             filled(result)
             copies = len(input_ids) // len(prompts.input_ids_BN)
             logits = result.logits_BV.repeat_interleave(copies, dim=0)
             if copies > 1:
-                past_key_values.batch_repeat_interleave(copies)
-        return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=past_key_values)
+                cache.batch_repeat_interleave(copies)
+        return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=cache)
 
-    model.forward = forward
+    # transformers checks generate's arguments against the signature
+    forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+    # a compiled forward and accelerate's hooks lie on the object; a compiled call would trace into ours
+    with _attributes(model, forward=forward, _compiled_call_impl=None):
+        yield
+
+
+@contextmanager
+def _attributes(model: nn.Module, **values: Any) -> Iterator[None]:
+    """Attributes of the object itself for a while; then what was there, and nothing where nothing was."""
+    before = {name: model.__dict__[name] for name in values if name in model.__dict__}
+    model.__dict__.update(values)
     try:
         yield
     finally:
-        del model.forward  # the class's own is visible again
-
-
-def check_settings(settings: Mapping[str, Any], config: GenerationConfig) -> None:
-    """Raise a worded ``ValueError`` for settings of ``generate`` that a packed cache has no answer to."""
-    for name, wanted in UNAVAILABLE.items():
-        if settings.get(name, getattr(config, name, None)) is wanted:
-            raise ValueError(f"{name}={wanted} does not go with a compressed cache; leave it out")
-    for name in ASSISTED:
-        if settings.get(name, getattr(config, name, None)) is not None:
-            raise ValueError(f"{name}: assisted decoding does not go with a compressed cache; leave it out")
+        for name in values:
+            model.__dict__.pop(name, None)
+        model.__dict__.update(before)
 
 
 def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, prompt_length: int) -> None:
@@ -92,7 +117,8 @@ def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor 
     if ids_Bq.shape[1] == 1:  # a generated token, whatever it is
         return
     image = backbone.family.image_token_id
-    if image is not None and bool((ids_Bq == image).any()):
+    # the first is the last generated token, whatever it is; images are of several tokens
+    if image is not None and bool((ids_Bq[:, 1:] == image).any()):
         raise ValueError(
             "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start "
             "again with all images, without past_key_values"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,42 @@ from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import Scope, build_eviction
-from subtoken_train.functional.images import to_rgb
-from subtoken_train.functional.ledger import KVBudget, nominal_ledger
-from subtoken_train.functional.measure import measured_ledger
+from subtoken_train.functional.emptied import emptied_regions, emptied_words
+from subtoken_train.inference.arguments import check_settings, copies_asked
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
-from subtoken_train.inference.generation import check_settings, compressed
+from subtoken_train.inference.conversation import inputs_of
+from subtoken_train.inference.generation import compressed, exclusive
 from subtoken_train.inference.loading import device_of, load_backbone
 from subtoken_train.inference.prefill import Prefill
-from subtoken_train.inference.prompts import batch_from_inputs
+from subtoken_train.inference.prompts import IMAGE_INPUTS, batch_from_inputs
 from subtoken_train.inference.report import CacheReport, report
+from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
 from subtoken_train.reducers import ReducerConfig
-from subtoken_train.types import Batch, Plan, Region
+from subtoken_train.types import Batch, Plan
 
-IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
-"""What processors make of images; the model's own generate never sees it, because prompts run here."""
+ANSWER_TOKENS = 64
+"""Of ``chat``, unless it is told."""
 
 
 @dataclass
 class LastPrompt:
-    """The last prompt that was compressed: its batch, what its cache keeps, the cache, and seconds of its passes."""
+    """The last prompt that was compressed.
+
+    Attributes:
+        batch: the prompts; their pixels are let go.
+        plan: what the cache keeps of them.
+        cache: what follows them is in it too.
+        prefill_seconds: of the prompt's pass; 0 where the last call went on from the cache.
+        decode_seconds: of everything else.
+        beams: running beams of each prompt in the cache.
+    """
 
     batch: Batch
     plan: Plan
     cache: PackedCache
     prefill_seconds: float
     decode_seconds: float = 0.0
+    beams: int = 1
 
 
 class SubTokenModel:
@@ -91,7 +102,8 @@ class SubTokenModel:
             eviction_keep: what stays, see ``Compression.keep``.
             eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
             eviction_options: settings of the method, by name.
-            scope: what the eviction compresses, ``visual`` or ``all``; None: the method's own.
+            scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
+                ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
@@ -132,29 +144,52 @@ class SubTokenModel:
         Raises:
             ValueError: what the prompt or the settings do not fit; the object serves the next call.
         """
+        with exclusive(self.backbone.family.model):
+            return self._generate(past_key_values, context_length, inputs)
+
+    def _generate(self, past: PackedCache | None, context_length: int | None, inputs: dict[str, Any]) -> Any:
         family, clock = self.backbone.family, time.perf_counter()
-        if inputs.get("input_ids") is None or inputs["input_ids"].numel() == 0:
-            raise ValueError("generate needs input_ids with at least one token; pass the processor's whole output")
-        check_settings(inputs, inputs.get("generation_config") or family.model.generation_config)
-        own = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
-        if past_key_values is None:
+        model, mask = family.model, inputs.get("attention_mask")
+        check_settings(inputs, model.generation_config)
+        ids = check_ids(inputs.get("input_ids"), model.get_input_embeddings().num_embeddings)
+        # the model's own generate never sees them, because prompts run here
+        images = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
+        beams, _ = copies_asked(inputs, model.generation_config)
+        if past is None:
+            visible = visible_tokens(ids, mask, inputs, model.generation_config)
+            batch = batch_from_inputs(family, ids, visible, images, context_length)
             cache = PackedCache(family.shape.num_layers)
-            batch = batch_from_inputs(family, inputs["input_ids"], inputs.get("attention_mask"), own, context_length)
             self.last = None
         else:
-            if self.last is None or self.last.cache is not past_key_values:
-                raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
-            cache, batch = past_key_values, self.last.batch
-            self.last.prefill_seconds = 0.0  # this call runs none
+            last = self._continued(past)
+            cache, batch = past, last.batch
+            held = batch.input_ids_BN[past.origin_B]
+            check_turn(ids, mask, held, past.get_seq_length(), inputs, model.generation_config)
+            last.prefill_seconds = 0.0  # this call runs none
 
         def filled(result: Prefill) -> None:
-            self.last = LastPrompt(batch, result.plan, cache, time.perf_counter() - clock)
+            # the cache stands for the pixels
+            described = replace(batch, pixel_values=None)
+            self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
+            if words := emptied_words(emptied_regions(result.plan, batch.regions_BN), self.compression.label):
+                warnings.warn(words, SubTokenWarning, stacklevel=2)
 
-        with compressed(self.backbone, self.compression, batch, filled):
-            out = family.model.generate(**inputs, past_key_values=cache)
+        with compressed(self.backbone, self.compression, batch, cache, filled):
+            out = model.generate(**inputs, past_key_values=cache)
         assert self.last is not None
         self.last.decode_seconds = time.perf_counter() - clock - self.last.prefill_seconds
         return out
+
+    def _continued(self, past: PackedCache) -> LastPrompt:
+        """The prompt of a cache that a call goes on with."""
+        if self.last is None or self.last.cache is not past:
+            raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
+        if self.last.beams > 1:
+            raise ValueError(
+                "past_key_values was left by a beam search: its rows are running beams, not the answers that were "
+                "returned; start again without past_key_values"
+            )
+        return self.last
 
     def inputs(self, prompt: str | Sequence[Turn], images: Sequence[Image.Image] = ()) -> dict[str, Tensor]:
         """A prompt in the backbone's chat format (language models: the text itself), as ``generate`` takes it.
@@ -167,45 +202,15 @@ class SubTokenModel:
         Raises:
             ValueError: placeholders and images that do not match.
         """
-        family = self.backbone.family
-        device = family.model.device
-        if isinstance(prompt, str) and not prompt.strip():
-            raise ValueError("the prompt is empty; write what the model should answer or go on with")
-        if family.image_token_id is None:
-            if images or not isinstance(prompt, str):
-                raise ValueError(f"{family.name} is a language model: give one text, and no images")
-            return {name: tensor.to(device) for name, tensor in self.tokenizer(prompt, return_tensors="pt").items()}
-        turns = prompt if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, len(images)))]
-        rendered = family.render(turns)
-        text, marker = rendered.text, rendered.image_marker
-        parts = text.split(marker)
-        if len(parts) - 1 != len(images):
-            raise ValueError(
-                f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image"
-            )
-        if not images:
-            warnings.warn(
-                f"the prompt has no image, so {family.name} answers from the text alone and no visual token is "
-                "compressed; give one (--image FILE, or images=[...])",
-                SubTokenWarning,
-                stacklevel=2,
-            )
-        images = [to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
-        for i, image in enumerate(images):
-            parts[i] += marker * family.visual_tokens((image.height, image.width))
-        encoded = self.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
-        made = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
-        if images:
-            made["pixel_values"], grid = family.process_images(images)
-            if grid is not None:
-                made |= {
-                    "image_grid_thw": grid,
-                    "mm_token_type_ids": (made["input_ids"] == family.image_token_id).int(),
-                }
-        return {name: tensor.to(device) for name, tensor in made.items()}
+        return inputs_of(self.backbone.family, prompt, images)
 
     def chat(self, prompt: str | Sequence[Turn], images: Sequence[Image.Image] = (), **settings: Any) -> str:
-        """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``."""
+        """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
+
+        At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise.
+        """
+        if not {"max_new_tokens", "max_length", "generation_config"} & set(settings):
+            settings["max_new_tokens"] = ANSWER_TOKENS
         inputs: dict[str, Any] = self.inputs(prompt, images)
         out = self.generate(**inputs, **settings)
         answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -219,18 +224,4 @@ class SubTokenModel:
         """
         if self.last is None:
             raise ValueError("nothing was generated yet; cache_report describes the cache of the last call of generate")
-        bank = self.backbone.bank
-        routing = None if bank is None or not self.backbone.routes else bank.config
-        budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
-        layout = "contiguous" if routing is None else routing.layout
-        shape, regions = self.backbone.family.shape, self.last.batch.regions_BN
-        counts = ((regions == Region.VISUAL) | (regions == Region.CONTEXT)).sum(-1).tolist()
-        kept = sum(self.backbone.reducer.kept_tokens(count) for count in counts if count)
-        nominal = nominal_ledger(shape, {"visual": sum(counts)}, budget, self.backbone.reducer.cut_layer, kept)
-        ledger = measured_ledger(self.last.plan, regions, shape, layout)
-        return report(self.last.cache, ledger, nominal.fraction())
-
-
-def _with_placeholders(prompt: str, images: int) -> str:
-    """Images stand before a prompt that places none."""
-    return prompt if "<image>" in prompt or not images else "<image>\n" * images + prompt
+        return report(self.backbone, self.last.batch, self.last.plan, self.last.cache)

@@ -46,6 +46,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
             positions, or than half of them where it runs twice.
     """
     family = backbone.family
+    if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
+        raise ValueError("the prompts have visual tokens and no pixels; a cache's batch lets them go, build it anew")
     compression.check(family)
     compression.check_prompts(prompts)
     check_length(prompts, family.decoder.config)

@@ -17,13 +17,15 @@ from subtoken_train.backbones.base import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
 
+IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
+"""What processors make of images."""
 QUERY_TOKENS = 64  # last prompt tokens of a text that ask, unless told
 
 
 def batch_from_inputs(
     family: Family,
     input_ids_BN: Tensor,
-    attention_mask_BN: Tensor | None,
+    visible_BN: Tensor,
     inputs: Mapping[str, Any],
     context_length: int | None,
 ) -> Batch:
@@ -35,20 +37,29 @@ def batch_from_inputs(
     Args:
         family: the backbone.
         input_ids_BN: token ids, one image token per visual token.
-        attention_mask_BN: 1 at real tokens; None: all are.
-        inputs: the processor's further outputs, ``pixel_values`` and ``image_grid_thw``.
+        visible_BN: real tokens, bool.
+        inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``.
         context_length: tokens of a language model's context, of every sample; None: the default split.
 
     Raises:
         ValueError: image tokens without pixels, pixels for a text model, or a context as long as a prompt.
+
+    What is returned lies on the model's device.
     """
-    visible = torch.ones_like(input_ids_BN).bool() if attention_mask_BN is None else attention_mask_BN.bool()
-    pixels, grid = inputs.get("pixel_values"), inputs.get("image_grid_thw")
+    device = family.model.device
+    input_ids_BN, visible = input_ids_BN.to(device), visible_BN.to(device)
+    pixels, grid, kinds = (_on(device, name, inputs.get(name)) for name in IMAGE_INPUTS)
+    if kinds is not None and not torch.equal(kinds.ne(0), input_ids_BN.eq(_image_token(family))):
+        raise ValueError(
+            "mm_token_type_ids do not mark the image tokens of input_ids; pass the processor's whole output"
+        )
     places = torch.arange(input_ids_BN.shape[1], device=input_ids_BN.device)
     last_B = torch.where(visible, places, -1).amax(-1)
     if family.image_token_id is None:
+        if context_length is not None and type(context_length) is not int:
+            raise ValueError(f"context_length={context_length!r} must be a whole number of tokens")
         if pixels is not None:
-            raise ValueError(f"pixel_values were given, but {family.name} is a language model and sees no images")
+            raise ValueError(f"pixel_values were given, but {family.name} sees no images")
         regions, images = _text_regions(family, input_ids_BN, visible, context_length), torch.zeros_like(last_B)
         rank = last_B
     else:
@@ -76,6 +87,18 @@ def batch_from_inputs(
         record_ids=[f"prompt {i}" for i in range(len(input_ids_BN))],
         image_grid_I3=grid,
     )
+
+
+def _image_token(family: Family) -> int:
+    """No token's id for a language model."""
+    return -1 if family.image_token_id is None else family.image_token_id
+
+
+def _on(device: torch.device, name: str, given: Any) -> Tensor | None:
+    """An input that is a tensor, on the model's device."""
+    if given is not None and not isinstance(given, Tensor):
+        raise ValueError(f'{name} must be a tensor, not {type(given).__name__}; use return_tensors="pt"')
+    return None if given is None else given.to(device)
 
 
 def context_tokens(family: Family, token_ids: list[int]) -> int:

@@ -1,11 +1,21 @@
-"""What a cache takes: the plan's ledger beside the bytes of the tensors that are there."""
+"""What a cache takes: the plan's ledger beside the bytes of the tensors that are there.
+
+Legend: B samples of the cache, P prompts that they belong to, N positions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
-from subtoken_train.functional.ledger import Ledger
+from subtoken_train.functional.ledger import KVBudget, Ledger, nominal_ledger
+from subtoken_train.functional.measure import measured_ledger
+from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 
 @dataclass(frozen=True)
@@ -13,15 +23,16 @@ class CacheReport:
     """Bytes of a cache, all samples together.
 
     Attributes:
-        ledger: the prompt's entries per layer and region, as the plan promises them in the model's dtype; once, however
-            many beams the cache holds.
+        ledger: the prompts' entries per layer and region, as the plan promises them in the model's dtype; each prompt
+            that the cache holds once, however many beams it has.
         nominal_fraction: retained share of the compressed region (visual or context) that the budget promises, before
             eviction.
         payload_bytes: keys and values of the prompt, measured on the tensors.
         index_bytes: what finds the stored pieces, measured.
         tail_bytes: what came after the prompt, in full.
         slack_bytes: room that the tail holds in advance, at most 64 tokens.
-        dense_bytes: an uncompressed cache of the same prompt and tail.
+        dense_bytes: an uncompressed cache of the same prompts and tail.
+        plan_bytes: what describes the prompts beside the cache: their ids and regions, and the plan.
     """
 
     ledger: Ledger
@@ -31,6 +42,7 @@ class CacheReport:
     tail_bytes: int
     slack_bytes: int
     dense_bytes: int
+    plan_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -40,8 +52,12 @@ class CacheReport:
     @property
     def realised_fraction(self) -> float:
         """Retained share of the compressed region, from the plan; 1 where a prompt has none."""
-        region = next((name for name in ("visual", "context") if self.ledger.dense_bytes(name)), None)
+        region = self._region
         return 1.0 if region is None else self.ledger.fraction(region)
+
+    @property
+    def _region(self) -> str | None:
+        return next((name for name in ("visual", "context") if self.ledger.dense_bytes(name)), None)
 
     def table(self) -> str:
         """Markdown: a row per layer and region."""
@@ -60,25 +76,70 @@ class CacheReport:
     def __str__(self) -> str:
         """One line; the slack, which does not grow with the prompt, is named apart."""
         held = self.total_bytes - self.slack_bytes
+        if self._region is None:
+            compressed = "no visual token and no context to compress"
+        else:
+            compressed = (
+                f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
+            )
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({held / self.dense_bytes:.1%}); "
-            f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%}); index "
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({held / self.dense_bytes:.1%}); {compressed}; index "
             f"{self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
         )
 
 
-def report(cache: PackedCache, ledger: Ledger, nominal_fraction: float) -> CacheReport:
-    """Measure a filled cache; beams are copies of their prompt, in a dense cache as well."""
+def report(backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: PackedCache) -> CacheReport:
+    """Measure a filled cache, whichever samples it holds by now.
+
+    Args:
+        backbone: whose budget is the promise.
+        prompts: the batch that was put into the cache.
+        plan: what of it was kept.
+        cache: with those prompts; beams are copies of their prompt, in a dense cache as well.
+    """
     assert cache.origin_B is not None
-    copies = len(cache.origin_B) // (int(cache.origin_B.max()) + 1)  # every prompt keeps as many beams
+    origin_B = cache.origin_B.to(prompts.regions_BN.device)
+    held_P = torch.unique(origin_B)
+    regions_PN = prompts.regions_BN[held_P]
+    bank, shape = backbone.bank, backbone.family.shape
+    routing = None if bank is None or not backbone.routes else bank.config
+    own = Plan([_rows(layer, held_P) for layer in plan.layers])
+    ledger = measured_ledger(own, regions_PN, shape, "contiguous" if routing is None else routing.layout)
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     tail = [layer.tail_bytes for layer in layers]
+    tokens_B = (prompts.regions_BN[origin_B] != Region.PADDING).sum(-1)
     return CacheReport(
         ledger=ledger,
-        nominal_fraction=nominal_fraction,
+        nominal_fraction=_nominal(backbone, regions_PN),
         payload_bytes=sum(layer.payload_bytes for layer in layers),
         index_bytes=sum(layer.index_bytes for layer in layers),
         tail_bytes=sum(used for used, _ in tail),
         slack_bytes=sum(slack for _, slack in tail),
-        dense_bytes=ledger.dense_bytes() * copies + sum(used for used, _ in tail),
+        dense_bytes=int(tokens_B.sum()) * shape.token_bytes + sum(used for used, _ in tail),
+        plan_bytes=_bytes(vars(prompts).values()) + sum(_bytes(vars(layer).values()) for layer in plan.layers),
     )
+
+
+def _nominal(backbone: CompressedBackbone, regions_PN: Tensor) -> float:
+    """Share of the compressed region that the budget promises."""
+    routing = None if backbone.bank is None or not backbone.routes else backbone.bank.config
+    budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
+    counts = ((regions_PN == Region.VISUAL) | (regions_PN == Region.CONTEXT)).sum(-1).tolist()
+    reducer = backbone.reducer
+    kept = sum(reducer.kept_tokens(count) for count in counts if count)
+    return nominal_ledger(backbone.family.shape, {"visual": sum(counts)}, budget, reducer.cut_layer, kept).fraction()
+
+
+def _rows(layer: LayerPlan, index_P: Tensor) -> LayerPlan:
+    """A layer's plan for some of the prompts."""
+    groups, heads = layer.group_mask_BNS, layer.heads_BNh
+    return LayerPlan(
+        layer.entries_BN[index_P],
+        None if groups is None else groups[index_P],
+        None if heads is None else heads[index_P],
+    )
+
+
+def _bytes(things: Iterable[object]) -> int:
+    """Bytes of the tensors among them."""
+    return sum(thing.nbytes for thing in things if isinstance(thing, torch.Tensor))

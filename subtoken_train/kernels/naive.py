@@ -40,7 +40,16 @@ def packed_attention(
         scale: factor of the scores.
         tail_start_B: first real token of each sample's tail, where tails are padded on the left; padding is seen by
             nothing but itself.
+
+    Everything is computed in the queries' dtype; under autocast in autocast's, and so is the result, as in torch's own
+    attention.
     """
+    device = query_BHqd.device.type
+    if torch.is_autocast_enabled(device):
+        lower = query_BHqd.to(torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            return packed_attention(lower, blocks, tail_keys_BhTd, tail_values_BhTd, scale, tail_start_B)
+    tail_keys_BhTd, tail_values_BhTd = tail_keys_BhTd.to(query_BHqd.dtype), tail_values_BhTd.to(query_BHqd.dtype)
     batch, heads, new, width = query_BHqd.shape
     kv_heads = tail_keys_BhTd.shape[1]
     grouped = query_BHqd.reshape(batch, kv_heads, heads // kv_heads * new, width)
@@ -78,18 +87,21 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, star
     return out
 
 
-def _stretches(payload: Payload) -> Iterator[tuple[int, Tensor]]:
-    """(first entry, vectors [R, c, m, d]): all at once where nothing is rounded, else a stretch at a time."""
+def _stretches(payload: Payload, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """(first entry, vectors [R, c, m, d]): all at once where nothing is rounded, else a stretch at a time.
+
+    A prompt that ran under autocast left keys and values of unlike dtypes.
+    """
     length = payload.data.shape[2]
     step = length if payload.scale is None else CHUNK
     for start in range(0, max(1, length), max(1, step)):
-        yield start, payload.narrow(2, start, min(step, length - start)).read()
+        yield start, payload.narrow(2, start, min(step, length - start)).read().to(dtype)
 
 
 def _scores(query_RcGd: Tensor, keys: Payload) -> Tensor:
     """Scores [R, c, M, G]; keys first, because a few rows times many columns is several times slower on a CPU."""
     turned = query_RcGd.transpose(-1, -2)
-    scores = [vectors @ turned for _, vectors in _stretches(keys)]
+    scores = [vectors @ turned for _, vectors in _stretches(keys, turned.dtype)]
     return scores[0] if len(scores) == 1 else torch.cat(scores, dim=2)
 
 
@@ -112,14 +124,14 @@ def _causal(scores_RcTG: Tensor, new: int, start_R: Tensor | None) -> Tensor:
 def _weighted(weight_RcMG: Tensor, values: Payload) -> Tensor:
     """Sum of whole values, [R, c, G, d]."""
     turned = weight_RcMG.transpose(-1, -2)
-    sums = [turned.narrow(3, start, vectors.shape[2]) @ vectors for start, vectors in _stretches(values)]
+    sums = [turned.narrow(3, start, vectors.shape[2]) @ vectors for start, vectors in _stretches(values, turned.dtype)]
     return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
 
 
 def _weighted_pieces(weight_RcMG: Tensor, values: RoutedValues, width: int) -> Tensor:
     """Sum of the stored pieces, [R, c, G, d]: one bag of pieces per (row, piece), weighted by its probabilities."""
     rows, heads, entries, columns = weight_RcMG.shape
-    stored, num_pieces = values.pieces.read(), len(values.piece_bit)
+    stored, num_pieces = values.pieces.read().to(weight_RcMG.dtype), len(values.piece_bit)
     weight_nG = weight_RcMG.reshape(rows * heads * entries, columns).index_select(0, values.places())
     if columns > MANY:
         by_piece = weight_RcMG.new_empty(rows, num_pieces, columns, stored.shape[-1])

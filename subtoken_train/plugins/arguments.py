@@ -36,7 +36,7 @@ class ModelArguments:
         eviction: KV eviction after the prompt.
         eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, or ``20MB``.
         eviction_options: its settings, ``key=value`` separated by ``;``.
-        scope: what it evicts, ``visual`` or ``all``; None: its own.
+        scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
         kv_dtype: ``model``, ``int8`` or ``int4``.
         protocol: ``query_aware``: the prompt is read in one pass, then compressed; ``context_first``: the context is
             compressed before the question is read.

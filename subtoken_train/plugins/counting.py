@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.functional.emptied import emptied_words
 from subtoken_train.inference.batched import Outcome
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.protocol import Protocol
@@ -25,12 +26,14 @@ class Counted:
     def __init__(self, backbone: CompressedBackbone, compression: Compression, protocol: Protocol) -> None:
         self.backbone, self.compression, self.protocol = backbone, compression, protocol
         self.prompts = 0
+        self.emptied: list[dict[str, int]] = []
         self.sums = dict.fromkeys(SUMMED, 0)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Count the outcomes of prompts."""
         for outcome in outcomes:
             self.prompts += 1
+            self.emptied.append(outcome.emptied)
             for name in SUMMED:
                 self.sums[name] += getattr(outcome, name)
 
@@ -44,6 +47,7 @@ class Counted:
             "compression": self.compression.label,
             "protocol": self.protocol,
             "prompts": self.prompts,
+            "prompts_with_an_emptied_region": sum(map(bool, self.emptied)),
             **self.sums,
             "kv_fraction_measured": _share(self.sums["kv_bytes"], self.sums["dense_kv_bytes"]),
             "region_fraction_measured": _share(self.sums["region_bytes"], self.sums["region_dense_bytes"]),
@@ -82,6 +86,7 @@ class Counted:
             )
         else:
             lines.append("no prompt had anything that may be compressed (an image, or a context before its question)")
+        lines += filter(None, [emptied_words(self.emptied, self.compression.label)])
         return "\n".join(lines)
 
 

@@ -8,14 +8,21 @@ from pathlib import Path
 import lightning as L
 
 from subtoken_train.training.checkpoints import STATE, Marker, newest_complete, read_marker
+from subtoken_train.training.run_marker import begun_by_this_job
 from subtoken_train.training.trained_tensors import check_same_shapes
 
 _ONE_FILE = {"SingleDeviceStrategy", "DDPStrategy"}  # they write and read the same file
 
 
-def requeued_with_work(checkpoints: Path) -> bool:
-    """Whether SLURM runs this job again (it repeats the first command) and there is a checkpoint to go on from."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0 and newest_complete(checkpoints) is not None
+def requeued_with_work(folder: Path, overwrite: bool) -> bool:
+    """Whether SLURM runs this job again (it repeats the first command) and there is a checkpoint to go on from.
+
+    Args:
+        folder: of the run.
+        overwrite: whether the job replaces a run: one that another job began is not its own work.
+    """
+    again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0 and newest_complete(folder / "checkpoints") is not None
+    return again and (not overwrite or begun_by_this_job(folder))
 
 
 def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:

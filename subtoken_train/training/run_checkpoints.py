@@ -29,6 +29,9 @@ class RunCheckpoints(Checkpoint):
         every_n_train_steps: optimiser steps between two checkpoints.
         keep_last: whole checkpoints that stay; an older one goes once a newer one is whole.
 
+    Attributes:
+        on_whole: what process 0 calls whenever a checkpoint stands, before older ones go.
+
     Raises:
         ValueError: a count below 1.
     """
@@ -38,13 +41,15 @@ class RunCheckpoints(Checkpoint):
             if value < 1:
                 raise ValueError(f"checkpoint.{name} is {value}; it must be 1 or more")
         self.folder, self.every, self.keep_last = Path(folder), every_n_train_steps, keep_last
+        self.on_whole: Callable[[], object] = lambda: None
         self._signals, self._losses = StopSignals(), LossWatch()
         self._step_before = self._saved_step = 0
         self._inside_window = self._stop_held = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Take over the signals: until training starts, they end the run at once."""
+        """Take over the signals: until training starts, they end the run at once. Process 0 says where to write."""
         if stage == "fit":
+            self.folder = trainer.strategy.broadcast(self.folder)
             self._signals, self._losses = StopSignals(), LossWatch()
             self._signals.install(trainer)
 
@@ -154,6 +159,7 @@ class RunCheckpoints(Checkpoint):
             if failure is not None:
                 raise failure
             checkpoints.finish(partial, marker)
+            self.on_whole()
             checkpoints.keep_newest(self.folder, self.keep_last)
 
         self._on_first(trainer, finish)

@@ -24,7 +24,7 @@ class SampleLog(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the lines up to the checkpoint's place."""
-        logs = Path(trainer.default_root_dir) / "logs"
+        logs = Path(trainer.strategy.broadcast(trainer.default_root_dir)) / "logs"  # process 0 says where
         logs.mkdir(parents=True, exist_ok=True)
         self._path = logs / f"samples-rank{trainer.global_rank}.jsonl"
         lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.exists() else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from subtoken_train.cache.cache import SLACK, PackedCache, PackedLayer
 
@@ -136,9 +137,77 @@ def test_lengths_are_those_of_the_unreduced_prompt():
 def test_an_empty_layer_refuses_to_grow_and_reset_empties():
     layer = PackedLayer()
     assert layer.tail_bytes == (0, 0)
-    with pytest.raises(AssertionError, match="filled before"):
+    with pytest.raises(ValueError, match="is filled before it grows"):
         layer.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))
     cache, _ = filled("shared")
     cache.reset()
     assert not cache.is_filled
     assert cache.get_seq_length() == 0
+
+
+def test_cropping_leaves_little_slack():
+    cache, layers = filled("own")
+    key, value = grown(cache, 3, 311)
+    per_token = 3 * 2 * 8 * 4 * 2
+    for removed, left in ((247, 64), (10, 54), (54, 0)):
+        cache.crop(-removed)
+        used, slack = cache.layers[0].tail_bytes
+        assert used == left * per_token
+        assert 0 <= slack < SLACK * per_token
+        storage = cache.layers[0].keys.untyped_storage().nbytes() + cache.layers[0].values.untyped_storage().nbytes()
+        assert storage == used + slack
+        assert_attends(cache, layers, (key[:, :, :left], value[:, :, :left]))
+
+
+@pytest.mark.parametrize("sets", SETS)
+def test_layers_choose_samples_as_their_cache_does(sets):
+    for call, index in (
+        ("batch_select_indices", torch.tensor([2, 0])),
+        ("reorder_cache", torch.tensor([1, 1, 0])),
+        ("batch_repeat_interleave", 2),
+    ):
+        cache, layers = filled(sets)
+        tail = grown(cache, 3, 4)
+        for layer in cache.layers:
+            getattr(layer, call)(index)
+        samples = torch.arange(3).repeat_interleave(2) if isinstance(index, int) else index
+        assert_attends(cache, [picked(state, samples) for state in layers], tuple(x[samples] for x in tail))
+
+
+def test_samples_are_named_as_tensors_are_indexed():
+    for index, names in (([-1, 0], [2, 0]), (torch.tensor([True, False, True]), [0, 2]), (torch.tensor([1]), [1])):
+        cache, layers = filled("own")
+        tail = grown(cache, 3, 4)
+        cache.batch_select_indices(index)
+        assert cache.next_position[:, 0].tolist() == [20 + name for name in names]
+        assert_attends(cache, [picked(state, torch.tensor(names)) for state in layers], tuple(x[names] for x in tail))
+
+
+def test_samples_that_are_not_there_are_worded():
+    cache, _ = filled("own")
+    for target in (cache, cache.layers[0]):
+        for index, words in (([3], "the cache holds 3 samples"), ([], "one or more numbers"), ([[0]], "one or more")):
+            with pytest.raises(ValueError, match=words):
+                target.batch_select_indices(torch.tensor(index, dtype=torch.long))
+        with pytest.raises(ValueError, match="not 0 times"):
+            target.batch_repeat_interleave(0)
+    empty = PackedCache(2)
+    for target in (empty, empty.layers[0]):  # as transformers' own layers do before they hold anything
+        target.batch_select_indices(torch.tensor([0]))
+        target.batch_repeat_interleave(2)
+        target.reorder_cache(torch.tensor([0]))
+
+
+def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
+    """What is inherited acts on dense keys and values; a packed layer has more."""
+    inherited = {"supports_early_init", "is_compileable"}
+    for name in {*vars(CacheLayerMixin), *vars(DynamicLayer)}:
+        if name[0] != "_" and name not in inherited:
+            assert name in vars(PackedLayer), name
+    cache, _ = filled("own")
+    assert not cache.is_compileable
+    assert cache.is_croppable
+    assert cache.get_max_length() == -1
+    for call in (cache.layers[0].offload, cache.layers[0].prefetch, lambda: cache.offload(0)):
+        with pytest.raises(ValueError, match="stays on its device"):
+            call()

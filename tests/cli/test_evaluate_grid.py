@@ -47,7 +47,7 @@ def test_tasks_by_name(root, tmp_path, capsys):
     assert "scenes_gqa" in printed
     assert f"subtoken-train report {out}" in printed
     arm, anchor = (Manifest.read(path.parent).arm for path in sorted(out.glob("*/*/manifest.json")))
-    assert (arm.eviction, arm.acts) == ("snapkv 0.5 visual", "in and after prefill")
+    assert (arm.eviction, arm.acts) == ("snapkv 0.5", "in and after prefill")
     assert arm.anchor == anchor.name
     assert not anchor.trained
     assert evaluate(*arguments, "--eviction", "snapkv", "--eviction-keep", "0.5", "--scope", "visual") == 0

@@ -165,12 +165,12 @@ def test_option_before_the_recipe(capsys, tmp_path):
     assert "--trainer.max_steps stands before --config" in refused(capsys, argv, tmp_path)
 
 
-def test_an_existing_run_is_kept(capsys, tmp_path):
+def test_a_folder_that_is_no_run_is_kept(capsys, tmp_path):
     kept = tmp_path / "old" / "notes.txt"
     kept.parent.mkdir()
     kept.write_text("mine")
     line = refused(capsys, ["--config", str(RECIPE), "--output_dir", str(kept.parent)], tmp_path)
-    assert "holds a run; pass --overwrite, --resume, or another --output_dir" in line
+    assert "holds files and is no run; choose another --output_dir" in line
     assert kept.read_text() == "mine"
 
 

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from subtoken_train.cli.fit import holds_run, train
+from subtoken_train.cli.fit import train
 from subtoken_train.training.checkpoints import Marker, begin, finish
 from subtoken_train.training.interrupt import CheckpointFailed, TrainingInterrupted
+from subtoken_train.training.run_folder import RunFolder
 
 
 def ended(error, tmp_path, rank=0):
@@ -16,11 +17,9 @@ def ended(error, tmp_path, rank=0):
         assert kwargs["weights_only"] is True
         raise error
 
-    trainer = SimpleNamespace(fit=fit, is_global_zero=rank == 0)
-    cli = SimpleNamespace(
-        trainer=trainer, model=None, datamodule=None, output_dir=tmp_path, checkpoints=tmp_path / "checkpoints"
-    )
-    return train(cli, None)
+    trainer = SimpleNamespace(fit=fit, is_global_zero=rank == 0, global_step=0)
+    cli = SimpleNamespace(trainer=trainer, model=None, datamodule=None)
+    return train(cli, None, RunFolder(tmp_path, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def test_one_message_names_the_last_good_checkpoint(tmp_path, capsys, error, cod
     assert ended(error, tmp_path) == code
     said = capsys.readouterr().err
     assert words in said
-    assert f"no checkpoint was written; start again with: subtoken-train fit --config {tmp_path}/recipe.yaml\n" in said
+    assert "no checkpoint was written; start again with the same command\n" in said
     finish(begin(tmp_path / "checkpoints", 3), Marker(3, 1, "X", {}))
     ended(error, tmp_path)
     said = capsys.readouterr().err
@@ -60,13 +59,3 @@ def test_the_other_processes_of_a_run_that_stops_say_nothing(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     assert ended(TrainingInterrupted(15, "at once", alone=True), tmp_path, rank=1) == 143
     assert ended(OSError(28, "No space left on device"), tmp_path, rank=1) == 1
-
-
-def test_what_a_folder_has_to_lose(tmp_path):
-    assert not holds_run(tmp_path / "absent")
-    (tmp_path / "recipe.yaml").write_text("")
-    (tmp_path / "logs").mkdir()
-    begin(tmp_path / "checkpoints", 1)
-    assert not holds_run(tmp_path)
-    finish(begin(tmp_path / "checkpoints", 1), Marker(1, 1, "X", {}))
-    assert holds_run(tmp_path)

@@ -83,8 +83,8 @@ def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
 
 
 def test_short_texts_are_answered_whole(text_adapter, capsys):
-    found = LINE.fullmatch(lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1])
-    assert (found[3], found[4]) == ("100.0000", "100.0000")
+    line = lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1]
+    assert "; no visual token and no context to compress; index 0" in line
 
 
 def test_show_draws_the_chosen_layers(vlm_adapter, picture, tmp_path, capsys):

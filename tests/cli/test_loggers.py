@@ -160,24 +160,23 @@ def test_what_a_recipe_says_itself_stays(wandb_runs, tmp_path):
 
 @pytest.mark.parametrize("given", [None, True])
 def test_ours_alone(tmp_path, given):
-    assert [type(logger) for logger in run_loggers(given, tmp_path, resumed=False)] == [CSVLogger, TensorBoardLogger]
+    assert [type(logger) for logger in run_loggers(given, tmp_path)] == [CSVLogger, TensorBoardLogger]
 
 
 def test_none_at_all(tmp_path):
-    assert run_loggers(False, tmp_path, resumed=False) == []
+    assert run_loggers(False, tmp_path) == []
 
 
 def test_given_loggers_come_after_ours(tmp_path):
     mine = CSVLogger(str(tmp_path), "mine")
-    assert run_loggers(mine, tmp_path, resumed=False)[2:] == [mine]
-    assert run_loggers([mine, mine], tmp_path, resumed=False)[2:] == [mine, mine]
+    assert run_loggers(mine, tmp_path)[2:] == [mine]
+    assert run_loggers([mine, mine], tmp_path)[2:] == [mine, mine]
 
 
 def test_a_resumed_run_keeps_its_csv_logs(tmp_path):
     for number, name in enumerate(["csv", "csv-2", *[f"csv-{i}" for i in range(3, 11)]]):
-        (logger, _) = run_loggers(None, tmp_path, resumed=True)
+        (logger, _) = run_loggers(None, tmp_path)
         assert Path(logger.log_dir).name == name
         logger.log_metrics({"a": number}, step=number)
         logger.save()
     assert [path.parent.name for path in csv_parts(tmp_path)] == ["csv", *[f"csv-{i}" for i in range(2, 11)]]
-    assert Path(run_loggers(None, tmp_path, resumed=False)[0].log_dir).name == "csv"

@@ -81,9 +81,9 @@ def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.floa
 
 
 def candidates_of(method, views, keep):
-    """What competes under the method's scope, and a fraction ``keep`` of it per layer, rounded down, at least 1."""
+    """A fraction ``keep`` per layer, rounded down, at least 1, of all entries: in most papers text competes too."""
     regions = [view.regions_BN for view in views]
-    competes = [codes == V if method.scope == "visual" else codes > 0 for codes in regions]
+    competes = [codes == V if method.name == "aircache" else codes > 0 for codes in regions]
     counts = torch.stack([each.sum(-1) for each in competes])
     budget = torch.minimum((counts * keep).long().clamp(min=1), counts)
     return Candidates(regions, competes, budget)

@@ -86,16 +86,19 @@ def test_recent_share_is_exact_and_rounded_down(share, count, recent):
     assert kept == [*range(count - recent), *range(length - recent, length)]
 
 
-def test_recent_entries_are_the_last_that_compete():
-    """The window lies among the image's tokens where only they compete, and each sample has its own length."""
+def test_recent_entries_are_the_last_of_the_prompt():
+    """What stays anyway, since only the image competes, costs nothing of the budget: 5 of 10, one of them visual."""
     method = build_eviction("h2o")
     views = layer_views([[1] + [2] * 12 + [4] * 4, [2] * 6 + [4] * 3], method.needs, "right", layers=1)
     competes = views[0].regions_BN == Region.VISUAL
-    budget = torch.tensor([[6, 2]])
-    kept = method.keep([method.score(views[0])], Candidates([views[0].regions_BN], [competes], budget))[0]
-    assert kept[0, :, 10:17].all()
-    assert kept[1, :, 5:9].all()
-    assert (kept & competes[:, None]).sum(-1).tolist() == [[6, 6], [2, 2]]
+    candidates = Candidates([views[0].regions_BN], [competes], torch.tensor([[10, 2]]))
+    scores = method.score(views[0])
+    kept = method.keep([scores], candidates)[0]
+    assert (kept & competes[:, None]).sum(-1).tolist() == [[10, 10], [2, 2]]
+    assert kept[0, :, 12:17].all()
+    for head in range(2):
+        best = scores.scores_BhN[1, head, :6].topk(2).indices
+        assert kept[1, head, :6].nonzero()[:, 0].tolist() == sorted(best.tolist())
 
 
 def test_no_attention_matrix():

@@ -6,13 +6,18 @@ import pytest
 import torch
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
+from subtoken_train.inference.prompts import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 
 from helpers import FirstEntries, FirstVisual, compress, make_batch
 from text_families import text_batch, text_family
+
+PER_HEAD = ("h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_cache")
+"""Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
 
 
 @pytest.mark.parametrize(
@@ -38,9 +43,9 @@ def test_methods_for_images_are_refused_by_language_models():
     family = text_family()
     with pytest.raises(ValueError, match=r"'first_visual' reads the attention between text and image and a language"):
         Compression(FirstVisual(), 0.5).check(family)
-    with pytest.raises(ValueError, match="scope 'visual': a language model sees no images; take scope 'all'"):
+    with pytest.raises(ValueError, match=r"scope 'visual': a .* sees no images; take scope 'context' or 'all'"):
         Compression(FirstEntries(), 0.5, scope="visual").check(family)
-    Compression(FirstEntries(), 0.5).check(family)
+    Compression(FirstEntries(), 0.5, scope="context").check(family)
 
 
 def test_methods_for_images_are_refused_without_one(tiny_family):
@@ -92,20 +97,63 @@ def test_visual_budgets_leave_the_text_whole(tiny_family, keep, unit, expected):
 def test_budgets_over_everything_count_what_the_reducer_left(tiny_family):
     batch = make_batch([(1, 6)])
     backbone = compress(tiny_family, name="fastv", keep_ratio=0.25)
-    plan, _ = run(backbone, batch, Compression(FirstEntries(), 0.5))
+    plan, _ = run(backbone, batch, Compression(FirstEntries(), 0.5, scope="all"))
     assert kept_counts(plan, batch) == [[(16 + 8) // 2]] * 4
-    assert kept_counts(run(backbone, batch, Compression(FirstEntries(), 900, "tokens"))[0], batch) == [[24]] * 4
+    plan, _ = run(backbone, batch, Compression(FirstEntries(), 900, "tokens", "all"))
+    assert kept_counts(plan, batch) == [[24]] * 4
+
+
+@pytest.mark.parametrize("scope", [None, "all"])
+@pytest.mark.parametrize("name", sorted(EVICTIONS))
+def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, scope):
+    batch = make_batch([(1, 9), (2, 12)], pad_left=True)
+    plan, _ = run(compress(tiny_family), batch, Compression(build_eviction(name), 0.25, scope=scope))
+    total, visual = (sum(map(sum, kept_counts(plan, batch, region))) for region in (None, Region.VISUAL))
+    if scope == "all":
+        assert total <= 4 * ((11 + 64) // 4 + (14 + 128) // 4) * (4 if name in PER_HEAD else 1)
+    else:
+        assert total - visual == 4 * (11 + 14)
+        assert 4 * (16 + 32) <= visual <= 4 * (16 + 32) * (4 if name in PER_HEAD else 1)
+
+
+@pytest.mark.parametrize("scope", ["context", "all"])
+@pytest.mark.parametrize("name", sorted(EVICTIONS))
+def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, scope):
+    """A prompt that ends with its image: in every head of every layer."""
+    batch = make_batch([(1, 6), (1, 6)])
+    batch.regions_BN[0, -4:] = int(Region.PADDING)  # the last visual token is at 65
+    batch.regions_BN[0, 66:] = int(Region.PADDING)
+    plan, _ = run(compress(tiny_family), batch, Compression(build_eviction(name), 0.125, scope=scope))
+    for layer in plan.layers:
+        last = (layer.entries_BN[0] == 65).nonzero()[:, 0]
+        assert len(last) == 1
+        assert layer.heads_BNh is None or layer.heads_BNh[0, last[0]].all()
+    if scope == "context" and name not in PER_HEAD:
+        assert sum(x[0] for x in kept_counts(plan, batch, Region.VISUAL)) == 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context", "expected"),
+    [(18, None, 18), (301, None, 301 - 237 + 59), (301, 1, 301), (301, 300, 1 + 75), (301, 200, 101 + 50)],
+)
+def test_questions_stay_and_short_prompts_are_whole(tokens, context, expected):
+    """A fourth of the context stays, whatever the prompt; at least one entry where there is a context."""
+    family = text_family()
+    ids = torch.randint(10, 60, (1, tokens), generator=torch.Generator().manual_seed(0))
+    batch = batch_from_inputs(family, ids, None, {}, context)
+    plan, _ = run(compress(family), batch, Compression(build_eviction("streaming_llm"), 0.25))
+    assert kept_counts(plan, batch) == [[expected]] * family.shape.num_layers
 
 
 @pytest.mark.parametrize("routing", [None, RoutingConfig(num_groups=16, kept_groups=4)])
-@pytest.mark.parametrize("method", [FirstEntries(), FirstVisual()])
-def test_budgets_in_bytes_are_kept_and_used(tiny_family, method, routing):
+@pytest.mark.parametrize("scope", ["all", "context"])
+def test_budgets_in_bytes_are_kept_and_used(tiny_family, scope, routing):
     batch = make_batch([(1, 6), (1, 12)])
     budget = 80_000
-    _, cache = run(compress(tiny_family, routing), batch, Compression(method, budget, "bytes"))
+    _, cache = run(compress(tiny_family, routing), batch, Compression(FirstEntries(), budget, "bytes", scope))
     payload = sum(layer.payload_bytes for layer in cache.layers)
     dearest = 4 * 2 * tiny_family.shape.side_bytes
-    slack = 1 if routing is None or method.scope == "visual" else 20  # whole and routed entries cost differently
+    slack = 1 if routing is None or scope == "context" else 20  # whole and routed entries cost differently
     assert 2 * (budget - slack * dearest) < payload <= 2 * budget
 
 
@@ -119,6 +167,17 @@ def test_a_budget_that_cannot_hold_the_text_says_which_could(tiny_family):
     assert kept_counts(plan, batch, Region.VISUAL) == [[1]] * 4
     with pytest.raises(ValueError, match=f"{needed} bytes would"):
         run(backbone, batch, Compression(FirstVisual(), needed - 1, "bytes"))
+
+
+def test_bytes_count_what_always_stays():
+    """A prompt without a context is not compressed, but a budget of bytes that it does not fit is refused."""
+    family = text_family()
+    batch = text_batch([(0, 20, 0)])
+    whole = family.shape.num_layers * 21 * 2 * family.shape.side_bytes
+    plan, _ = run(compress(family), batch, Compression(FirstEntries(), whole, "bytes"))
+    assert kept_counts(plan, batch) == [[21]] * family.shape.num_layers
+    with pytest.raises(ValueError, match=f"{whole} bytes would"):
+        run(compress(family), batch, Compression(FirstEntries(), whole - 1, "bytes"))
 
 
 def test_the_first_token_is_that_of_the_unevicted_cache(tiny_family):

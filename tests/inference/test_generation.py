@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+
 import pytest
 import torch
 from transformers import GenerationConfig, StoppingCriteriaList
@@ -9,50 +12,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from subtoken_train.inference.greedy import generate_greedy
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.types import Region
 
+from generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
 from reference import recompute
-from truth_cells import backbone_of, compression_of, decoded
-from truth_models import CONTEXT, prompts
-
-CELL = {
-    "family": "llava_gqa",
-    "reducer": "fastv_embeds",
-    "selector": "linear",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "eviction": "own_sets",
-    "batch": "three_left",
-    "precision": "fp32",
-}
-PLAIN = {"reducer": "none", "selector": "none", "eviction": "none"}
-
-
-def model_of(**levels: str) -> SubTokenModel:
-    cell = CELL | levels
-    if cell["family"] == "llama" and cell["reducer"] != "none":
-        cell["reducer"] = "quest"
-    backbone = backbone_of(cell)
-    return SubTokenModel(backbone, compression_of(cell))
-
-
-def inputs_of(model: SubTokenModel, kind: str = "three", pad_left: bool = True) -> dict:
-    """What a processor would return."""
-    family = model.backbone.family
-    batch = prompts(family, kind, pad_left)
-    inputs = {"input_ids": batch.input_ids_BN, "attention_mask": (batch.regions_BN != Region.PADDING).long()}
-    if batch.pixel_values is not None:
-        inputs["pixel_values"] = batch.pixel_values
-    if batch.image_grid_I3 is not None:
-        inputs["image_grid_thw"] = batch.image_grid_I3
-        inputs["mm_token_type_ids"] = (batch.input_ids_BN == family.image_token_id).int()
-    return inputs
-
-
-def settings_of(model: SubTokenModel) -> dict:
-    settings = {"pad_token_id": model.tokenizer.pad_token_id}
-    return settings | ({"context_length": CONTEXT} if model.backbone.family.image_token_id is None else {})
+from truth_cells import decoded
 
 
 @pytest.mark.parametrize("pad_left", [True, False])
@@ -63,7 +26,7 @@ def test_generate_equals_generate_greedy(family, levels, pad_left):
     inputs = inputs_of(model, pad_left=pad_left)
     out = model.generate(**inputs, **settings_of(model), max_new_tokens=10, do_sample=False)
     assert torch.equal(out[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
-    expected = generate_greedy(model.backbone, model.last.batch, 10, model.compression).token_ids_BT
+    expected = generate_greedy(model.backbone, batch_of(model, inputs), 10, model.compression).token_ids_BT
     assert torch.equal(out[:, inputs["input_ids"].shape[1] :], expected)
 
 
@@ -104,7 +67,7 @@ def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
     model = model_of(family=family, eviction=eviction)
     inputs = inputs_of(model)
     first = model.generate(**inputs, **settings_of(model), max_new_tokens=5, do_sample=False)
-    batch, length = model.last.batch, inputs["input_ids"].shape[1]
+    batch, length = batch_of(model, inputs), inputs["input_ids"].shape[1]
     turn = torch.cat([first, torch.randint(10, 60, (3, 6), generator=torch.Generator().manual_seed(1))], 1)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, turn.shape[1] - length), value=1)
     second = model.generate(
@@ -190,10 +153,10 @@ def test_padded_later_turns_are_refused():
         ({"use_cache": False}, "use_cache=False does not go with a compressed cache"),
         ({"output_attentions": True}, "output_attentions=True does not go"),
         ({"generation_config": GenerationConfig(output_hidden_states=True)}, "output_hidden_states=True does not go"),
-        ({"prefill_chunk_size": 4}, "4 tokens were run first of prompts of"),
+        ({"prefill_chunk_size": 4}, "prefill_chunk_size=4 does not go with a compressed cache: reducer, routers and"),
         (
             {"prompt_lookup_num_tokens": 3, "max_new_tokens": 8},
-            "prompt_lookup_num_tokens: assisted decoding does not go",
+            "prompt_lookup_num_tokens=3 does not go with a compressed cache: assisted decoding",
         ),
     ],
 )
@@ -213,3 +176,91 @@ def test_a_generated_image_token_is_a_token_like_others():
     model.generate(**inputs, max_new_tokens=1, do_sample=False)
     out = model.generate(input_ids=forced, past_key_values=model.last.cache, max_new_tokens=2, do_sample=False)
     assert out.shape[1] == forced.shape[1] + 2
+
+
+def compiled(model, forward):
+    return torch.compile(forward, backend="eager")
+
+
+def hooked(model, forward):
+    """As accelerate's ``add_hook_to_module`` leaves a model."""
+    model._old_forward = forward
+
+    def new_forward(module, *args, **kwargs):
+        return module._old_forward(*args, **kwargs)
+
+    return functools.update_wrapper(functools.partial(new_forward, model), forward)
+
+
+@pytest.mark.parametrize("wrap", [compiled, hooked])
+def test_a_wrapped_forward_is_there_again_after_a_call_and_after_a_fault(wrap):
+    model = model_of()
+    inner, inputs = model.backbone.model, inputs_of(model, "one")
+    expected = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    assert "forward" not in vars(inner)
+    inner.forward = wrapped = wrap(inner, inner.forward)
+    inner._compiled_call_impl = never = object()
+    try:
+        assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), expected)
+        assert inner.forward is wrapped
+        with pytest.raises(ZeroDivisionError):
+            model.generate(**inputs, max_new_tokens=3, stopping_criteria=StoppingCriteriaList([lambda *_: 1 / 0]))
+        assert inner.forward is wrapped
+        assert inner._compiled_call_impl is never
+    finally:
+        del inner.forward, inner._compiled_call_impl
+        vars(inner).pop("_old_forward", None)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), expected)
+    assert "forward" not in vars(inner)
+
+
+def test_two_threads_take_turns_or_hear_of_it():
+    model = model_of()
+    inputs, started, seen = inputs_of(model, "one"), threading.Event(), threading.Event()
+    faults = []
+
+    def waiting(ids, scores):
+        started.set()
+        assert seen.wait(60)
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    def first():
+        model.generate(**inputs, max_new_tokens=3, stopping_criteria=StoppingCriteriaList([waiting]))
+
+    expected = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert started.wait(60)
+    last = model.last
+    for other in (model, SubTokenModel(model.backbone)):  # the same weights behind another object
+        try:
+            other.generate(**inputs, max_new_tokens=3)
+        except ValueError as error:
+            faults.append(str(error))
+    assert model.last is last
+    seen.set()
+    thread.join(60)
+    assert len(faults) == 2
+    assert "one call at a time" in faults[0]
+    assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), expected)
+
+
+def test_a_call_within_a_call_is_refused():
+    model = model_of()
+    inputs = inputs_of(model, "one")
+    nested = StoppingCriteriaList([lambda *_: model.generate(**inputs, max_new_tokens=2)])
+    with pytest.raises(ValueError, match="is generating already; one call at a time"):
+        model.generate(**inputs, max_new_tokens=3, stopping_criteria=nested)
+
+
+def test_what_describes_a_prompt_is_small_and_counted():
+    model = model_of()
+    model.generate(**inputs_of(model), max_new_tokens=3)
+    batch, plan = model.last.batch, model.last.plan
+    assert batch.pixel_values is None
+    tensors = [*vars(batch).values(), *(value for layer in plan.layers for value in vars(layer).values())]
+    held = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+    report = model.cache_report()
+    assert report.plan_bytes == held > 0
+    with pytest.raises(ValueError, match="visual tokens and no pixels; a cache's batch lets them go"):
+        generate_greedy(model.backbone, batch, 2, model.compression)

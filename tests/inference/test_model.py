@@ -11,6 +11,8 @@ from PIL import Image
 from subtoken_train import SubTokenModel
 from subtoken_train.backbones.base import Turn
 from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import ReducerConfig
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
@@ -84,6 +86,31 @@ def test_evictions_compress_any_backbone(vlm_adapter, dummy_evictions):
     assert report.payload_bytes < 0.3 * report.ledger.bytes_of()
 
 
+def test_a_region_that_keeps_nothing_is_said(vlm_adapter, recwarn):
+    """The last three entries hold no picture; the default scope leaves a fourth of it, whatever the window."""
+    path = vlm_adapter.parent / "backbone"
+    settings = {"eviction_options": {"sinks": 0}, "eviction_keep": 3, "eviction_unit": "tokens", "scope": "all"}
+    model = SubTokenModel.from_pretrained(path, eviction="streaming_llm", **settings)
+    with pytest.warns(SubTokenWarning, match=r"^streaming_llm 3 tokens all: .*: system .*, visual \(1 of 1 prompts\)"):
+        tokens(model)
+    recwarn.clear()
+    model = SubTokenModel.from_pretrained(path, eviction="snapkv", eviction_keep=0.25)
+    tokens(model)
+    assert [str(each.message) for each in recwarn] == []
+    assert model.cache_report().realised_fraction == 0.25
+    for layer in model.last.plan.layers:
+        assert int((layer.entries_BN >= 0).sum()) >= 16
+
+
+def test_a_prompt_too_short_to_be_compressed_says_so(text_adapter):
+    model = SubTokenModel.from_pretrained(text_adapter.parent / "backbone", eviction="snapkv", eviction_keep=0.25)
+    tokens(model, (), "a bee")
+    report = model.cache_report()
+    assert "no visual token and no context to compress" in str(report)
+    assert "compressed region" not in str(report)
+    assert report.payload_bytes == report.ledger.dense_bytes()
+
+
 def test_the_backbone_of_an_adapter_may_lie_elsewhere(vlm_adapter, tmp_path):
     (tmp_path / "moved").symlink_to(vlm_adapter.parent / "backbone")
     for source in (str(tmp_path / "moved"), BackboneConfig(path=str(tmp_path / "moved"))):
@@ -112,6 +139,29 @@ def test_beams_store_their_prompt_as_a_dense_cache_would(vlm):
     assert report.realised_fraction == 0.25 * (1 + 1 / 4) / 2
 
 
+def test_a_report_describes_the_samples_that_are_left(llm):
+    """Selection, order and repetition change what the cache holds, and no share."""
+    ids = llm.inputs(TEXT)["input_ids"]
+    both = torch.stack([ids[0], ids[0].flip(0)])
+    both = torch.cat([torch.zeros(2, 8, dtype=ids.dtype), both], 1)
+    mask = torch.ones_like(both)
+    mask[0, :8] = 0
+    for samples, one in (([0], 0), ([1], 1), ([1, 0], None), ([1, 1, 1], 1), ([0, 1, 1], None)):
+        llm.generate(input_ids=both, attention_mask=mask, max_new_tokens=2, context_length=64)
+        whole = llm.cache_report()
+        llm.last.cache.batch_select_indices(torch.tensor(samples))
+        report = llm.cache_report()
+        tokens = sum(int(mask[sample].sum()) for sample in samples)
+        assert report.dense_bytes == (tokens + len(samples)) * llm.backbone.family.shape.token_bytes
+        assert report.nominal_fraction == report.realised_fraction == 0.5 * (1 + 1 / 4) / 2
+        held = report.total_bytes - report.slack_bytes
+        assert held / report.dense_bytes == pytest.approx(
+            (whole.total_bytes - whole.slack_bytes) / whole.dense_bytes, rel=0.05
+        )
+        if one is not None:
+            assert report.payload_bytes == len(samples) * report.ledger.bytes_of(with_index=False)
+
+
 def truncated():
     buffer = io.BytesIO()
     Image.effect_noise((96, 96), 60).save(buffer, "PNG")
@@ -119,7 +169,7 @@ def truncated():
 
 
 MISTAKES = {
-    "setting": (lambda m: tokens(m, max_newtokens=3), "model_kwargs.*max_newtokens"),
+    "setting": (lambda m: tokens(m, max_newtokens=3), "has no argument 'max_newtokens'. Did you mean 'max_new_tokens'"),
     "no ids": (lambda m: m.generate(max_new_tokens=3), "generate needs input_ids with at least one token"),
     "empty": (lambda m: m.chat("  "), "the prompt is empty"),
     "too few images": (lambda m: m.chat("<image> <image>\nhi", [PICTURE]), "2 image placeholders but 1 images"),
@@ -145,7 +195,7 @@ def test_after_a_mistake_the_model_serves_the_next_call(vlm, name):
 
 def test_language_models_refuse_images(llm):
     expected = tokens(llm, (), TEXT)
-    with pytest.raises(ValueError, match="a language model is a language model: give one text, and no images"):
+    with pytest.raises(ValueError, match="a language model takes one text, and no images"):
         llm.chat("what is this?", [PICTURE])
     with pytest.raises(ValueError, match="pixel_values were given"):
         llm.generate(**llm.inputs(TEXT), pixel_values=torch.zeros(1, 3, 96, 96))
@@ -191,3 +241,10 @@ def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
         SubTokenModel.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="'first_visual' reads the attention between text and image"):
         SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)
+
+
+def test_loading_and_chat_say_nothing(vlm_adapter, recwarn):
+    model = SubTokenModel.from_pretrained(vlm_adapter)
+    model.chat(QUESTION, [PICTURE], do_sample=False)
+    assert [str(warning.message) for warning in recwarn] == []
+    assert model.last.cache.get_seq_length() < model.last.batch.input_ids_BN.shape[1] + ANSWER_TOKENS

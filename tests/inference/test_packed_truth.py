@@ -37,6 +37,7 @@ BASE = {
     "groups": "8/3",
     "budget": "per_token",
     "eviction": "none",
+    "scope": "context",
     "batch": "three_left",
     "protocol": "query_aware",
     "precision": "fp32",

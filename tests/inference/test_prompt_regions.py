@@ -21,7 +21,7 @@ from tiny_llama import build_tokenizer
 
 def inputs_of(batch):
     """A collated batch as a processor would return it."""
-    mask = (batch.regions_BN != Region.PADDING).long()
+    mask = batch.regions_BN != Region.PADDING
     return batch.input_ids_BN, mask, {"pixel_values": batch.pixel_values, "image_grid_thw": batch.image_grid_I3}
 
 
@@ -57,7 +57,7 @@ def test_qwen_regions_and_images(tmp_path, pad_left):
 def text_ids(lengths, pad_left):
     """Random token ids of some lengths, and their mask."""
     width = max(lengths)
-    ids, mask = torch.full((len(lengths), width), 0), torch.zeros(len(lengths), width, dtype=torch.long)
+    ids, mask = torch.full((len(lengths), width), 0), torch.zeros(len(lengths), width, dtype=torch.bool)
     for row, length in enumerate(lengths):
         span = slice(width - length, width) if pad_left else slice(0, length)
         ids[row, span] = torch.randint(10, 60, (length,), generator=torch.Generator().manual_seed(row))
@@ -72,7 +72,7 @@ def test_text_regions_split_each_sample(pad_left):
         batch = batch_from_inputs(text_family(), ids, mask, {}, length)
         assert (batch.regions_BN == Region.CONTEXT).sum(-1).tolist() == expected
         for row in range(2):
-            real = batch.regions_BN[row][mask[row].bool()].tolist()
+            real = batch.regions_BN[row][mask[row]].tolist()
             assert real == [Region.CONTEXT] * expected[row] + [Region.QUERY] * (len(real) - expected[row])
         assert torch.equal(batch.regions_BN == Region.PADDING, mask == 0)
         assert batch.rank_position_B.tolist() == ([99, 99] if pad_left else [99, 69])
@@ -144,9 +144,15 @@ def test_inputs_that_do_not_fit_the_backbone(tiny_family):
     with pytest.raises(ValueError, match="0 image tokens in the prompt but some pixel_values"):
         batch_from_inputs(tiny_family, ids, mask, pixels, None)
     with pytest.raises(ValueError, match="64 image tokens in the prompt but no pixel_values"):
-        batch_from_inputs(tiny_family, make_batch([(1, 6)]).input_ids_BN, None, {}, None)
+        batch_from_inputs(tiny_family, *inputs_of(make_batch([(1, 6)]))[:2], {}, None)
     with pytest.raises(ValueError, match="context_length is for language models; llava compresses the visual tokens"):
         batch_from_inputs(tiny_family, ids, mask, {}, 4)
+    with pytest.raises(ValueError, match="pixel_values must be a tensor, not list"):
+        batch_from_inputs(tiny_family, ids, mask, {"pixel_values": [pixels]}, None)
+    with pytest.raises(ValueError, match="mm_token_type_ids do not mark the image tokens"):
+        batch_from_inputs(tiny_family, ids, mask, {"mm_token_type_ids": torch.ones_like(ids)}, None)
+    with pytest.raises(ValueError, match=r"context_length=3.5 must be a whole number of tokens"):
+        batch_from_inputs(text_family(), ids, mask, {}, 3.5)
 
 
 def test_a_long_prompt_is_decoded_a_few_times_only(monkeypatch):

@@ -93,6 +93,7 @@ FACTORS = {
     "groups": ["16/4", "2/1", "8/3", "8/8"],
     "budget": ["per_token", "global", "ranked"],
     "eviction": ["none", *OWN, *EVICTIONS],
+    "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
     "precision": ["fp32", "bf16", "int8", "int4"],
@@ -166,13 +167,15 @@ def _piece_fits(cell: Cell) -> bool:
 
 
 def _eviction_fits(cell: Cell) -> bool:
+    if cell.get("eviction") == "none" and cell.get("scope") == "all":
+        return False
     method = EVICTIONS.get(cell.get("eviction", "none"))
     if method is None:
         return True
     sees = cell.get("family", "llava") in ("llava", "llava_gqa", "qwen2_5_vl")
     if sees:
         return not method.needs_image or not cell.get("batch", "one").startswith("text")
-    return not method.needs_image and method.scope != "visual"
+    return not method.needs_image
 
 
 def full_matrix() -> list[Cell]:
@@ -253,7 +256,7 @@ def compression_of(cell: Cell) -> Compression:
     if name == "none":
         return Compression(kv_dtype=kv_dtype)
     method = OWN[name]() if name in OWN else build_eviction(name)
-    return Compression(method, keep=0.5, kv_dtype=kv_dtype)
+    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype)
 
 
 def batch_of(cell: Cell) -> Batch:

@@ -41,6 +41,16 @@ def test_sums_and_fractions():
     assert "its entries, in any head: 12 of 80 (token, layer) pairs kept (15.00%)" in text
 
 
+def test_prompts_that_lost_a_region_are_counted():
+    subject = counted(Compression(build_eviction("snapkv"), 0.1, scope="all"))
+    subject.add([OUTCOME])
+    assert subject.facts["prompts_with_an_emptied_region"] == 0
+    assert "nothing is left" not in str(subject)
+    subject.add([replace(OUTCOME, emptied={"context": 2})])
+    assert subject.facts["prompts_with_an_emptied_region"] == 1
+    assert "snapkv 0.1 all: nothing is left of a whole region in some layer: context (1 of 2 prompts)" in str(subject)
+
+
 def test_nothing_to_compress_is_said():
     subject = counted()
     assert "no prompt was run" in str(subject)

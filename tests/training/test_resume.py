@@ -7,6 +7,7 @@ import pytest
 from subtoken_train.training.checkpoints import Marker, begin, finish
 from subtoken_train.training.resume import check_resumable, requeued_with_work
 from subtoken_train.training.run_checkpoints import trained_shapes
+from subtoken_train.training.run_marker import new_marker, write_run_marker
 
 from toy_fit import Toy
 
@@ -44,8 +45,20 @@ def test_shapes_under_zero_3():
 
 def test_a_requeued_job(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert not requeued_with_work(tmp_path)
-    written(tmp_path)
-    assert requeued_with_work(tmp_path)
+    assert not requeued_with_work(tmp_path, overwrite=True)
+    written(tmp_path / "checkpoints")
+    assert requeued_with_work(tmp_path, overwrite=True)
     monkeypatch.delenv("SLURM_RESTART_COUNT")
-    assert not requeued_with_work(tmp_path)
+    assert not requeued_with_work(tmp_path, overwrite=False)
+
+
+def test_a_requeued_job_does_not_take_the_run_that_it_replaces_for_its_own(tmp_path, monkeypatch):
+    written(tmp_path / "checkpoints")
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
+    write_run_marker(tmp_path, new_marker())
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert not requeued_with_work(tmp_path, overwrite=True)
+    assert requeued_with_work(tmp_path, overwrite=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
+    assert requeued_with_work(tmp_path, overwrite=True)

@@ -8,7 +8,10 @@ from subtoken_train.training.samples import SampleLog
 
 def trainer(tmp_path, consumed):
     data = SimpleNamespace(batches_consumed=lambda: consumed)
-    return SimpleNamespace(default_root_dir=str(tmp_path), global_rank=1, global_step=consumed // 2, datamodule=data)
+    process = SimpleNamespace(broadcast=lambda folder: str(tmp_path))  # what process 0 says
+    return SimpleNamespace(
+        default_root_dir="elsewhere", strategy=process, global_rank=1, global_step=consumed // 2, datamodule=data
+    )
 
 
 def consume(log, tmp_path, number):

@@ -10,7 +10,7 @@ from subtoken_train.evaluation.results.record import SampleRecord
 
 @dataclass(frozen=True)
 class Cost:
-    """Sums over samples of what ``SampleRecord`` says of one."""
+    """Sums over samples of what ``SampleRecord`` says of one; ``emptied`` counts those that lost a whole region."""
 
     kv_bytes: int = 0
     dense_kv_bytes: int = 0
@@ -20,6 +20,7 @@ class Cost:
     entries_before: int = 0
     entries_after: int = 0
     values_after: float = 0.0
+    emptied: int = 0
 
     @classmethod
     def of(cls, records: Iterable[SampleRecord]) -> Cost:
@@ -35,6 +36,7 @@ class Cost:
                 record.entries_before,
                 record.entries_after,
                 record.values_after,
+                int(bool(record.emptied)),
             )
         return total
 

@@ -110,7 +110,7 @@ FACT_HEADINGS = (
     "adapter",
     "reducer",
     "groups",
-    "eviction",
+    "cache",
     "trained",
     "seeds",
     "query-aware",

@@ -50,6 +50,7 @@ class SampleRecord(Measured):
         """
         try:
             content = json.loads(line)
+            content.setdefault("emptied", {})  # of records before there was this field
             return cls(**{field.name: content.pop(field.name) for field in fields(cls)}, **content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{place} is no record of a sample ({type(error).__name__} {error})") from None

@@ -107,7 +107,8 @@ def _kind(config: ReducerConfig) -> tuple[object, ...]:
 
 def _compression(spec: ArmSpec) -> tuple[object, ...]:
     keep = None if spec.eviction_keep is None else str(spec.eviction_keep)
-    return spec.eviction, keep, dict(spec.eviction_options), spec.scope, spec.kv_dtype, spec.protocol
+    scope = "all" if spec.scope == "all" else "context"
+    return spec.eviction, keep, dict(spec.eviction_options), scope, spec.kv_dtype, spec.protocol
 
 
 def _untrained(arm: Arm, solved: Solved) -> ArmSpec:

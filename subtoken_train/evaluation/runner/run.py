@@ -23,6 +23,7 @@ from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.check import check_complete, check_samples
+from subtoken_train.functional.emptied import emptied_words
 from subtoken_train.inference.pool import ModelPool
 
 Say = Callable[[str], None]
@@ -78,9 +79,17 @@ def run_grid(
                 name = f"{arm.facts.name} / {task.name}"
                 cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
                 if processes.first:
+                    _say_emptied(cell, say)
                     task.write_for_others(cell.folder)
                 folders.append(cell.folder)
         return folders
+
+
+def _say_emptied(cell: Cell, say: Say) -> None:
+    """How many of the cell's prompts lost a whole region in some layer."""
+    found = [record.emptied for record in cell.finished().values()]
+    if words := emptied_words(found, cell.arm.facts.eviction):
+        say(f"{cell.arm.facts.name} / {cell.task.name}: {words}")
 
 
 def _say_unknown(cell: Cell, backbone: CompressedBackbone, say: Say) -> None:

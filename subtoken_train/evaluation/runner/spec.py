@@ -38,7 +38,7 @@ class ArmSpec:
         eviction: KV eviction after the prompt; None: none.
         eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, ``20MB``.
         eviction_options: settings of the eviction.
-        scope: entries that it evicts, ``visual`` or ``all``; None: the method's own.
+        scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
         kv_dtype: precision of the stored prompt.
         protocol: ``query_aware`` or ``context_first``, see ``results.manifest.ArmFacts``.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.

@@ -17,6 +17,7 @@ from datasets import Dataset, Image, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError, DatasetsError
 from pyarrow import ArrowInvalid
 
+from subtoken_train.backbones.hub import hub_asked, silence
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.evaluation.tasks.base import Task
 
@@ -230,13 +231,14 @@ def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Datase
     reason: Exception | None = None
     for candidate in (hub_id, *others):
         try:
-            return _encoded(load_dataset(candidate, config, split=split))
+            with hub_asked():
+                return _encoded(load_dataset(candidate, config, split=split))
         except DatasetNotFoundError as error:
             reason = reason or error
         except (OSError, ValueError, DatasetsError) as error:  # no network, no such configuration or split, a bad file
             reason = error
             break
-    raise ValueError(f"task {task.name}: {hub_id} cannot be loaded ({reason}). {task.where}")
+    raise ValueError(f"task {task.name}: {hub_id} cannot be loaded ({silence() or reason}). {task.where}")
 
 
 def _encoded(dataset: Dataset) -> Dataset:

@@ -97,7 +97,7 @@ def test_compression_after_prefill_must_be_the_same(pool):
     name = anchors["tiny_fastv25_s16k4-seed0-snapkv0.5_visual"]
     assert name.endswith("untrained_anchor")
     added = next(arm for arm in arms if arm.facts.name == name)
-    assert added.facts.eviction == "snapkv 0.5 visual"
+    assert added.facts.eviction == "snapkv 0.5"
     trained = replace(ANCHOR, **EVICTED)
     anchors, _, _ = names([trained, evicted], pool)
     assert anchors["tiny_fastv25_s16k4-seed0-snapkv0.5_visual"] == "tiny_fastv25_s16k4_anchor-seed0-snapkv0.5_visual"

@@ -73,7 +73,7 @@ def test_the_anchor_costs_at_least_as_much(scenes, tmp_path):
 
 def test_the_anchor_costs_at_least_as_much_after_an_eviction(scenes, tmp_path):
     """Shares of few entries: 4 of 16 routed tokens cost 2.5 whole ones; of the anchor's 10 it is 3, rounded up."""
-    evicted = replace(ROUTED, eviction="snapkv", eviction_keep=0.25, scope="visual")
+    evicted = replace(ROUTED, eviction="streaming_llm", eviction_keep=0.25)
     folders = run_grid(scenes_grid(scenes, tmp_path, evicted, limit=4, anchors="auto"))
     ours, theirs = (list(read_samples(folder).values()) for folder in folders)
     for mine, its in zip(ours, theirs, strict=True):

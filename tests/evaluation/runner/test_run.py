@@ -11,6 +11,8 @@ from dataclasses import replace
 import pytest
 
 from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.evaluation.reporting.layout import make_tables
+from subtoken_train.evaluation.reporting.reading import read_results
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner import cell
@@ -119,6 +121,19 @@ def test_manifest_says_who_answered_what(scenes, tmp_path):
     assert manifest.arm.trained
     assert manifest.settings["dtype"] == "float32"
     assert len(read_samples(folder)) == 3
+
+
+def test_prompts_that_lost_a_region_are_said_and_recorded(scenes, tmp_path):
+    """Once per arm and task; reports count them."""
+    settings = {"eviction": "streaming_llm", "eviction_keep": "3tokens", "eviction_options": {"sinks": 0}}
+    blind = ArmSpec(adapter=WHOLE.adapter, scope="all", **settings)
+    said: list[str] = []
+    folder = run_grid(scenes_grid(scenes, tmp_path, blind, limit=4, batch_size=2), say=said.append)[0]
+    assert sum("visual (4 of 4 prompts)" in line for line in said) == 1
+    assert all(record.emptied["visual"] == 6 for record in read_samples(folder).values())
+    assert make_tables(read_results([folder.parents[1]]))[0].rows[0].flags[0] == (
+        "nothing is left of a whole region in some layer of 4 of 4 prompts"
+    )
 
 
 def test_records_prove_that_compression_acted(scenes, tmp_path):

@@ -1,0 +1,84 @@
+"""Whether the Hugging Face Hub answers: asked once per process, where its client would ask for every file.
+
+The client waits half a minute for each file that it cannot ask for, and a processor alone has six.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx2
+from huggingface_hub import constants, get_session
+
+from subtoken_train.errors import SubTokenWarning
+
+_PATIENCE, _ATTEMPTS, _PAUSE = 5.0, 2, 0.5  # seconds, tries, seconds
+
+
+@dataclass
+class _Answer:
+    """What came of asking.
+
+    Attributes:
+        asked: whether anybody has.
+        reason: why there is no answer; None where there is one, or where the user said not to ask.
+        said: whether the user knows.
+    """
+
+    asked: bool = False
+    reason: str | None = None
+    said: bool = False
+
+
+_answer = _Answer()
+
+
+def silence() -> str | None:
+    """Why the Hub was not reached and what to do, for messages; None where it was, or where nobody asked."""
+    if _answer.reason is None:
+        return None
+    return f"{_answer.reason}: check the network, or set HF_HUB_OFFLINE=1 and use what is in the local cache"
+
+
+@contextmanager
+def hub_asked() -> Iterator[None]:
+    """Inside, the Hub may be asked; where it does not answer, the local cache alone is read, and a warning says so.
+
+    An error passes without the warning: its words name the reason (``silence``).
+    """
+    _ask()
+    yield
+    if _answer.reason is not None and not _answer.said:
+        _answer.said = True
+        warnings.warn(
+            f"{_answer.reason}: the local cache is read; HF_HUB_OFFLINE=1 does not ask at all",
+            SubTokenWarning,
+            stacklevel=3,
+        )
+
+
+def _ask() -> None:
+    """One small request; after a failure the client is offline, in this process and in those that it starts."""
+    if _answer.asked or constants.is_offline_mode():
+        return
+    _answer.asked = True
+    for attempt in range(_ATTEMPTS):
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
+        except httpx2.TransportError as error:
+            reason = f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error})"
+            if attempt + 1 < _ATTEMPTS:
+                time.sleep(_PAUSE)
+        else:
+            return
+    _answer.reason = reason
+    constants.HF_HUB_OFFLINE = True
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if "datasets.config" in sys.modules:  # it keeps a copy
+        vars(sys.modules["datasets.config"])["HF_HUB_OFFLINE"] = True

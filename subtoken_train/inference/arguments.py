@@ -1,0 +1,160 @@
+"""What ``generate`` is given: every argument of transformers' ``generate`` is served as there, or refused in words.
+
+Settings come as keyword arguments, in ``generation_config=`` or in the model's own generation configuration, in this
+order of precedence, as in transformers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig
+
+INPUTS = frozenset({"input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_token_type_ids"})
+"""What processors return."""
+_LOOP = (
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "streamer",
+    "tokenizer",
+)
+_LENGTH = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "early_stopping", "max_time", "stop_strings")
+_CHOICE = ("do_sample", "num_beams", "num_return_sequences", "temperature", "top_k", "top_p", "min_p", "top_h")
+_CUTS = ("typical_p", "epsilon_cutoff", "eta_cutoff", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
+_PENALTIES = ("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "exponential_decay_length_penalty")
+_REPEATS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "sequence_bias", "watermarking_config")
+_SCORES = ("renormalize_logits", "remove_invalid_values", "output_scores", "output_logits", "return_dict_in_generate")
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id")
+SERVED = frozenset({*_LOOP, *_LENGTH, *_CHOICE, *_CUTS, *_PENALTIES, *_REPEATS, *_SCORES, *_TOKENS, "disable_compile"})
+"""Settings that act on the logits, on the loop or on what is returned: transformers' own code runs them."""
+
+_ASSISTED = "assisted decoding asks for the logits of several new tokens at once"
+_GUIDED = "guidance runs a second prompt beside the first"
+_REMOTE = "transformers runs it with code from the Hub"
+_OWN_CACHE = "the cache is SubTokenModel's own"
+_POSITIONS = "positions are those of the prompt's own tokens"
+_ENCODER = "it is for encoder-decoder models"
+_VIDEO = "videos are not served"
+_FORWARD = "it is an argument of the model's forward, which this wrapper calls itself"
+
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "use_cache": ((True,), "decoding is on the cache"),
+    "output_attentions": ((False,), "no attention matrix is made"),
+    "output_hidden_states": ((False,), "no list of hidden states is made"),
+    "cache_implementation": (("hybrid",), _OWN_CACHE),  # which transformers leaves out itself
+    "prefill_chunk_size": ((), "reducer, routers and eviction read whole prompts"),
+    "token_healing": ((False,), "it writes prompts anew"),
+    "guidance_scale": ((1,), _GUIDED),
+    "prompt_lookup_num_tokens": ((), _ASSISTED),
+    "assistant_early_exit": ((), _ASSISTED),
+    "use_mtp": ((False,), _ASSISTED),
+    "is_assistant": ((False,), _ASSISTED),
+    "speculation_type": ((), _ASSISTED),
+    "penalty_alpha": ((0,), _REMOTE),
+    "dola_layers": ((), _REMOTE),
+    "constraints": ((), _REMOTE),
+    "force_words_ids": ((), _REMOTE),
+    "num_beam_groups": ((1,), _REMOTE),
+}
+"""Settings that change how the model is called, wherever they stand: values without effect, and why not."""
+REFUSED_IF_GIVEN: dict[str, tuple[tuple[Any, ...], str]] = {
+    "diversity_penalty": ((0,), _REMOTE),
+    "low_memory": ((False,), _REMOTE),
+    "custom_generate": ((), _REMOTE),
+    "trust_remote_code": ((False,), _REMOTE),
+    "cache_config": ((), _OWN_CACHE),
+    "max_cache_len": ((), _OWN_CACHE),
+    "compile_config": ((), "a packed cache grows and is not compiled"),
+    "continuous_batching_config": ((), "batches are decoded as they are given"),
+    "synced_gpus": ((False,), "the model is on one device"),
+    "negative_prompt_ids": ((), _GUIDED),
+    "negative_prompt_attention_mask": ((), _GUIDED),
+    "assistant_model": ((), _ASSISTED),
+    "assistant_tokenizer": ((), _ASSISTED),
+    "assistant_ensemble_weight": ((), _ASSISTED),
+    "assistant_confidence_threshold": ((0.4,), _ASSISTED),
+    "assistant_lookbehind": ((10,), _ASSISTED),
+    "target_lookbehind": ((10,), _ASSISTED),
+    "num_assistant_tokens": ((20,), _ASSISTED),
+    "num_assistant_tokens_schedule": (("constant",), _ASSISTED),
+    "max_matching_ngram_size": ((), _ASSISTED),
+    "decoder_start_token_id": ((), _ENCODER),
+    "decoder_input_ids": ((), _ENCODER),
+    "encoder_outputs": ((), _ENCODER),
+    "position_ids": ((), _POSITIONS),
+    "cache_position": ((), _POSITIONS),
+    "inputs": ((), "prompts are given as input_ids"),
+    "inputs_embeds": ((), "the regions of a prompt are read from its input_ids"),
+    "token_type_ids": ((), "no backbone here reads it"),
+    "pixel_values_videos": ((), _VIDEO),
+    "video_grid_thw": ((), _VIDEO),
+    "second_per_grid_ts": ((), _VIDEO),
+    "image_sizes": ((), _FORWARD),
+    "labels": ((), _FORWARD),
+    "logits_to_keep": ((), _FORWARD),
+    "mm_encoder_outputs": ((), _FORWARD),
+    "vision_feature_layer": ((), _FORWARD),
+    "vision_feature_select_strategy": ((), _FORWARD),
+}
+"""What means nothing in the model's own configuration (its defaults are written there), but was asked for here."""
+
+
+def check_settings(settings: Mapping[str, Any], own: GenerationConfig) -> None:
+    """Raise a worded ``ValueError`` for arguments that a packed cache has no answer to, or that do not exist.
+
+    Args:
+        settings: keyword arguments of ``generate``; ``generation_config`` may be among them.
+        own: the model's generation configuration.
+    """
+    given = settings.get("generation_config")
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise ValueError(f"generation_config must be a transformers GenerationConfig, not {type(given).__name__}")
+    asked = {name: value for name, value in settings.items() if value is not None or name == "use_cache"}
+    if given is not None:
+        further = {name: value for name, value in vars(given).items() if value is not None and name[0] != "_"}
+        # a copy of the model's configuration may hold what its authors wrote
+        further = {name: value for name, value in further.items() if not _same(value, getattr(own, name, None))}
+        asked = {**further, **asked}
+    for name, value in asked.items():
+        neutral, why = REFUSED.get(name) or REFUSED_IF_GIVEN.get(name) or ((value,), "")
+        if name not in INPUTS and name != "transformers_version" and not any(_same(value, each) for each in neutral):
+            raise _refusal(name, value, why)
+        if not why and name not in INPUTS | SERVED | {"transformers_version"}:
+            nearest = difflib.get_close_matches(name, sorted(INPUTS | SERVED), n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(
+                f"generate has no argument {name!r}.{hint} It takes what the processor returns, and the settings of "
+                "transformers' generate"
+            )
+    for name, (neutral, why) in REFUSED.items():
+        value = getattr(own, name, None)
+        if name not in asked and value is not None and not any(_same(value, each) for each in neutral):
+            raise _refusal(f"model.generation_config.{name}", value, why)
+
+
+def setting(name: str, settings: Mapping[str, Any], own: GenerationConfig) -> Any:
+    """The value of a setting that transformers will use; None where none is set."""
+    if name in settings:
+        return settings[name]
+    given = getattr(settings.get("generation_config"), name, None)
+    return getattr(own, name, None) if given is None else given
+
+
+def copies_asked(settings: Mapping[str, Any], own: GenerationConfig) -> tuple[int, int]:
+    """(beams, rows that transformers makes of each prompt)."""
+    beams, returned = (int(setting(name, settings, own) or 1) for name in ("num_beams", "num_return_sequences"))
+    return beams, max(beams, returned)
+
+
+def _refusal(name: str, value: Any, why: str) -> ValueError:
+    shown = f"={value!r}" if isinstance(value, bool | int | float | str) or value is None else ""
+    return ValueError(f"{name}{shown[:60]} does not go with a compressed cache: {why}; leave it out")
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is not Tensor and type(other) is not Tensor and bool(value == other)

@@ -1,0 +1,58 @@
+"""``torch.autocast`` around decoding: the truth within what bfloat16 costs, for blocks of equal and of unequal rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from generation_cells import CELL, PLAIN, inputs_of, model_of, settings_of
+from reference import recompute
+from truth_cells import BOUNDS, backbone_of, batch_of, compression_of, decoded
+
+CELLS = {
+    "equal rows": PLAIN | {"batch": "one"},
+    "unequal rows": PLAIN,
+    "routed": {"eviction": "none"},
+    "routed, unequal heads": {},
+    "whole heads": {"selector": "none"},
+    "int8": {"precision": "int8"},
+    "int8, equal rows": {"eviction": "none", "batch": "one", "precision": "int8"},
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
+def test_decoding_under_autocast_is_truth(family, name):
+    cell = CELL | CELLS[name] | {"family": family}
+    if family == "llama" and cell["reducer"] != "none":
+        cell["reducer"] = "quest"
+    backbone = backbone_of(cell)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = decoded(backbone, batch_of(cell), 6, compression_of(cell))
+    assert got.logits_BTV.dtype == torch.bfloat16  # autocast was there
+    truth = torch.stack([recompute(backbone, t, ids[:-1]) for t, ids in zip(got.truths, got.tokens_BT, strict=True)])
+    bound = max(BOUNDS["bf16"], BOUNDS.get(cell["precision"], 0.0))
+    assert float((got.logits_BTV.float() - truth).norm() / truth.norm()) < bound
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_turns_may_enter_and_leave_autocast(precision, first):
+    """What a prompt left in one dtype is read in another."""
+    model = model_of(precision=precision)
+    inputs, settings = inputs_of(model), settings_of(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=first):
+        out = model.generate(**inputs, **settings, max_new_tokens=3, do_sample=False)
+    mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 3), value=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not first):
+        more = model.generate(
+            input_ids=out, attention_mask=mask, past_key_values=model.last.cache, max_new_tokens=3, **settings
+        )
+    assert more.shape[1] == out.shape[1] + 3
+
+
+def test_beams_and_generate_run_under_autocast():
+    model = model_of()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model.generate(**inputs_of(model), **settings_of(model), max_new_tokens=4, num_beams=2)
+    assert out.shape[0] == 3

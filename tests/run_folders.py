@@ -1,0 +1,54 @@
+"""Runs on disk without training: what the folders of runs are tested with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from subtoken_train.training.checkpoints import Marker, begin, finish
+from subtoken_train.training.run_folder import RunFolder
+from subtoken_train.training.run_marker import new_marker, write_run_marker
+from subtoken_train.training.run_places import place_beside
+
+
+def checkpoint(folder: Path, text: str, step: int = 3) -> None:
+    partial = begin(folder / "checkpoints", step)
+    (partial / "state.ckpt").write_text(text)
+    finish(partial, Marker(step, 1, "X", {}))
+
+
+def made_run(folder: Path, text: str = "old", marked: bool = True) -> Path:
+    """A finished run with two files of its user's."""
+    checkpoint(folder, text)
+    (folder / "logs" / "csv").mkdir(parents=True)
+    (folder / "adapter").mkdir()
+    for name in ("recipe.yaml", "adapter/subtoken_config.json", "logs/csv/metrics.csv", "notes.txt", "logs/mine.txt"):
+        (folder / name).write_text(text)
+    if marked:
+        write_run_marker(folder, new_marker())
+    return folder
+
+
+def begun(folder: Path) -> RunFolder:
+    """A run that is to replace the one in ``folder``."""
+    new = RunFolder(folder, place_beside(folder))
+    new.check(resume=False)
+    new.open(resume=False)
+    (new.place / "recipe.yaml").write_text("new")
+    return new
+
+
+def states(parent: Path) -> dict[str, str]:
+    """Every run's folder below ``parent`` and what its checkpoint holds."""
+    found = sorted(parent.glob("*/checkpoints/step-3/state.ckpt"))
+    return {path.parts[-4]: path.read_text() for path in found if not (parent / path.parts[-4]).is_symlink()}
+
+
+def complete(new: RunFolder) -> list[str]:
+    """From the first checkpoint of a run to its end."""
+    checkpoint(new.place, "new")
+    new.take_place()
+    (new.place / "logs").mkdir(exist_ok=True)  # a logger that opens its files by the first name
+    (new.place / "logs" / "later.txt").write_text("new")
+    (new.folder / "adapter").mkdir()
+    (new.folder / "adapter" / "subtoken_config.json").write_text("new")
+    return new.finish()

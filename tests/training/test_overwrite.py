@@ -1,0 +1,157 @@
+"""``fit --overwrite`` from end to end: whatever ends it, the old run is whole, and the user learns where."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from subtoken_train.cli.main import main
+from subtoken_train.training import run_marker
+from subtoken_train.training.checkpoints import newest_complete
+from subtoken_train.training.run_marker import MARKER_FILE, RUN
+
+from helpers import interrupted_fit, last_state
+from kill_restart import wait_until
+from run_server import RunServer
+
+SHORT = "--trainer.max_steps=1"
+OTHER = ("--trainer.max_steps=3", "--checkpoint.every_n_train_steps=1", "--model.lora.rank=4")
+
+
+@pytest.fixture
+def finished(tiny_run, tmp_path):
+    """A run of one step, and a file of its user's in it."""
+    assert main(tiny_run(SHORT)) == 0
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    return tmp_path / "run"
+
+
+def content(run):
+    return {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def beside(run):
+    return sorted(path.name.rpartition("-")[0] for path in run.parent.glob("run.*"))
+
+
+def rank(run):
+    return json.loads((run / "adapter" / "adapter_config.json").read_text())["r"]
+
+
+def test_a_new_run_takes_the_place_of_the_old_one(tiny_run, finished, capsys):
+    assert main(tiny_run("--overwrite", *OTHER)) == 0
+    assert "no part of a run: notes.txt" in capsys.readouterr().err
+    assert rank(finished) == 4
+    assert beside(finished) == []
+    assert (finished / "notes.txt").read_text() == "mine"
+    assert [path.name for path in RUN.others(finished)] == ["notes.txt"]  # all that fit writes is known
+    assert ".new-" not in (finished / "recipe.yaml").read_text() + (finished / "logs/csv/hparams.yaml").read_text()
+    assert len((finished / "logs" / "csv" / "metrics.csv").read_text().splitlines()) > 3
+    assert str(finished / "logs") not in os.listdir(finished.parent)
+
+
+def test_ctrl_c_after_a_checkpoint_keeps_both_runs_and_says_where(tiny_run, finished, capsys):
+    old = content(finished)
+    assert interrupted_fit(tiny_run("--overwrite", "--trainer.max_steps=4", "--model.lora.rank=4"), after_step=2) == 130
+    said = capsys.readouterr().err
+    (aside,) = finished.parent.glob("run.replaced-*")
+    assert f"the run that was there is in {aside}, and goes once this one is whole" in said
+    assert f"go on with: subtoken-train fit --config {finished / 'recipe.yaml'} --resume" in said
+    assert rank(aside) == 8
+    assert {name: old[name] for name in content(aside) if name.suffix != ".json"}.items() <= old.items()
+    assert main(["fit", "--config", str(finished / "recipe.yaml"), "--resume"]) == 0
+    assert rank(finished) == 4
+    assert beside(finished) == []
+    assert (finished / "notes.txt").read_text() == "mine"
+
+
+def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys):
+    old = content(finished)
+    settings = ["--model.optimizer.learning_rate=1e30", "--model.optimizer.warmup_steps=0"]
+    assert main(tiny_run("--overwrite", *settings, "--trainer.gradient_clip_val=null")) == 1
+    said = capsys.readouterr().err
+    assert f"the run that was there is where it was: {finished}" in said
+    assert content(finished) == old
+    assert "its logs: " in said  # they show how it diverged
+    assert main(tiny_run("--overwrite", SHORT)) == 0
+    assert beside(finished) == []
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "--data.train_file={run}/train.json",
+        "--data.image_folder={run}/images",
+        "--model.backbone.path={run}/backbone",
+        "--model.optimizer.weight_decay=-1",
+        "--data.num_workers=-1",
+    ],
+)
+def test_a_recipe_that_is_refused_or_reads_from_the_run_loses_nothing(tiny_run, finished, capsys, mistake):
+    (finished / "train.json").write_text("[]")
+    (finished / "images").mkdir()
+    old = content(finished)
+    assert main(tiny_run("--overwrite", SHORT, mistake.format(run=finished))) == 2
+    assert "Traceback" not in (said := capsys.readouterr().err)
+    assert "{run}" not in mistake or "which this run would replace" in said
+    assert content(finished) == old
+    assert beside(finished) == []
+
+
+def test_a_recipe_in_the_run_that_is_not_its_own(tiny_run, finished, capsys):
+    (finished / "mine.yaml").write_text((finished / "recipe.yaml").read_text())
+    assert main(["fit", "--config", str(finished / "mine.yaml"), "--overwrite"]) == 2
+    assert "mine.yaml lies in" in capsys.readouterr().err
+    assert main(["fit", "--config", str(finished / "recipe.yaml"), "--overwrite"]) == 0
+    assert (finished / "mine.yaml").exists()
+
+
+def test_a_run_of_an_older_version_is_resumed_and_never_replaced(tiny_run, finished, capsys):
+    (finished / MARKER_FILE).unlink()
+    assert main(tiny_run("--overwrite", SHORT)) == 2
+    assert "never replaced" in capsys.readouterr().err
+    assert main(tiny_run("--resume", "--trainer.max_steps=2")) == 0
+    assert last_state(finished)["global_step"] == 2
+    assert not (finished / MARKER_FILE).exists()
+    (finished / "recipe.yaml").unlink()
+    assert main(tiny_run("--resume", "--trainer.max_steps=3")) == 0
+
+
+def test_a_failed_call_leaves_no_folder(tiny_run, tmp_path, monkeypatch):
+    from subtoken_train.training.module import SubTokenModule
+
+    def broken(self, *args):
+        raise ValueError("an image cannot be read")
+
+    monkeypatch.setattr(SubTokenModule, "training_step", broken)
+    before = set(tmp_path.iterdir())
+    assert main(tiny_run(SHORT, output="deep/run")) == 2
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_kills_leave_the_old_run_and_a_second_attempt_replaces_it(tiny_run, finished, monkeypatch):
+    monkeypatch.setattr(run_marker, "LOCK_SECONDS", 0.1)
+    old = content(finished)
+    argv = tiny_run("--overwrite", *OTHER)
+    with RunServer(finished.parent / "log.txt") as server:
+        server.start(argv, die_writing=1)  # before its first checkpoint stands
+        assert server.wait() == -signal.SIGKILL
+        assert content(finished) == old
+        assert beside(finished) == ["run.new"]
+        server.start(argv, die_writing=2)  # after that
+        assert server.wait() == -signal.SIGKILL
+        (aside,) = finished.parent.glob("run.replaced-*")
+        assert rank(aside) == 8
+        assert newest_complete(finished / "checkpoints").name == "step-1"
+        server.start(tiny_run("--overwrite", "--trainer.max_steps=2000", *OTHER[1:]))
+        wait_until(lambda: len(list(finished.parent.glob("run.replaced-*"))) == 2, server)
+        assert main(tiny_run("--resume", *OTHER)) == 2  # it is at work
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        assert aside.is_dir()
+        server.start(tiny_run("--resume", "--trainer.max_steps=4", *OTHER[1:]))
+        assert server.wait() == 0, server.log.read_text()
+    assert rank(finished) == 4
+    assert beside(finished) == []
+    assert (finished / "notes.txt").read_text() == "mine"

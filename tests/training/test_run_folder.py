@@ -1,0 +1,122 @@
+"""Into which folders a run may be written, and who else may not at the same time."""
+
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.training import run_marker
+from subtoken_train.training.run_folder import RunFolder
+from subtoken_train.training.run_marker import MARKER_FILE, has_work, lock_run, new_marker, write_run_marker
+from subtoken_train.training.run_places import place_beside
+
+from run_folders import checkpoint, made_run, states
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(run_marker, "LOCK_SECONDS", 0.05)
+
+
+def test_runs_without_a_marker_are_never_replaced_and_can_be_resumed(tmp_path):
+    run = made_run(tmp_path / "run", marked=False)
+    with pytest.raises(ValueError, match=r"runs of version 0.1 have none\), so it is never replaced"):
+        RunFolder(run, place_beside(run)).check(resume=False)
+    with pytest.raises(ValueError, match=r"of version 0.1.*pass --resume, or another --output_dir"):
+        RunFolder(run, run).check(resume=False)
+    resumed = RunFolder(run, run)
+    resumed.check(resume=True)
+    resumed.open(resume=True)
+    resumed.close(keep=False)
+    assert not (run / MARKER_FILE).exists()
+    assert states(tmp_path) == {"run": "old"}
+
+
+@pytest.mark.parametrize("content", ["logs/a.csv", "recipe.yaml", "checkpoints/step-3.partial/state.ckpt", "photo.png"])
+def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path, content):
+    (tmp_path / "run" / content).parent.mkdir(parents=True)
+    (tmp_path / "run" / content).write_text("mine")
+    with pytest.raises(ValueError, match="holds files and is no run"):
+        RunFolder(tmp_path / "run", tmp_path / "run").check(resume=False)
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / content]
+
+
+def test_a_run_that_came_to_nothing_is_begun_again_in_its_folder(tmp_path):
+    first = RunFolder(tmp_path / "runs" / "run", tmp_path / "runs" / "run")
+    first.open(resume=False)
+    (first.place / "logs" / "csv").mkdir(parents=True)
+    (first.place / "logs" / "csv" / "metrics.csv").write_text("loss")
+    first.close(keep=True)
+    again = RunFolder(first.folder, first.folder)
+    again.check(resume=False)
+    again.open(resume=False)
+    again.close(keep=False)
+    assert (first.place / "logs" / "csv" / "metrics.csv").read_text() == "loss"
+
+
+def test_a_failed_run_leaves_no_folder_that_it_made(tmp_path):
+    new = RunFolder(tmp_path / "runs" / "run", tmp_path / "runs" / "run")
+    new.open(resume=False)
+    new.close(keep=False)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    new = RunFolder(tmp_path / "mine", tmp_path / "mine")
+    new.open(resume=False)
+    new.close(keep=False)
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_two_runs_do_not_share_a_folder(tmp_path, resume):
+    run = made_run(tmp_path / "run")
+    lock = lock_run(run)
+    second = RunFolder(run, run if resume else place_beside(run))
+    with pytest.raises(ValueError, match=r"another 'fit' writes into .*run; wait for it"):
+        second.check(resume)
+    lock.release()
+    second.check(resume)
+    second.close(keep=True)
+
+
+def test_two_first_runs_do_not_share_a_folder(tmp_path):
+    first, second = (RunFolder(tmp_path / "run", tmp_path / "run") for _ in range(2))
+    for new in (first, second):
+        new.check(resume=False)
+    first.open(resume=False)
+    with pytest.raises(ValueError, match="another 'fit' writes into"):
+        second.open(resume=False)
+    second.close(keep=False)
+    checkpoint(first.place, "first")
+    first.close(keep=True)
+    with pytest.raises(ValueError, match="holds a run"):
+        second.open(resume=False)
+
+
+def test_the_current_folder_is_never_replaced(tmp_path, monkeypatch):
+    run = made_run(tmp_path / "run")
+    (run / "deeper").mkdir()
+    for here in (run, run / "deeper"):
+        monkeypatch.chdir(here)
+        for name in (run, Path(), Path("..")):
+            if run.is_relative_to(name.resolve()) or name.resolve().is_relative_to(run):
+                with pytest.raises(ValueError, match=r"holds the folder you are in|no marker of a run"):
+                    RunFolder(name, place_beside(name)).check(resume=False)
+    assert states(tmp_path) == {"run": "old"}
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', "[]"])
+def test_a_broken_marker_is_worded(tmp_path, text):
+    run = made_run(tmp_path / "run")
+    (run / MARKER_FILE).write_text(text)
+    with pytest.raises(ValueError, match=MARKER_FILE):
+        RunFolder(run, place_beside(run)).check(resume=False)
+    (run / MARKER_FILE).write_text('{"schema_version": 9}')
+    with pytest.raises(ValueError, match="has schema 9"):
+        RunFolder(run, run).check(resume=True)
+
+
+def test_names_in_a_marker_lead_nowhere_else(tmp_path):
+    run, other = made_run(tmp_path / "run"), made_run(tmp_path / "other")
+    write_run_marker(run, new_marker(replaces=("other", "../run", "run.replaced-../../x", str(other))))
+    assert RunFolder(run, run).replaced() == []
+    assert RunFolder(run, run).finish() == []
+    assert has_work(other)
