@@ -28,8 +28,6 @@ SETTINGS: tuple[tuple[str, tuple[Any, ...], Expect], ...] = (
     ("num_return_sequences", (0, -1, 2), Expect.EITHER),
     ("cache_implementation", ("static", "nope"), Expect.EITHER),
     ("max_length", (1, 0, -5), Expect.EITHER),
-    ("logits_processor", (["x"], 5), Expect.REFUSED),
-    ("stopping_criteria", (["x"], 5), Expect.EITHER),
     ("prompt_lookup_num_tokens", (2,), Expect.EITHER),
 )
 IDS: tuple[tuple[str, Callable[[torch.Tensor], Any], Expect], ...] = (

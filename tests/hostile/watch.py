@@ -83,7 +83,7 @@ def forget_peak() -> None:
 
 
 @contextmanager
-def watched(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[list[str]]:
+def watched() -> Iterator[list[str]]:
     """Stop what runs inside once it takes too long or too much; yields the list of processes that it started.
 
     The clock counts processor time, so that a busy machine makes no hang, and wall time with a wide margin.
@@ -98,10 +98,10 @@ def watched(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[list[str
     forget_peak()
 
     def look(number: int, frame: FrameType | None) -> None:
-        if resident() - held > memory:
+        if resident() - held > MEMORY:
             raise _stopped(resident() - held)
         used, passed = time.process_time() - clock, time.monotonic() - wall
-        if used > seconds or passed > seconds * WALL_FACTOR or (passed > STUCK and used < passed / 50):
+        if used > SECONDS or passed > SECONDS * WALL_FACTOR or (passed > STUCK and used < passed / 50):
             raise _stopped()
 
     before = signal.signal(signal.SIGALRM, look)
@@ -110,7 +110,7 @@ def watched(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[list[str
     try:
         yield _started
         grown = peak() - held
-        if grown > memory:
+        if grown > MEMORY:
             raise Stopped(grown)
     finally:
         _listening = False
