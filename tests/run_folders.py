@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from subtoken_train.training.checkpoints import Marker, begin, finish
@@ -52,3 +55,28 @@ def complete(new: RunFolder) -> list[str]:
     (new.folder / "adapter").mkdir()
     (new.folder / "adapter" / "subtoken_config.json").write_text("new")
     return new.finish()
+
+
+def kill_in(number: int, action: Callable[[], object]) -> bool:
+    """Run ``action`` in a child that dies by SIGKILL at its ``number``-th change of a folder; whether it came there."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    done = 0
+
+    def dying(original):
+        def call(*args, **settings):
+            nonlocal done
+            done += 1
+            if done == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **settings)
+
+        return call
+
+    try:
+        for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "symlink_to"):
+            setattr(Path, name, dying(getattr(Path, name)))
+        action()
+    finally:
+        os._exit(0)

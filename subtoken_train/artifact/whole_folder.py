@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
@@ -26,6 +27,8 @@ ADAPTER = Layout(
     re.compile(f"{ADAPTER_FILES}|{_MERGED_FILES}"), re.compile(r"output|additional_chat_templates"), last=CONFIG_FILE
 )
 """An adapter folder, or one with merged weights."""
+DATA_MARKER = ".subtoken-data.json"
+"""What makes a folder a data set that the ``data`` command wrote; those of version 0.1 have none."""
 
 
 def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER, kind: str = "an adapter folder") -> None:
@@ -41,13 +44,20 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER, kind: 
         return
     if not overwrite:
         raise ValueError(f"{folder} exists; choose another folder or pass --overwrite")
-    if folder.is_symlink() or not (folder / layout.last).is_file():
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a symbolic link, which is not replaced; name the folder itself, or another")
+    if not (folder / layout.last).is_file():
         raise ValueError(f"{folder} is not {kind} (no {layout.last}), so it is not replaced; choose another")
     if others := layout.others(folder):
         raise ValueError(
             f"{folder} holds what {kind} has not ({names_of(others, folder)}), so it is not replaced; move that away, "
             "or choose another folder"
         )
+
+
+def mark_data(folder: Path, name: str) -> None:
+    """Mark a data set."""
+    (folder / DATA_MARKER).write_text(json.dumps({"made_by": f"subtoken-train data {name}"}) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dev", type=int, default=800, help="records for choices (default: 800)")
     parser.add_argument("--test", type=int, default=4800, help="records looked at once (default: 4800)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing folder, or the list")
     parser.add_argument("--root", type=Path, default=None, help="folder to check")
     parser.add_argument("--file", type=Path, default=None, help="images: the data file that names them")
     parser.add_argument("--missing-list", type=Path, default=None, help="file for the names of all missing images")
@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> str:
     from subtoken_train.cli import data_checks
+    from subtoken_train.cli.outputs import check_new
 
+    check_new([] if args.missing_list is None else [args.missing_list], args.overwrite)
     if args.name == "llava665k":
         return data_checks.check_llava665k(args.root, args.missing_list)
     if args.name == "images":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from subtoken_train.cli.outputs import write_whole
 from subtoken_train.datasets.images import FolderImages, missing_images
 from subtoken_train.datasets.records import InstructionRecords
 
@@ -97,7 +98,7 @@ def _check_images(records: InstructionRecords, missing_list: Path | None) -> str
     print(*_image_lines(folders, records.image_folder), sep="\n")
     names = [name for folder in folders for name in folder.missing]
     if missing_list is not None:
-        missing_list.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        write_whole(missing_list, "".join(f"{name}\n" for name in names))
         print(f"{len(names):,} names written to {missing_list}")
     if error := missing_images(folders, records.path, records.image_folder):
         raise error

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from subtoken_train.training.run_folder import RunFolder
 
-HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume]
+ANCHOR = "--anchor"
+HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume] [--anchor]
 
 Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
   --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
 --overwrite replaces a run (the old one goes when the new one is whole), --resume goes on from its newest checkpoint,
 --print_config prints the result.
+--anchor trains the recipe's matched token-only anchor instead, into OUTPUT_DIR_anchor ('recipes anchor' writes it).
 --push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
 'subtoken-train recipes ls' lists the shipped recipes."""
 
@@ -27,17 +29,22 @@ def run_raw(argv: list[str]) -> int:
         return 0
     from subtoken_train.cli.recipe_source import read_source
 
+    wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
     source = read_source(argv)
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.cli.anchor import anchor_words
     from subtoken_train.cli.errors import USER_ERRORS
+    from subtoken_train.cli.fit_training import train, trained
     from subtoken_train.cli.publish import check_publishing, publish
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_guard import check_held
     from subtoken_train.training.run_folder import RunFolder
     from subtoken_train.training.run_places import settle_after_kill
 
+    if wants_anchor:
+        source = read_source(anchor_words(argv))
     cli = RecipeCLI(source)
     if is_first_process() and settle_after_kill(cli.output_dir):
         cli = RecipeCLI(source)  # the folder holds another run now
@@ -67,34 +74,10 @@ def run_raw(argv: list[str]) -> int:
     return 0
 
 
-def train(cli: Any, resume: Path | None, folder: RunFolder) -> int:
-    """Fit; the exit code. Whatever ends it early, the user learns where to go on; user errors go on to ``guarded``."""
-    from subtoken_train.cli.errors import PROGRAM, USER_ERRORS, one_line
-    from subtoken_train.training.checkpoints import state_path
-    from subtoken_train.training.interrupt import RunStopped
-
-    try:
-        # weights_only: a checkpoint is data, nothing in it is run
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume and state_path(resume), weights_only=True)
-    except RunStopped as stopped:
-        if not (cli.trainer.is_global_zero or stopped.alone):
-            return 0  # all stop alike; another code, and Lightning kills process 0 before it has said why
-        say_where_to_go_on(cli, folder, f"{PROGRAM}: {stopped.reason}")
-        return stopped.exit_code
-    except USER_ERRORS:
-        raise
-    except OSError as error:  # a full disk or a dropped network under a logger
-        say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped: {one_line(error)}")
-        return 1
-    except Exception:
-        say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped by an error")
-        raise
-    return 0
-
-
 def finish(cli: Any, folder: RunFolder, repo_id: str | None) -> Path:
     """Write the adapter, then remove what the run replaces."""
     from subtoken_train.cli.errors import PROGRAM
+    from subtoken_train.cli.fit_training import say_where_to_go_on
     from subtoken_train.cli.loggers import finish_remote
 
     try:
@@ -107,11 +90,6 @@ def finish(cli: Any, folder: RunFolder, repo_id: str | None) -> Path:
     for line in folder.finish():
         print(line, file=sys.stderr)
     return adapter
-
-
-def trained(cli: Any) -> bool:
-    """Whether a step was made, so that the logs of a run without a checkpoint are worth keeping."""
-    return int(cli.trainer.global_step) > 0
 
 
 def is_first_process() -> bool:
@@ -131,30 +109,15 @@ def destination_of(cli: Any) -> Any:
     return None if repo_id is None else Destination(repo_id, private)
 
 
-def say_where_to_go_on(cli: Any, folder: RunFolder, reason: str) -> None:
-    """Tell the user why a run ended, what is left of it, and where the run is that it was to replace."""
-    from subtoken_train.training.checkpoints import newest_complete
-
-    print(f"\n{reason}", file=sys.stderr)
-    if not cli.trainer.is_global_zero:
-        return
-    if newest := newest_complete(folder.current / "checkpoints"):
-        command = f"subtoken-train fit --config {folder.recipe} --resume"
-        print(f"last good checkpoint: {newest}\ngo on with: {command}", file=sys.stderr)
-    else:
-        logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) else ""
-        print(f"no checkpoint was written; start again with the same command{logs}", file=sys.stderr)
-    if folder.staged:
-        print(folder.said(), file=sys.stderr)
-
-
 def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     """Make the run's folder, once all that a user can get wrong has come out.
 
     Raises:
         ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
     """
+    from subtoken_train.artifact.whole_folder import check_target
     from subtoken_train.backbones.load import with_processor
+    from subtoken_train.cli.fit_training import hand_over
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.resume import check_resumable
@@ -163,6 +126,8 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     from subtoken_train.training.strategies.check import check_fit, check_parts
 
     note = check_recipe(cli, cli.output_dir / "recipe.yaml") if resume else ""
+    if resume:
+        check_target(cli.output_dir / "adapter", overwrite=True)  # which the run writes anew at its end
     check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
     cli.datamodule.check_images()
@@ -186,20 +151,6 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     cli.save_recipe(folder.recipe)
     if folder.staged:
         hand_over(cli, folder)
-
-
-def hand_over(cli: Any, folder: RunFolder) -> None:
-    """Let the run take its place as soon as its first checkpoint stands."""
-    from subtoken_train.training.run_checkpoints import RunCheckpoints
-
-    def stands() -> None:
-        for logger in cli.trainer.loggers:
-            logger.save()  # nothing of it is under way while folders are renamed
-        folder.take_place()
-
-    for callback in cli.trainer.callbacks:
-        if isinstance(callback, RunCheckpoints):
-            callback.on_whole = stands
 
 
 def check_recipe(cli: Any, saved: Path) -> str:

@@ -1,4 +1,4 @@
-"""``subtoken-train recipes ls|show|copy``: the recipes that travel with the package."""
+"""``subtoken-train recipes ls|show|copy|anchor``: the recipes that travel with the package, and anchors of any."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ HELP = """The recipes that travel with the package: one commented YAML per run.
   subtoken-train recipes ls
   subtoken-train recipes ls llava7b visionzip
   subtoken-train recipes show tiny_fastv25_s16k4
-  subtoken-train recipes copy tiny_fastv25_s16k4 my_run.yaml"""
+  subtoken-train recipes copy tiny_fastv25_s16k4 my_run.yaml
+  subtoken-train recipes anchor my_run.yaml                       the matched token-only anchor: my_run_anchor.yaml"""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the three actions."""
+    """Declare the actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("ls", help="names and first lines")
     listing.add_argument("word", metavar="WORD", nargs="*", help="only recipes whose name or first line has every word")
@@ -28,6 +29,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     copy.add_argument("name", metavar="NAME")
     copy.add_argument("destination", metavar="DEST", type=Path, nargs="?", default=Path(), help="file or folder (.)")
     copy.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    anchor = actions.add_parser("anchor", help="write the recipe of a recipe's matched token-only anchor")
+    anchor.add_argument("name", metavar="FILE", help="a recipe's file, or a shipped recipe's name")
+    anchor.add_argument("destination", metavar="OUT", type=Path, nargs="?", default=Path(), help="file or folder (.)")
+    anchor.add_argument("--overwrite", action="store_true", help="replace an existing file")
 
 
 def recipe_files() -> dict[str, Path]:
@@ -91,6 +96,10 @@ def run(args: Namespace) -> int:
         list_recipes(args.word)
     elif args.action == "show":
         print(recipe_file(args.name).read_text(encoding="utf-8"), end="")
+    elif args.action == "anchor":
+        from subtoken_train.cli.anchor import write_anchor
+
+        print(f"wrote {write_anchor(args.name, args.destination, args.overwrite)}")
     else:
         print(f"wrote {copy_recipe(recipe_file(args.name), args.destination, args.overwrite)}")
     return 0

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="results folders (ARM/TASK/manifest.json)")
     parser.add_argument("--out", metavar="DIR", help="folder for the files (default: report in the first RESULTS)")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     parser.add_argument(
         "--format",
         default=",".join(FILES),
@@ -59,16 +60,17 @@ def run(args: argparse.Namespace) -> int:
     data_root = None if args.data_root is None else Path(args.data_root)
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is no folder")
+    from subtoken_train.cli.outputs import check_new, untouched, write_recorded
     from subtoken_train.cli.progress import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
     folders = [Path(name) for name in args.results]
+    out = Path(args.out) if args.out else folders[0] / "report"
+    files = [out / FILES[name] for name in formats]  # an earlier report in its usual place is written anew
+    check_new([path for path in files if args.out or not untouched(path)], args.overwrite)
     paper = None if args.compare_paper is None else Path(args.compare_paper)
     report = make_report(folders, paper, data_root, counter("runs scored"))
-    out = Path(args.out) if args.out else folders[0] / "report"
-    out.mkdir(parents=True, exist_ok=True)
-    for name in formats:
-        (out / FILES[name]).write_text(_writer(name)(report), encoding="utf-8")
+    write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
     print_summary(report)
     if paper is not None and not report.comparisons:
         print(f"no arm has the backbone, reducer and groups of a row of {paper}")

@@ -10,14 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import re
 from functools import lru_cache
 from pathlib import Path
 
+from subtoken_train.artifact.layout import Layout
+from subtoken_train.artifact.whole_folder import DATA_MARKER, mark_data, whole_folder
 from subtoken_train.resources import resource
 
 SNAPSHOT = "data/english/topics.json.xz"
 SNAPSHOT_SHA256 = "00cd729de8406210fa9746b150851489cf11d5e122db4d1ca8a626f17b4be639"
 SPLITS = ("train", "dev", "test")
+_FILES = Layout(re.compile(rf"(train|dev|test)\.jsonl|{re.escape(DATA_MARKER)}"), re.compile("(?!)"), last=DATA_MARKER)
 _HELD_OUT = {7: "dev", 9: "test"}  # last digit of a document's place; the rest is for training
 _SHORTEST = 6  # words of a paragraph that counts as prose
 
@@ -51,16 +55,14 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
     """Write ``train.jsonl``, ``dev.jsonl`` and ``test.jsonl``: ``{"text": document}`` a line.
 
     Raises:
-        ValueError: the folder exists and ``overwrite`` is off.
+        ValueError: the folder exists and ``overwrite`` is off, or it holds other files.
     """
-    folder = Path(folder)
-    if folder.exists() and not overwrite:
-        raise ValueError(f"{folder} exists; choose another folder or overwrite it")
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in SPLITS:
-        lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]
-        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-        print(f"{split}: {len(lines)} documents")
+    with whole_folder(Path(folder), overwrite, _FILES, "a folder of English text") as partial:
+        for split in SPLITS:
+            lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]
+            (partial / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+            print(f"{split}: {len(lines)} documents")
+        mark_data(partial, "english")
 
 
 @lru_cache(maxsize=1)

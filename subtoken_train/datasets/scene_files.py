@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from subtoken_train.artifact.layout import Layout
+from subtoken_train.artifact.whole_folder import DATA_MARKER, mark_data, whole_folder
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, ask, draw_scene
 
 _DESCRIPTION_SHARE = 0.3  # of training questions: 15 % describe, 15 % list
 _DESCRIPTION_EVERY = 10  # records, in dev and test
+_SCENES = Layout(
+    re.compile(rf"(train|dev|test)(\.json|/\d{{6,}}\.jpg)|{re.escape(DATA_MARKER)}"),
+    re.compile("train|dev|test"),
+    last=DATA_MARKER,
+)
 
 
 def write_scenes(
@@ -32,16 +39,11 @@ def write_scenes(
     Raises:
         ValueError: the folder exists and ``overwrite`` is off, or it holds files that are not scenes.
     """
-    folder = Path(folder)
-    _check_target(folder, overwrite)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted run
-    for split, count in zip(SPLITS, (train, dev, test), strict=True):
-        write_scene_split(partial, split, count, seed)
-        print(f"{split}: {count} records")
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
+    with whole_folder(Path(folder), overwrite, _SCENES, "a folder of scenes") as partial:
+        for split, count in zip(SPLITS, (train, dev, test), strict=True):
+            write_scene_split(partial, split, count, seed)
+            print(f"{split}: {count} records")
+        mark_data(partial, "scenes")
 
 
 def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
@@ -81,16 +83,3 @@ def _balanced_kind(index: int) -> str:
     if place == _DESCRIPTION_EVERY - 1:
         return DESCRIPTION_KINDS[block % len(DESCRIPTION_KINDS)]
     return SHORT_KINDS[(block * (_DESCRIPTION_EVERY - 1) + place) % len(SHORT_KINDS)]
-
-
-def _check_target(folder: Path, overwrite: bool) -> None:
-    if not folder.exists():
-        return
-    if not overwrite:
-        raise ValueError(f"{folder} exists; choose another folder or overwrite it")
-    ours = {*SPLITS, *(f"{split}.json" for split in SPLITS)}
-    others = sorted(path.name for path in folder.iterdir() if path.name not in ours)
-    if others:
-        raise ValueError(
-            f"{folder} holds more than scenes ({others[0]}), so it is not overwritten; choose another folder"
-        )

@@ -13,7 +13,7 @@ from rich.table import Table
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.evaluation.answer import Answers
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.functional.ledger import KVBudget, nominal_ledger
+from subtoken_train.functional.ledger import KVBudget, nominal_ledger, share_words
 
 BYTES_NOTE = "KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache"
 
@@ -110,7 +110,7 @@ def score_table(arms: list[tuple[ArmFacts, Answers]]) -> Table:
     table.add_row("cache", *[facts.eviction for facts in facts_of])
     table.add_row("KV nominal", *[f"{facts.nominal:.3%}" for facts in facts_of])
     table.add_row("KV realised", *[f"{facts.realised:.3%}" for facts in facts_of])
-    table.add_row("KV bytes", *[f"{facts.bytes_share:.3%}" for facts in facts_of], end_section=True)
+    table.add_row("KV bytes", *[share_words(facts.bytes_share) for facts in facts_of], end_section=True)
     table.add_row("all", *[_cell([row.score for row in answers.rows]) for _, answers in arms])
     groups = [answers.by_kind() for _, answers in arms]
     for kind in groups[0]:

@@ -10,6 +10,7 @@ from subtoken_train.artifact.scores import Arm, Evaluation, Score
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.functional.ledger import share_words
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:
@@ -47,7 +48,7 @@ def _arm(run: dict[str, Any]) -> Arm:
         "eviction": run["eviction"],
         "KV nominal": f"{run['nominal_kv']:.3%}",
         "KV realised": f"{run['realised_kv']:.3%}",
-        "KV bytes, text and index included": f"{run['kv_bytes'] / run['dense_kv_bytes']:.3%}",
+        "KV bytes, text and index included": share_words(run["kv_bytes"] / run["dense_kv_bytes"]),
     }
     groups: dict[str, list[float]] = {}
     for kind, score in zip(run["kinds"], run["scores"], strict=True):

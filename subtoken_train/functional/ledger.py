@@ -19,6 +19,14 @@ def exact(number: float | Fraction) -> Fraction:
     return number if isinstance(number, Fraction) else Fraction(str(number))
 
 
+def share_words(share: float, digits: int = 3) -> str:
+    """``15.625%`` of a dense cache.
+
+    A cache that leaves nothing out holds a little more, what finds its entries: ``100.000% + index``.
+    """
+    return f"{min(share, 1):.{digits}%}" + (" + index" if share > 1 else "")
+
+
 def check_keep_ratio(keep_ratio: float | Fraction) -> None:
     """Raise ``ValueError`` unless 0 < keep_ratio <= 1."""
     if not 0 < keep_ratio <= 1:

@@ -147,8 +147,10 @@ def setting(name: str, settings: Mapping[str, Any], own: GenerationConfig) -> An
 
 def copies_asked(settings: Mapping[str, Any], own: GenerationConfig) -> tuple[int, int]:
     """(beams, rows that transformers makes of each prompt)."""
-    beams, returned = (int(setting(name, settings, own) or 1) for name in ("num_beams", "num_return_sequences"))
-    return beams, max(beams, returned)
+    counts = [1 if (n := setting(name, settings, own)) is None else n for name in ("num_beams", "num_return_sequences")]
+    if any(type(count) is not int or count < 1 for count in counts):
+        raise ValueError(f"num_beams and num_return_sequences must be whole numbers of at least 1, not {counts}")
+    return counts[0], max(counts)
 
 
 def _refusal(name: str, value: Any, why: str) -> ValueError:

@@ -47,7 +47,7 @@ def batch_from_inputs(
     What is returned lies on the model's device.
     """
     device = family.model.device
-    input_ids_BN, visible = input_ids_BN.to(device), visible_BN.to(device)
+    input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
     pixels, grid, kinds = (_on(device, name, inputs.get(name)) for name in IMAGE_INPUTS)
     if kinds is not None and not torch.equal(kinds.ne(0), input_ids_BN.eq(_image_token(family))):
         raise ValueError(
@@ -72,6 +72,7 @@ def batch_from_inputs(
                 f"{found} image tokens in the prompt but {'no' if pixels is None else 'some'} pixel_values; write one "
                 "image placeholder per image and pass the processor's whole output"
             )
+        _check_images(family, pixels, grid)
         regions = torch.where(visual, int(Region.VISUAL), int(Region.QUERY))
         before = (visual.long().cumsum(-1) == 0) & visual.any(-1, keepdim=True)
         regions = regions.masked_fill(before, int(Region.SYSTEM)).masked_fill(~visible, int(Region.PADDING))
@@ -92,6 +93,24 @@ def batch_from_inputs(
 def _image_token(family: Family) -> int:
     """No token's id for a language model."""
     return -1 if family.image_token_id is None else family.image_token_id
+
+
+def _check_images(family: Family, pixels: Tensor | None, grid: Tensor | None) -> None:
+    """Raise a worded ``ValueError`` unless the pixels have the form that the family's processor gives them."""
+    if family.nominal_image is None:
+        if grid is not None:
+            raise ValueError(f"image_grid_thw: {family.name} scales every image to one size; leave it out")
+        wanted = "[images, 3, height, width]" if pixels is not None and pixels.dim() != 4 else None
+    elif pixels is None and grid is None:
+        return
+    else:
+        patches = -1
+        if grid is not None and grid.dim() == 2 and grid.shape[1] == 3 and not grid.is_floating_point():
+            patches = int(grid.prod(-1).sum())
+        fits = pixels is not None and pixels.dim() == 2 and len(pixels) == patches
+        wanted = None if fits else "[patches, channels] with image_grid_thw [images, 3] that counts the patches"
+    if wanted is not None:
+        raise ValueError(f"pixel_values of {family.name} must be {wanted}; pass the processor's whole output")
 
 
 def _on(device: torch.device, name: str, given: Any) -> Tensor | None:

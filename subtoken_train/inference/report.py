@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
-from subtoken_train.functional.ledger import KVBudget, Ledger, nominal_ledger
+from subtoken_train.functional.ledger import KVBudget, Ledger, nominal_ledger, share_words
 from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
@@ -83,8 +83,8 @@ class CacheReport:
                 f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
             )
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({held / self.dense_bytes:.1%}); {compressed}; index "
-            f"{self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({share_words(held / self.dense_bytes, 1)}); {compressed}; "
+            f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.functional.emptied import emptied_words
+from subtoken_train.functional.ledger import share_words
 from subtoken_train.inference.batched import Outcome
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.protocol import Protocol
@@ -95,4 +96,4 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _line(what: str, kept: int, dense: int, unit: str) -> str:
-    return f"{what}: {kept:,} of {dense:,} {unit} kept ({kept / dense:.2%})"
+    return f"{what}: {kept:,} of {dense:,} {unit} kept ({share_words(kept / dense, 2)})"

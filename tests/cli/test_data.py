@@ -38,8 +38,11 @@ def test_english_documents(tmp_path, capsys):
     lines = (folder / "dev.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == documents("dev")
     assert main(command) == 2
-    assert "exists; choose another folder or overwrite it" in capsys.readouterr().err
+    assert "exists; choose another folder or pass --overwrite" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
+    (folder / "train.jsonl.bak").write_text("mine")
+    assert main([*command, "--overwrite"]) == 2
+    assert "train.jsonl.bak" in capsys.readouterr().err
 
 
 def test_unknown_data_set_names_the_nearest(capsys):

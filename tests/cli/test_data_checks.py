@@ -68,6 +68,12 @@ def test_missing_images_are_counted_listed_and_written_on_request(root, capsys, 
     assert files_below(root) == before
     refused(capsys, ["llava665k", "--root", str(root), "--missing-list", str(tmp_path / "list.txt")])
     assert (tmp_path / "list.txt").read_text() == "coco/train2017/1.jpg\nvg/VG_100K/4.jpg\n"
+    (tmp_path / "list.txt").write_text("mine")
+    again = ["llava665k", "--root", str(root), "--missing-list", str(tmp_path / "list.txt")]
+    assert "list.txt exists" in refused(capsys, again)[1]
+    assert (tmp_path / "list.txt").read_text() == "mine"
+    refused(capsys, [*again, "--overwrite"])
+    assert (tmp_path / "list.txt").read_text() == "coco/train2017/1.jpg\nvg/VG_100K/4.jpg\n"
 
 
 def test_another_number_of_records(root, capsys, monkeypatch):

@@ -34,7 +34,7 @@ def refused(capsys, *argv) -> str:
 def test_all_formats_and_the_table(results, capsys):
     assert main(["report", str(results)]) == 0
     assert sorted(path.name for path in (results / "report").iterdir()) == [
-        "report.csv", "report.html", "report.md", "report.tex",
+        ".written.json", "report.csv", "report.html", "report.md", "report.tex",
     ]  # fmt: skip
     out = capsys.readouterr().out
     assert "+15.00" in out
@@ -50,10 +50,26 @@ def test_chosen_formats_folders_and_seeds(results, tmp_path, capsys):
     write_run(other, facts("more-seed2", 0.5, seed=2, reducer="fastv 0.5"), "pope", answers(range(19)))
     out = tmp_path / "out"
     assert main(["report", str(results), str(other), "--out", str(out), "--format", "csv,markdown"]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["report.csv", "report.md"]
+    assert sorted(path.name for path in out.iterdir()) == [".written.json", "report.csv", "report.md"]
     (row,) = [line for line in (out / "report.csv").read_text().splitlines() if line.startswith("more,")][:1]
     assert ",1 2,0.500000,0.500000,0.500000,0.600000,,pope,accuracy,fraction,0.350000," in row
     assert "35.00" in capsys.readouterr().out
+
+
+def test_files_that_are_there_stay(results, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.csv").write_text("mine")
+    command = ["report", str(results), "--out", str(out)]
+    assert main(command) == 2
+    assert "report.csv exists; name another file, or pass --overwrite" in capsys.readouterr().err
+    assert [path.read_text() for path in out.iterdir()] == ["mine"]
+    assert main([*command, "--overwrite"]) == 0
+    assert main(command) == 2
+    assert main(["report", str(results)]) == 0
+    (results / "report" / "report.md").write_text("with my notes")
+    assert main(["report", str(results)]) == 2  # an untouched one in its usual place is written anew, not this
+    assert (results / "report" / "report.md").read_text() == "with my notes"
 
 
 def test_flags_and_the_printed_rows(results, tmp_path, capsys):

@@ -21,7 +21,8 @@ def test_files_are_a_function_of_the_seed(tmp_path):
         write_scenes(tmp_path / name, train=4, dev=2, test=2, seed=seed)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert contents(tmp_path / "a").keys() == contents(tmp_path / "c").keys()
-    assert not contents(tmp_path / "a").items() & contents(tmp_path / "c").items()
+    alike = contents(tmp_path / "a").items() & contents(tmp_path / "c").items()
+    assert [path.name for path, _ in alike] == [".subtoken-data.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
 
 
@@ -63,12 +64,29 @@ def test_splits_share_no_handwritten_digit():
 def test_an_existing_folder_is_kept_unless_told(tmp_path):
     folder = tmp_path / "scenes"
     write_scenes(folder, train=1, dev=1, test=1)
-    with pytest.raises(ValueError, match="exists; choose another folder or overwrite it"):
+    with pytest.raises(ValueError, match="exists; choose another folder or pass --overwrite"):
         write_scenes(folder, train=2, dev=1, test=1)
     assert len(InstructionRecords(folder / "train.json")) == 1
     write_scenes(folder, train=2, dev=1, test=1, overwrite=True)
     assert len(InstructionRecords(folder / "train.json")) == 2
     (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"holds more than scenes \(thesis.tex\)"):
+    with pytest.raises(ValueError, match=r"holds what a folder of scenes has not \(thesis.tex\)"):
         write_scenes(folder, train=1, dev=1, test=1, overwrite=True)
     assert (folder / "thesis.tex").exists()
+
+
+def test_only_what_it_made_is_replaced(tmp_path):
+    folder = tmp_path / "scenes"
+    write_scenes(folder, train=1, dev=1, test=1)
+    (folder / "train" / "mine.jpg").write_text("mine")  # deep in it
+    with pytest.raises(ValueError, match=r"\(train/mine.jpg\)"):
+        write_scenes(folder, train=1, dev=1, test=1, overwrite=True)
+    (folder / "train" / "mine.jpg").unlink()
+    (folder / ".subtoken-data.json").unlink()  # somebody's own data of the same names
+    with pytest.raises(ValueError, match="is not a folder of scenes"):
+        write_scenes(folder, train=1, dev=1, test=1, overwrite=True)
+    assert (folder / "train" / "000000.jpg").exists()
+    (tmp_path / "other.partial").mkdir()
+    (tmp_path / "other.partial" / "mine").write_text("mine")
+    write_scenes(tmp_path / "other", train=1, dev=1, test=1)
+    assert (tmp_path / "other.partial" / "mine").read_text() == "mine"

@@ -14,6 +14,7 @@ from subtoken_train.functional.ledger import (
     index_bytes,
     kept_count,
     nominal_ledger,
+    share_words,
     solve_anchor,
 )
 
@@ -30,6 +31,14 @@ def budgets(draw):
 
 def anchor_bytes(shape, tokens, kept_tokens, cut_layer=0):
     return nominal_ledger(shape, {"visual": tokens}, KVBudget(), cut_layer, kept_tokens=kept_tokens).bytes_of()
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.15625, "15.625%"), (0.999999, "100.000%"), (1, "100.000%"), (1.0001, "100.000% + index"), (0, "0.000%")],
+)
+def test_no_share_is_above_the_whole(share, words):
+    assert share_words(share) == words
 
 
 def test_fractions_of_the_paper():

@@ -13,7 +13,7 @@ from subtoken_train.inference.prompts import batch_from_inputs, context_tokens
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 
-from helpers import compress, make_batch
+from helpers import compress, gqa_family, make_batch
 from qwen_tiny import qwen_batch, qwen_family, qwen_records
 from text_families import text_family
 from tiny_llama import build_tokenizer
@@ -139,7 +139,7 @@ def test_a_context_leaves_something_to_ask(length):
 def test_inputs_that_do_not_fit_the_backbone(tiny_family):
     ids, mask = text_ids([20], pad_left=False)
     pixels = {"pixel_values": torch.zeros(1, 3, 96, 96)}
-    with pytest.raises(ValueError, match="pixel_values were given, but a language model is"):
+    with pytest.raises(ValueError, match="pixel_values were given, but a language model sees no images"):
         batch_from_inputs(text_family(), ids, mask, pixels, None)
     with pytest.raises(ValueError, match="0 image tokens in the prompt but some pixel_values"):
         batch_from_inputs(tiny_family, ids, mask, pixels, None)
@@ -153,6 +153,26 @@ def test_inputs_that_do_not_fit_the_backbone(tiny_family):
         batch_from_inputs(tiny_family, ids, mask, {"mm_token_type_ids": torch.ones_like(ids)}, None)
     with pytest.raises(ValueError, match=r"context_length=3.5 must be a whole number of tokens"):
         batch_from_inputs(text_family(), ids, mask, {}, 3.5)
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen"])
+def test_images_of_another_form_are_worded(kind, tmp_path):
+    if kind == "llava":
+        family, batch = gqa_family(), make_batch([(1, 6), (2, 9)])
+        wrong = [{"image_grid_thw": torch.ones(3, 3).long()}, {"pixel_values": batch.pixel_values[0]}]
+        words = ["scales every image to one size; leave it out", r"must be \[images, 3, height, width\]"]
+    else:
+        family = qwen_family()
+        batch = qwen_batch(family, qwen_records(tmp_path), generation=True)
+        grid = batch.image_grid_I3
+        wrong = [{"image_grid_thw": x} for x in (None, grid.float(), grid[:1], grid[0])]
+        wrong.append({"pixel_values": batch.pixel_values[None]})
+        words = [r"must be \[patches, channels\] with image_grid_thw"] * len(wrong)
+    ids, mask, images = inputs_of(batch)
+    for change, said in zip(wrong, words, strict=True):
+        with pytest.raises(ValueError, match=said):
+            batch_from_inputs(family, ids, mask, images | change, None)
+    assert batch_from_inputs(family, ids.int(), mask, images, None).input_ids_BN.dtype == torch.int64
 
 
 def test_a_long_prompt_is_decoded_a_few_times_only(monkeypatch):

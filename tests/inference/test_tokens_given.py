@@ -139,6 +139,7 @@ def turn_of(model, inputs, count=3):
 WRONG_TURNS = {
     "beams": (lambda i, m: {"num_beams": 2}, "num_beams and num_return_sequences make copies of prompts"),
     "sequences": (lambda i, m: {"num_return_sequences": 2, "do_sample": True}, "make copies of prompts"),
+    "no beams": (lambda i, m: {"num_beams": 0}, r"must be whole numbers of at least 1, not \[0, 1\]"),
     "rows": (lambda i, m: {"input_ids": i[:2], "attention_mask": m[:2]}, "holds 3 rows and input_ids 2; give as many"),
     "mask rows": (lambda i, m: {"attention_mask": m[:2]}, r"attention_mask must be \[3, \d+\] as input_ids are"),
     "nothing new": (lambda i, m: {"input_ids": i[:, :-5], "attention_mask": m[:, :-5]}, "has seen .* at least one new"),

@@ -37,6 +37,10 @@ def test_sums_and_fractions():
     assert (facts["entries_before"], facts["entries_after"]) == (80, 12)
     text = str(subject)
     assert text.startswith("subtoken: 2 prompts; none, linear S=4 K=1, snapkv 0.1 int8; protocol query_aware\n")
+    subject.add([replace(OUTCOME, kv_bytes=130)])
+    assert "KV of the prompts: 210 of 300 bytes kept (70.00%)" in str(subject)
+    subject.add([replace(OUTCOME, kv_bytes=200)])
+    assert "KV of the prompts: 410 of 400 bytes kept (100.00% + index)" in str(subject)
     assert "KV of the prompts: 80 of 200 bytes kept (40.00%)" in text
     assert "its entries, in any head: 12 of 80 (token, layer) pairs kept (15.00%)" in text
 

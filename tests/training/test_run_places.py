@@ -1,7 +1,5 @@
 """A run that replaces another one: the old one is whole in one place or the other, whatever ends the process."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.run_marker import has_work, read_run_marker
 from subtoken_train.training.run_places import final_names, place_beside, settle_after_kill
 
-from run_folders import begun, checkpoint, complete, made_run, states
+from run_folders import begun, checkpoint, complete, kill_in, made_run, states
 
 
 def test_the_old_run_goes_when_the_new_one_is_whole_and_what_is_not_of_a_run_stays(tmp_path):
@@ -51,38 +49,13 @@ def test_a_run_without_a_checkpoint_leaves_the_old_one_where_it_was(tmp_path, ke
     assert new.place.exists() == keep
 
 
-def kill_in(monkeypatch, number: int, action) -> bool:
-    """Run ``action`` in a child that dies by SIGKILL at its ``number``-th change of a folder; whether it came there."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    done = 0
-
-    def dying(original):
-        def call(*args, **settings):
-            nonlocal done
-            done += 1
-            if done == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **settings)
-
-        return call
-
-    try:
-        for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "symlink_to"):
-            setattr(Path, name, dying(getattr(Path, name)))
-        action()
-    finally:
-        os._exit(0)
-
-
-def test_a_kill_at_any_step_loses_nothing_and_the_next_run_tidies_up(tmp_path, monkeypatch):
+def test_a_kill_at_any_step_loses_nothing_and_the_next_run_tidies_up(tmp_path):
     def replace_run():
         complete(begun(tmp_path / str(number) / "run"))
 
     for number in range(1, 200):
         run = made_run(tmp_path / str(number) / "run")
-        if not kill_in(monkeypatch, number, replace_run):
+        if not kill_in(number, replace_run):
             break
         found = states(run.parent)
         adapters = [path.read_text() for path in run.parent.glob("*/adapter/subtoken_config.json")]

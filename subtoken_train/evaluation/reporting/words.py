@@ -10,6 +10,7 @@ from subtoken_train.evaluation.reporting.layout import Row
 from subtoken_train.evaluation.reporting.paper import Comparison
 from subtoken_train.evaluation.reporting.reading import Arm
 from subtoken_train.evaluation.reporting.report import TaskFacts
+from subtoken_train.functional.ledger import share_words
 
 NOTHING = "-"
 
@@ -90,8 +91,8 @@ def shortened(text: str, most: int = 700) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """``15.625%``."""
-    return NOTHING if share is None else f"{share:.3%}"
+    """``15.625%``, see ``share_words``."""
+    return NOTHING if share is None else share_words(share)
 
 
 def seeds_text(arm: Arm) -> str:

@@ -1,0 +1,126 @@
+"""The matched token-only anchor of a recipe: the same training without routing, at the token keep ratio of equal bytes.
+
+Under a value gate the fair twin keeps the gate, over every group.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from subtoken_train.cli.outputs import check_new, write_whole
+from subtoken_train.cli.recipe_source import read_recipe, read_source
+from subtoken_train.cli.recipes import recipe_file
+
+if TYPE_CHECKING:
+    from subtoken_train.cli.recipe import RecipeCLI
+
+SUFFIX = "_anchor"
+_PUSH = "--push_to_hub"
+
+
+def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
+    """What an anchor's recipe says otherwise: dotted key -> value.
+
+    The keep ratio is r (1 + K/S) / 2, rounded up to whole tokens (or pages) by the reducer; where the lower layers stay
+    whole, it is solved from the ledger of one prompt.
+
+    Raises:
+        ValueError: the recipe routes nothing, drops no group, or has no reducer that could; stage 1 of a stage-2 recipe
+            cannot be read.
+    """
+    module = cli.model
+    routing, reducer = module.routing_config, module.reducer_config
+    if routing is None:
+        raise ValueError("the recipe routes nothing (model.routing is null), so it has no anchor; it may be one itself")
+    if routing.kept_groups == routing.num_groups:
+        raise ValueError(
+            f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups), so it has no anchor; it is "
+            "a token-only arm itself"
+        )
+    if reducer.name == "none":
+        raise ValueError(
+            "reducer 'none' keeps every token, and an anchor must drop some to have the recipe's bytes; choose its "
+            "reducer with --model.reducer.name"
+        )
+    settings: dict[str, Any] = {"output_dir": f"{cli.output_dir}{SUFFIX}"}
+    settings |= {"model.reducer.keep_ratio": _keep_ratio(cli), "model.reducer.round_up": True}
+    if routing.value_gate:
+        settings |= {"model.routing.kept_groups": routing.num_groups, "model.routing.balance_weight": 0.0}
+    else:
+        settings["model.routing"] = None
+    if module.read_first_stage() is not None:
+        lora = module.lora_settings
+        settings |= {f"model.lora.{name}": getattr(lora, name) for name in ("rank", "alpha", "dropout")}
+        settings["model.stage2"] = None
+    return settings
+
+
+def anchor_words(argv: list[str]) -> list[str]:
+    """The command line that trains the anchor of a command line's recipe.
+
+    Raises:
+        ValueError: see ``anchor_settings``.
+    """
+    from subtoken_train.cli.recipe import RecipeCLI
+
+    settings = anchor_settings(RecipeCLI(read_source(argv)))
+    if not any(word.startswith(_PUSH) for word in argv):  # where the recipe publishes its own adapter
+        settings[_PUSH.removeprefix("--")] = None
+    return argv + [f"--{key}={yaml.safe_dump(value).splitlines()[0]}" for key, value in settings.items()]
+
+
+def write_anchor(name: str, destination: Path, overwrite: bool) -> Path:
+    """Write the recipe of an anchor; returns where it went.
+
+    Args:
+        name: a recipe's file, or a shipped recipe.
+        destination: file, or folder to write ``NAME_anchor.yaml`` into.
+        overwrite: replace a file that is there.
+
+    Raises:
+        ValueError: no such recipe, see ``anchor_settings``, or the file is there.
+    """
+    source = Path(name) if Path(name).is_file() else recipe_file(name)
+    target = destination / f"{source.stem}{SUFFIX}.yaml" if destination.is_dir() else destination
+    check_new([target], overwrite)
+    content = read_recipe(source)
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.cli.recipe import RecipeCLI
+
+    settings = anchor_settings(RecipeCLI(["--config", str(source)]))
+    for key, value in settings.items():
+        _put(content, key.split("."), value)
+    content.pop("push_to_hub", None)
+    share = settings["model.reducer.keep_ratio"]
+    header = (
+        f"# matched token-only anchor of {source.stem} · {100 * share:.6g} % of the tokens, every group\n"
+        f"#\n#   train   subtoken-train fit --config {target}\n"
+    )
+    write_whole(target, header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+    return target
+
+
+def _keep_ratio(cli: RecipeCLI) -> float:
+    from subtoken_train.functional.ledger import KVBudget
+    from subtoken_train.training.preflight import equal_bytes_anchor, lay_out, nominal_prompt, prompt_ledger
+
+    routing, reducer = cli.model.routing_config, cli.model.reducer_config
+    assert routing is not None
+    if not (reducer.name == "fastv" and reducer.stage == "decoder"):
+        return KVBudget(reducer.keep_ratio, routing.num_groups, routing.kept_groups).total_kv_fraction
+    parts = lay_out(cli.model)
+    prompt = nominal_prompt(parts.family, cli.datamodule)
+    return equal_bytes_anchor(parts, prompt_ledger(parts, prompt), prompt).keep_ratio
+
+
+def _put(content: dict[str, Any], names: list[str], value: Any) -> None:
+    """Set a nested key; groups on the way are made."""
+    *groups, last = names
+    for name in groups:
+        content = content.setdefault(name, {})
+    content[last] = value
