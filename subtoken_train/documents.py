@@ -30,12 +30,23 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
         ValueError: no regular file (a folder, a pipe, a device), too large, or not UTF-8.
         OSError: it is not there or cannot be read.
     """
+    size = check_regular(path)
+    if size > max_bytes:
+        raise ValueError(f"{path} has {size:,} bytes; at most {max_bytes:,} are read")
+    return decoded(Path(path).read_bytes(), str(path))
+
+
+def check_regular(path: str | Path) -> int:
+    """The size of a regular file in bytes; opening a pipe would wait for somebody who writes into it.
+
+    Raises:
+        ValueError: a folder, a pipe, a socket or a device.
+        OSError: it is not there.
+    """
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file")
-    if status.st_size > max_bytes:
-        raise ValueError(f"{path} has {status.st_size:,} bytes; at most {max_bytes:,} are read")
-    return decoded(Path(path).read_bytes(), str(path))
+    return status.st_size
 
 
 def decoded(content: bytes, place: str) -> str:
@@ -62,23 +73,29 @@ def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any
     Raises:
         ValueError: broken, a key twice in one object, nested deeper than ``MAX_DEPTH``, or a number without end.
     """
-
-    def constant(name: str) -> float:
-        if not constants:
-            raise ValueError(f"{name} is no JSON number")
-        return float(name)
-
     text = text if isinstance(text, str) else decoded(text, place)
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+        value = (LENIENT_JSON if constants else STRICT_JSON).decode(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: invalid JSON ({error.msg}, line {error.lineno}, column {error.colno})") from None
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        raise ValueError(f"{place}: invalid JSON ({error.msg}, {line}column {error.colno})") from None
     except RecursionError:
         raise _too_deep(place) from None
     except ValueError as error:
         raise ValueError(f"{place}: invalid JSON ({error})") from None
-    _check_depth(value, place)
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value, place)
+    if "\\ud" in text or "\\uD" in text:
+        check_characters(value, place)
     return value
+
+
+def check_characters(value: Any, place: str) -> None:
+    """Raise a worded ``ValueError`` where a JSON value holds half of a character, which no file or tokenizer takes."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{place} holds half of a surrogate pair (\\ud800-\\udfff), no character") from None
 
 
 def read_yaml(path: str | Path, max_bytes: int = 2**20) -> Any:
@@ -176,6 +193,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"key {twice[:80]!r} stands twice in one object")
     return made
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+LENIENT_JSON = json.JSONDecoder(object_pairs_hook=_unique)
+"""NaN and Infinity, which are no JSON, are numbers."""
 
 
 def _check_depth(value: Any, place: str) -> None:

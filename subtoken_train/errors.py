@@ -7,6 +7,8 @@ code 2. ``assert`` is kept for invariants.
 from __future__ import annotations
 
 import difflib
+import math
+import sys
 from collections.abc import Iterable
 
 
@@ -20,3 +22,19 @@ def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     return ValueError(f"unknown {kind} {got!r}.{hint} Allowed: {', '.join(names)}")
+
+
+MAX_SEED = 2**32 - 1
+"""What every generator of random numbers takes."""
+MAX_TOKENS = 2**24
+"""More than any model reads; a length past it is a slip of the hand, and would be allocated."""
+MAX_COUNT = 10**9
+
+
+def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
+    """Raise a worded ``ValueError`` where a number is not finite or not from ``low`` to ``high``; None is none."""
+    if value is None or low <= value <= min(high, sys.float_info.max):
+        return
+    allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
+    got = f"{value:,}" if abs(value) < 10**15 or not isinstance(value, int) else "a number of many digits"
+    raise ValueError(f"{name} is {got}; it must be {allowed}")

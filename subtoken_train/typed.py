@@ -15,6 +15,7 @@ from subtoken_train.errors import unknown_name
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+_LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def typed(kind: type[T], content: object, place: str) -> T:
@@ -33,24 +34,62 @@ def typed(kind: type[T], content: object, place: str) -> T:
     assert dataclasses.is_dataclass(kind)
     if not isinstance(content, dict):
         raise ValueError(f"{place} is {shown(content)}; it must be a group of keys")
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    for name in content:
-        if name not in fields:
-            raise ValueError(f"{place}: {unknown_name('key', name, fields)}")
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in content and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
+    plan = _plan(kind)
+    if unknown := content.keys() - plan.hints.keys():
+        raise ValueError(f"{place}: {unknown_name('key', next(n for n in content if n in unknown), plan.hints)}")
+    if missing := [name for name in plan.required if name not in content]:
         raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    hints = _hints(kind)
-    return kind(**{name: checked(hints[name], value, f"{place}: {name}") for name, value in content.items()})
+    made = content
+    for name, value in content.items():
+        given = type(value)
+        if (
+            given not in plan.exact[name]
+            or (given is float and not math.isfinite(value))
+            or (given is int and not _LEAST <= value <= _MOST)
+        ):
+            made = dict(content) if made is content else made
+            made[name] = checked(plan.hints[name], value, f"{place}: {name}")
+    return kind(**made)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is known of a dataclass: its fields' types, those without a default, and types that need no second look."""
+
+    hints: dict[str, Any]
+    required: tuple[str, ...]
+    exact: dict[str, frozenset[type]]
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _plan(kind: type) -> _Plan:
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    every = get_type_hints(kind)
+    hints = {field.name: every[field.name] for field in fields}
+    required = [
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    return _Plan(hints, tuple(required), {name: frozenset(_scalars(hint)) for name, hint in hints.items()})
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
+
+
+def _scalars(hint: Any) -> list[type]:
+    """The plain types of a hint, each told by ``type(value)`` alone."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [kind for each in get_args(hint) for kind in _scalars(each)]
+    return [hint] if hint in _WORDS else []
+
+
+def _in_range(value: Any) -> bool:
+    if type(value) is int:
+        return bool(_LEAST <= value <= _MOST)
+    return type(value) is not float or math.isfinite(value)
 
 
 def checked(hint: Any, value: Any, place: str) -> Any:
@@ -59,7 +98,7 @@ def checked(hint: Any, value: Any, place: str) -> Any:
     Raises:
         ValueError: it is none.
     """
-    origin, inner = get_origin(hint), get_args(hint)
+    origin, inner = _parts(hint)
     if hint is Any:
         return value
     if origin in (Union, types.UnionType):
@@ -73,13 +112,17 @@ def checked(hint: Any, value: Any, place: str) -> Any:
         return _finite(value, place)
     if type(value) is not ({list: list, tuple: list, dict: dict}.get(origin) if origin else hint):
         raise ValueError(f"{place} is {shown(value)}; it must be {_words(hint)}")
-    if hint is int and not -(2**63) <= value < 2**63:
+    if hint is int and not _LEAST <= value <= _MOST:
         raise ValueError(f"{place} is {shown(value)}; it must fit 64 bits")
     return _members(origin, inner, value, place) if origin else value
 
 
 def _members(origin: Any, inner: tuple[Any, ...], value: Any, place: str) -> Any:
     """A list, tuple or dict with all that is in it checked."""
+    if inner[-1] is Any and (origin is not dict or all(type(key) is inner[0] for key in value)):
+        return tuple(value) if origin is tuple else value
+    if origin is list and all(type(each) is inner[0] and _in_range(each) for each in value):
+        return value
     if origin is dict:
         return {checked(inner[0], k, place): checked(inner[1], v, f"{place}.{k}") for k, v in value.items()}
     assert origin is list or inner[1:] == (...,), "tuples of one length are not served"
@@ -113,7 +156,7 @@ def shown(value: object) -> str:
 def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
     """The first member of a union that takes the value; the error of the only one that is not None where none does."""
     last: ValueError | None = None
-    for kind in kinds:
+    for kind in sorted(kinds, key=lambda kind: (_parts(kind)[0] or kind) is not type(value)):
         try:
             return checked(kind, value, place)
         except ValueError as error:

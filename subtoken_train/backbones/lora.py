@@ -10,10 +10,13 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from subtoken_train.backbones.base import Family
+from subtoken_train.errors import check_range
 
 MAIN_ADAPTER = "default"
 OUTPUT_ADAPTER = "output"
 """peft's names of the q/v adapter and of the one on ``o_proj``; peft saves the second into a folder of its name."""
+
+MAX_RANK, MAX_DROPOUT = 2**16, 0.99
 
 
 @dataclass
@@ -30,6 +33,11 @@ class LoraSettings:
     alpha: int = 32
     dropout: float = 0.05
 
+    def __post_init__(self) -> None:
+        check_range("lora rank", self.rank, 1, MAX_RANK)
+        check_range("lora alpha", self.alpha, 1, 10**6)
+        check_range("lora dropout", self.dropout, 0, MAX_DROPOUT)
+
 
 def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
     """Put LoRA on q and v of every language-model layer, in place, and freeze everything else.
@@ -38,7 +46,7 @@ def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
         The ``PeftModel`` around ``family.model`` (which keeps working, adapters included).
 
     Raises:
-        ValueError: rank or dropout out of range, or the backbone's modules are not named as the family expects.
+        ValueError: the backbone's modules are not named as the family expects.
     """
     config = _peft_config(settings, family.lora_pattern)
     family.model.requires_grad_(False)
@@ -82,8 +90,6 @@ def remove_lora(family: Family) -> None:
 
 def check_lora(settings: LoraSettings) -> None:
     """Raise a worded ``ValueError`` where a setting is out of range."""
-    if settings.rank < 1 or not 0 <= settings.dropout < 1:
-        raise ValueError(f"lora rank={settings.rank} must be >= 1 and dropout={settings.dropout} in [0, 1)")
     if settings.alpha < 1:
         raise ValueError(f"lora alpha={settings.alpha} must be >= 1; the update is multiplied by alpha / rank")
 

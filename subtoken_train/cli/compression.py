@@ -36,7 +36,7 @@ def load_model(args: Namespace, adapter: str | None, device: str | None = None) 
     """
     if (args.reducer is None) != (args.keep_ratio is None):
         raise ValueError("--reducer and --keep-ratio go together, for instance --reducer fastv --keep-ratio 0.25")
-    if args.eviction is None and (args.eviction_keep or args.eviction_option or args.scope):
+    if args.eviction is None and (args.eviction_keep is not None or args.eviction_option or args.scope is not None):
         raise ValueError("--eviction-keep, --eviction-option and --scope need --eviction NAME")
     if args.eviction is not None and args.eviction_keep is None:
         raise ValueError(f"--eviction {args.eviction} needs --eviction-keep, for instance 0.1, 256tokens or 20MB")
@@ -46,7 +46,7 @@ def load_model(args: Namespace, adapter: str | None, device: str | None = None) 
     from subtoken_train.reducers import ReducerConfig
 
     folder = adapter_folder(adapter) if adapter else None  # what is none would be taken for a backbone
-    keep, unit = parse_keep(args.eviction_keep or "1")
+    keep, unit = parse_keep("1" if args.eviction_keep is None else args.eviction_keep)
     return SubTokenModel.from_pretrained(
         folder or args.backbone,
         backbone=args.backbone if adapter else None,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from subtoken_train.documents import parse_yaml
 from subtoken_train.evaluation.tasks import Sample, Task, build_task
 from subtoken_train.evaluation.tasks.check import check_complete, check_samples, open_some
 
@@ -72,4 +71,4 @@ def _option(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ValueError(f"--option {text!r} must be written KEY=VALUE")
-    return key, yaml.safe_load(value)
+    return key, parse_yaml(value, f"--option {key}")

@@ -19,12 +19,8 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
         attention: of the recipe's backbone.
 
     Raises:
-        ValueError: numbers below 1, data that are missing or wrong, or an attention that cannot read packed caches.
+        ValueError: data that are missing or wrong, or an attention that cannot read packed caches.
     """
-    for name in ("every_n_steps", "limit", "batch_size", "max_length", "max_new_tokens"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"evaluation.{name} is {value}; it must be 1 or more")
     if attention == "eager":
         raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
     records = InstructionRecords(config.data, config.image_folder)

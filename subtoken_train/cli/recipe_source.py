@@ -20,6 +20,7 @@ from subtoken_train.cli.recipes import recipe_files
 from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
 from subtoken_train.cli.wording import unexpected_argument, unknown_key
 from subtoken_train.documents import parse_yaml, read_text, read_yaml
+from subtoken_train.errors import MAX_SEED, check_range
 from subtoken_train.typed import shown
 
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
@@ -74,12 +75,12 @@ def read_source(argv: list[str]) -> RecipeSource:
     for path in words.configs:
         content = _read_file(path)
         unlisted += check.complaints(content)
-        _check_trainer(content.get("trainer"), "key")
+        _check_numbers(content, "key")
         contents.append(content)
     for key, text in words.options:
         piece = _piece(key, text)
         unlisted += check.complaints(piece)
-        _check_trainer(piece.get("trainer"), "option")
+        _check_numbers(piece, "option")
     if unlisted and not words.allow_code:
         raise ValueError(
             f"{unlisted[0]}, which is not on the list of what a recipe may name (docs/recipe_safety.md); if you trust "
@@ -149,8 +150,12 @@ def _scalar(text: str) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else text
 
 
-def _check_trainer(band: Any, kind: str) -> None:
-    """Keys and ranges of a ``trainer`` band."""
+def _check_numbers(content: dict[str, Any], kind: str) -> None:
+    """The seed, and keys and ranges of the ``trainer`` band; other bands are dataclasses that check themselves."""
+    seed = content.get("seed_everything")
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        check_range("seed_everything", seed, 0, MAX_SEED)
+    band = content.get("trainer")
     if not isinstance(band, dict):
         return
     for key, value in band.items():

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json
+
 _BLOCK = 2**22  # bytes read at a time
 _TAIL = (
     16  # characters at the end of a block in which an error may mean that the block was cut: "-Infinity", "\ud83d\u"
 )
 _SPACE = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder()
 
 
 class Found(NamedTuple):
@@ -35,6 +36,7 @@ def scan_records(path: Path) -> Iterator[Found]:
     Raises:
         ValueError: the text is not UTF-8, not JSON, or not a list; the line is named.
     """
+    check_regular(path)
     return _scan_lines(path) if path.suffix == ".jsonl" else _ListScanner(path).scan()
 
 
@@ -45,13 +47,17 @@ def _scan_lines(path: Path) -> Iterator[Found]:
             try:
                 text = line.decode("utf-8")
                 if text.strip():
-                    yield Found(start, start + len(line), json.loads(text))
+                    yield Found(start, start + len(line), _parsed(text, f"{path}, line {number}"))
             except UnicodeDecodeError as error:
                 raise _not_utf8(path, start + error.start) from None
-            except json.JSONDecodeError as error:
-                hint = "each line of a .jsonl file is one whole record"
-                raise ValueError(f"{path}, line {number}: invalid JSON ({error.msg}); {hint}") from None
             start += len(line)
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return parse_json(text, place, constants=True)
+    except ValueError as error:
+        raise ValueError(f"{error}; each line of a .jsonl file is one whole record") from None
 
 
 class _ListScanner:
@@ -95,14 +101,20 @@ class _ListScanner:
         """The JSON value that starts here."""
         while True:
             try:
-                row, end = _DECODER.raw_decode(self.text, self.place)
+                row, end = LENIENT_JSON.raw_decode(self.text, self.place)
             except json.JSONDecodeError as error:
                 cut = error.pos > len(self.text) - _TAIL or error.msg.startswith("Unterminated string")
                 if cut and self._read_more():
                     continue
                 raise self._invalid(error.msg, error.pos) from None
+            except RecursionError:
+                raise self._invalid("nested too deep", self.place) from None
+            except ValueError as error:  # a key twice, a number that Python does not read
+                raise self._invalid(str(error), self.place) from None
             if isinstance(row, int | float) and end >= len(self.text) - 2 and self._read_more():
                 continue  # "1.5e+" is a number and the beginning of a longer one
+            if max(self.text.find(half, self.place, end) for half in ("\\ud", "\\uD")) >= 0:
+                check_characters(row, f"{self.path}, line {self.line + self.text.count(chr(10), 0, self.place)}")
             start = self.byte
             self._advance(end)
             return Found(start, self.byte, row)

@@ -20,8 +20,11 @@ from subtoken_train.datasets.sampler import ResumableSampler, validation_order
 from subtoken_train.datasets.unknown_tokens import SomeTexts
 from subtoken_train.datasets.window import AccumulationWindows
 from subtoken_train.datasets.workers import outlive_stop_signals
+from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range
 from subtoken_train.types import Batch
 
+MAX_WORKERS = 64
+"""Of ``num_workers``: each is a process with the training process's memory, started anew for every epoch."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -53,7 +56,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         seed: of the shuffling.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError: a size below 1, or a number out of range.
     """
 
     def __init__(
@@ -61,6 +64,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     ) -> None:
         super().__init__()
         check_positive(batch_size=batch_size, val_batch_size=val_batch_size)
+        check_range("num_workers", num_workers, 0, MAX_WORKERS)
+        check_range("seed", seed, 0, MAX_SEED)
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         self._train: SizedRecords[T] | None = None
@@ -237,7 +242,6 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
 
 
 def check_positive(**sizes: int | None) -> None:
-    """Raise a ``ValueError`` that names the first size below 1; None is no size."""
+    """Raise a ``ValueError`` that names the first size below 1, or past anything that is meant; None is no size."""
     for name, value in sizes.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be 1 or more")
+        check_range(name, value, 1, MAX_TOKENS)

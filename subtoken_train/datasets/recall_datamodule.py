@@ -9,6 +9,7 @@ from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_counts
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
+from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.types import Batch
 
 
@@ -47,7 +48,9 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, val_batch_size, num_workers, seed)
-        check_positive(context_length=context_length, train_samples=train_samples)
+        check_positive(context_length=context_length)
+        check_range("train_samples", train_samples, 1, MAX_COUNT)
+        check_range("val_samples", val_samples, 0, MAX_COUNT)
         check_counts(num_facts, num_questions)
         self.context_length, self.num_facts, self.num_questions = context_length, num_facts, num_questions
         self.train_samples, self.val_samples = train_samples, val_samples

@@ -8,17 +8,17 @@ Legend: s seeds, n questions.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, KINDS
+from subtoken_train.documents import read_json, read_yaml
 from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.typed import checked
 
 ARMS = {
     "tiny_lora_only": "LoRA only",
@@ -94,10 +94,14 @@ def read_comparison(path: Path) -> Comparison:
     Raises:
         ValueError: other keys, or a difference of arms that are not listed.
     """
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = read_yaml(path)
     keys = {"arms", "differences"}
     if not isinstance(content, dict) or not keys <= content.keys() <= {*keys, "groups"}:
         raise ValueError(f"{path} must have the keys arms and differences, and no other but groups")
+    checked(dict[str, str], content["arms"], f"{path}: arms")
+    if any(len(pair) != 2 for pair in checked(list[list[str]], content["differences"], f"{path}: differences")):
+        raise ValueError(f"{path}: each of the differences is a pair of arms")
+    checked(list[str], content.get("groups", []), f"{path}: groups")
     pairs = tuple((first, second) for first, second in content["differences"])
     strangers = {arm for pair in pairs for arm in pair} - content["arms"].keys()
     if strangers:
@@ -115,13 +119,30 @@ def read_records(folder: Path) -> dict[str, Arm]:
     """
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*-seed*.json")):
-        record = json.loads(path.read_text())
+        record = _record(read_json(path), str(path))
         runs.setdefault(record["arm"], []).append(record)
     if not runs:
         raise ValueError(f"{folder} holds no run records; benchmarks/tiny_comparison.py makes them")
     if len({record["data_sha256"] for records in runs.values() for record in records}) > 1:
         raise ValueError(f"the records of {folder} answer different question files; they cannot be compared")
     return {name: _arm(name, records) for name, records in runs.items()}
+
+
+_RUN: dict[str, Any] = {
+    **dict.fromkeys(("arm", "data_sha256", "visual_tokens"), str),
+    **dict.fromkeys(("nominal_kv", "realised_kv"), float),
+    "seed": int,
+    "kinds": list[str],
+    "scores": list[float],
+}
+
+
+def _record(content: Any, place: str) -> dict[str, Any]:
+    """What is read of a run's record, each of its type."""
+    missing = [key for key in _RUN if key not in checked(dict[str, Any], content, place)]
+    if missing:
+        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    return {key: checked(kind, content[key], f"{place}: {key}") for key, kind in _RUN.items()}
 
 
 def _arm(name: str, records: list[dict[str, Any]]) -> Arm:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from subtoken_train.artifact.scores import Arm, Evaluation, Score
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.documents import read_json
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.functional.ledger import share_words
+from subtoken_train.typed import checked, shown
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("arm", "data", "data_sha256", "visual_tokens", "groups", "eviction"), str),
+    **dict.fromkeys(("nominal_kv", "realised_kv"), float),
+    **dict.fromkeys(("kv_bytes", "dense_kv_bytes"), int),
+    "kinds": list[str],
+    "scores": list[float],
+}
+"""What is read of a run."""
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:
@@ -26,19 +36,32 @@ def read_scores(path: Path, arm: str) -> Evaluation:
     if not path.is_file():
         raise ValueError(f"metrics {path} is not a file; 'subtoken-train evaluate --out FILE' writes one")
     try:
-        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        arms = {run["arm"]: _arm(run) for run in runs}
-        asked = {(run.get("data", "questions"), run["data_sha256"], tuple(run["kinds"])) for run in runs}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"metrics {path} is not a record of 'subtoken-train evaluate --out' ({type(error).__name__} {error})"
-        ) from error
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise ValueError(f"it is {shown(content)}")
+        runs = [_run(run, f"runs[{i}]") for i, run in enumerate(checked(list[Any], content.get("runs"), "runs"))]
+    except ValueError as error:
+        raise ValueError(f"metrics {path} is not a record of 'subtoken-train evaluate --out' ({error})") from None
+    arms = {run["arm"]: _arm(run) for run in runs}
+    asked = {(run["data"], run["data_sha256"], tuple(run["kinds"])) for run in runs}
     if arm not in arms:
         raise unknown_name(f"arm of {path}", arm, arms)
     if len(asked) != 1:
         raise ValueError(f"the arms of {path} answered different questions; evaluate them in one call")
     data, digest, _ = asked.pop()
     return Evaluation(data, digest, arms.pop(arm), tuple(arms.values()))
+
+
+def _run(run: Any, place: str) -> dict[str, Any]:
+    """The facts of a run that a card shows, each of its type."""
+    content = {"data": "questions", **checked(dict[str, Any], run, place)}
+    missing = [key for key in _KINDS if key not in content]
+    if missing:
+        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    made = {key: checked(kind, content[key], f"{place}.{key}") for key, kind in _KINDS.items()}
+    if not made["scores"] or len(made["scores"]) != len(made["kinds"]) or made["dense_kv_bytes"] < 1:
+        raise ValueError(f"{place}: every score needs its kind, and the cache some bytes")
+    return made
 
 
 def _arm(run: dict[str, Any]) -> Arm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,7 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
         ValueError: no number, or another unit. Whether the number is allowed, ``Compression`` says.
     """
     found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
-    if found is None:
+    if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
         raise ValueError(f"{text!r} is no budget; write a fraction (0.1), tokens (256tokens) or bytes (20MB)")
     number, unit = float(found[1]), found[2].lower()
     if not unit:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import MAX_SEED, check_range, unknown_name
 from subtoken_train.functional.groups import Layout, check_groups
 from subtoken_train.functional.ledger import KVShape
 
@@ -51,6 +51,10 @@ class RoutingConfig:
     balance_weight: float = 0.01
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_range("routing balance_weight", self.balance_weight, 0, 10**6)
+        check_range("routing seed", self.seed, 0, MAX_SEED)
+
     def check(self, shape: KVShape) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
         check_groups(self.num_groups, self.kept_groups, shape.num_kv_heads, shape.head_dim, self.layout)
@@ -58,8 +62,6 @@ class RoutingConfig:
             raise unknown_name("budget", self.budget, get_args(BudgetKind))
         if self.score_prior not in get_args(ScorePrior):
             raise unknown_name("score_prior", self.score_prior, get_args(ScorePrior))
-        if self.balance_weight < 0:
-            raise ValueError(f"balance_weight={self.balance_weight} must not be negative; 0 turns the loss off")
 
 
 @dataclass

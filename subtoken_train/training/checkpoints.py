@@ -13,8 +13,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from subtoken_train.documents import read_json
+from subtoken_train.typed import checked, typed
 
 SCHEMA_VERSION = 1
 MARKER, STATE, PARTIAL = "COMPLETE", "state.ckpt", ".partial"
@@ -76,12 +80,17 @@ def read_marker(checkpoint: Path) -> Marker:
     if not path.is_file() or checkpoint.suffix == PARTIAL:
         raise ValueError(f"{checkpoint} is no complete checkpoint (no {MARKER} in it); use another one of the run")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = int(content["schema_version"])
+        content = checked(dict[str, Any], read_json(path), "it")
+        version = checked(int, content.get("schema_version"), "schema_version")
         if version <= SCHEMA_VERSION:
-            return Marker(**{field.name: content[field.name] for field in fields(Marker)})
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} cannot be read; remove {checkpoint} to go on from an older checkpoint") from None
+            marker = typed(Marker, content, "it")
+            if marker.step < 0 or marker.world_size < 1:
+                raise ValueError(f"step {marker.step} of {marker.world_size} processes")
+            return marker
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); remove {checkpoint} to go on from an older checkpoint"
+        ) from None
     raise ValueError(
         f"{checkpoint} was written in layout {version}; this version of subtoken_train reads up to {SCHEMA_VERSION}: "
         "upgrade it"

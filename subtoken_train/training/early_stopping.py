@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities import rank_zero_info
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import MAX_COUNT, check_range, unknown_name
 from subtoken_train.training.midway import MidwayEvaluation
 
 VALIDATION_SCORES = {"val/loss": "min", "val/token_accuracy": "max"}
@@ -32,6 +32,10 @@ class EarlyStoppingConfig:
     mode: Literal["min", "max"] | None = None
     min_delta: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_range("early_stopping.patience", self.patience, 1, MAX_COUNT)
+        check_range("early_stopping.min_delta", self.min_delta, 0)
+
     def checked_mode(self, scores: list[str]) -> str:
         """``min`` or ``max``.
 
@@ -39,7 +43,7 @@ class EarlyStoppingConfig:
             scores: names of the scores that the run will have.
 
         Raises:
-            ValueError: a monitor that the run does not have, the opposite of its mode, or numbers out of range.
+            ValueError: a monitor that the run does not have, or the opposite of its mode.
         """
         if not scores:
             raise ValueError(
@@ -48,11 +52,6 @@ class EarlyStoppingConfig:
             )
         if self.monitor not in scores:
             raise unknown_name("early_stopping.monitor", self.monitor, scores)
-        if self.patience < 1 or self.min_delta < 0:
-            raise ValueError(
-                f"early_stopping.patience={self.patience} must be at least 1, and min_delta={self.min_delta:g} not "
-                "negative"
-            )
         better = VALIDATION_SCORES.get(self.monitor, "max")
         if self.mode not in (None, better):
             raise ValueError(f"early_stopping.mode is {self.mode!r}, but {self.monitor} wants {better!r}; leave it out")

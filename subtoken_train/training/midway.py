@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.evaluation_mode import evaluation_mode
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.steps import stepped
 from subtoken_train.training.panels.throughput import Stopwatch
@@ -46,6 +47,12 @@ class EvaluationConfig:
     batch_size: int = 32
     max_length: int = 2048
     max_new_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("every_n_steps", "limit", "batch_size"):
+            check_range(f"evaluation.{name}", getattr(self, name), 1, MAX_COUNT)
+        for name in ("max_length", "max_new_tokens"):
+            check_range(f"evaluation.{name}", getattr(self, name), 1, MAX_TOKENS)
 
 
 class MidwayEvaluation(Callback):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import MAX_COUNT, check_range, unknown_name
 
 Schedule = Literal["cosine", "constant"]
 OptimizerName = Literal["adamw", "paged_adamw_8bit"]
@@ -42,6 +42,12 @@ class OptimizerConfig:
     warmup_steps: int = 0
     schedule: Schedule = "cosine"
     final_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, high in (("learning_rate", 100), ("router_learning_rate", 100), ("weight_decay", 100)):
+            check_range(f"optimizer.{name}", getattr(self, name), 0, high)
+        check_range("optimizer.warmup_steps", self.warmup_steps, 0, MAX_COUNT)
+        check_range("optimizer.final_fraction", self.final_fraction, 0, 1)
 
 
 def rate_scale(config: OptimizerConfig, total_steps: int) -> Callable[[int], float]:

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
 
+from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.training import checkpoints
 from subtoken_train.training.divergence import Health, LossWatch, weights_are_finite
 from subtoken_train.training.interrupt import CheckpointFailed, StopSignals, TrainingDiverged, TrainingInterrupted
@@ -38,8 +39,7 @@ class RunCheckpoints(Checkpoint):
 
     def __init__(self, folder: str = "checkpoints", every_n_train_steps: int = 500, keep_last: int = 2) -> None:
         for name, value in (("every_n_train_steps", every_n_train_steps), ("keep_last", keep_last)):
-            if value < 1:
-                raise ValueError(f"checkpoint.{name} is {value}; it must be 1 or more")
+            check_range(f"checkpoint.{name}", value, 1, MAX_COUNT)
         self.folder, self.every, self.keep_last = Path(folder), every_n_train_steps, keep_last
         self.on_whole: Callable[[], object] = lambda: None
         self._signals, self._losses = StopSignals(), LossWatch()

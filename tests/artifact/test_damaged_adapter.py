@@ -67,8 +67,9 @@ def test_shipped_adapters_of_schemas_1_and_2_are_read(name):
         ("reducer.keep_ratio", 0, "keep_ratio"),
         ("reducer.layer", -1, "layer"),
         ("reducer.stage", "tower", "unknown value 'tower'"),
-        ("lora.rank", 1_000_000, "r is 8, and subtoken_config.json says 1000000"),
-        ("lora.rank", 0, "rank=0"),
+        ("lora.rank", 1_000_000, "lora rank is 1,000,000"),
+        ("lora.rank", 4096, "r is 8, and subtoken_config.json says 4096"),
+        ("lora.rank", 0, "rank is 0"),
         ("lora.alpha", "16", "alpha is '16'"),
         ("lora.alpha", 32, "lora_alpha is 16, and subtoken_config.json says 32"),
         ("lora.dropout", 1, "dropout"),
@@ -136,9 +137,9 @@ def test_peft_settings_are_there(folder):
 
 
 def test_a_rank_of_both_files_is_checked_against_the_tensors(folder):
-    put(folder, "subtoken_config.json", "lora.rank", 1_000_000)
-    put(folder, "adapter_config.json", "r", 1_000_000)
-    refused(folder, "not of rank 1000000")
+    put(folder, "subtoken_config.json", "lora.rank", 4096)
+    put(folder, "adapter_config.json", "r", 4096)
+    refused(folder, "not of rank 4096")
 
 
 def first(change):

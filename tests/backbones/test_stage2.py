@@ -111,7 +111,6 @@ def test_adapters_are_fp32_on_a_bf16_backbone(tiny_family):
     [
         (None, OUTPUT, "set model.routing, or drop model.stage2"),
         (RoutingConfig(selector="value_norm"), None, "nothing to train: selector 'value_norm'"),
-        (RoutingConfig(), LoraSettings(rank=0), "lora rank=0"),
     ],
 )
 def test_wrong_settings_are_worded(tiny_family, routing, output_lora, words):

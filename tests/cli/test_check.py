@@ -229,7 +229,7 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--model.routing.kept_group", "4"], ["Did you mean 'model.routing.kept_groups'?"]),
         (["--data.batch_size", "0"], ["batch_size is 0"]),
         (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),
-        (["--model.lora.rank", "0"], ["lora rank=0"]),
+        (["--model.lora.rank", "0"], ["lora rank is 0"]),
     ],
     ids=lambda value: " ".join(value[1::2]) if value[0].startswith("--") else None,
 )

@@ -124,6 +124,9 @@ def test_a_forgotten_image_is_one_line_of_warning(vlm_adapter, text_adapter, cap
         (["--eviction", "first"], "--eviction first needs --eviction-keep, for instance 0.1, 256tokens or 20MB"),
         (["--eviction", "frist", "--eviction-keep", "1"], "unknown eviction method 'frist'. Did you mean 'first'?"),
         (["--eviction", "first", "--eviction-keep", "a lot"], "'a lot' is no budget; write a fraction (0.1)"),
+        (["--eviction", "first", "--eviction-keep", ""], "'' is no budget; write a fraction (0.1)"),
+        (["--eviction", "first", "--eviction-keep", "1e400MB"], "'1e400MB' is no budget; write a fraction (0.1)"),
+        (["--eviction-keep", ""], "--eviction-keep, --eviction-option and --scope need --eviction NAME"),
         (["--eviction", "first", "--eviction-keep", "2"], "eviction_keep=2.0 must lie in (0, 1]"),
         (["--eviction", "first", "--eviction-keep", "0"], "eviction_keep=0.0 must lie in (0, 1]"),
         (["--kv-dtype", "int3"], "unknown kv_dtype 'int3'. Did you mean"),
@@ -177,7 +180,7 @@ def test_merged_tokens_have_no_place_in_the_picture(capsys, vlm_adapter, picture
 
 def test_mistakes_that_the_language_model_finds(capsys, dummy_evictions, text_adapter, picture):
     common = ["--adapter", text_adapter, "--prompt", TEXT]
-    assert "give one text, and no images" in error(capsys, *common, "--image", picture)
+    assert "takes one text, and no images" in error(capsys, *common, "--image", picture)
     assert "--show draws visual tokens" in error(capsys, *common, "--image", picture, "--show", "a.png")
     assert "context_length=9999 must lie between" in error(capsys, *common, "--context-length", 9999)
     evicted = ["--eviction", "first_visual", "--eviction-keep", 0.5]

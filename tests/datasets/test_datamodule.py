@@ -246,5 +246,5 @@ def fit_loop_at(batches):
 
 @pytest.mark.parametrize("name", ["max_length", "batch_size", "val_batch_size"])
 def test_sizes_must_be_positive(name):
-    with pytest.raises(ValueError, match=f"{name} is 0; it must be 1 or more"):
+    with pytest.raises(ValueError, match=f"{name} is 0; it must be 1 to"):
         InstructionDataModule("train.json", **{name: 0})

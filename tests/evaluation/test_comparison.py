@@ -73,7 +73,15 @@ def test_compared_arms_hold_equal_bytes():
 
 
 def test_mixed_question_files_are_refused(tmp_path):
-    record = {"arm": "a", "kinds": ["read"], "scores": [1.0], "visual_tokens": "1/1", "nominal_kv": 1, "realised_kv": 1}
+    record = {
+        "arm": "a",
+        "seed": 0,
+        "kinds": ["read"],
+        "scores": [1.0],
+        "visual_tokens": "1/1",
+        "nominal_kv": 1,
+        "realised_kv": 1,
+    }
     with pytest.raises(ValueError, match="no run records"):
         read_records(tmp_path)
     for seed, digest in enumerate(("x", "y")):

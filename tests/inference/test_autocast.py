@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from subtoken_train.evictions import EVICTIONS
+
 from generation_cells import CELL, PLAIN, inputs_of, model_of, settings_of
 from reference import recompute
 from truth_cells import BOUNDS, backbone_of, batch_of, compression_of, decoded
@@ -20,12 +22,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
-def test_decoding_under_autocast_is_truth(family, name):
-    cell = CELL | CELLS[name] | {"family": family}
-    if family == "llama" and cell["reducer"] != "none":
-        cell["reducer"] = "quest"
+def assert_truth(cell):
     backbone = backbone_of(cell)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = decoded(backbone, batch_of(cell), 6, compression_of(cell))
@@ -33,6 +30,25 @@ def test_decoding_under_autocast_is_truth(family, name):
     truth = torch.stack([recompute(backbone, t, ids[:-1]) for t, ids in zip(got.truths, got.tokens_BT, strict=True)])
     bound = max(BOUNDS["bf16"], BOUNDS.get(cell["precision"], 0.0))
     assert float((got.logits_BTV.float() - truth).norm() / truth.norm()) < bound
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
+def test_decoding_under_autocast_is_truth(family, name):
+    cell = CELL | CELLS[name] | {"family": family}
+    if family == "llama" and cell["reducer"] != "none":
+        cell["reducer"] = "quest"
+    assert_truth(cell)
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_every_eviction_scores_under_autocast(eviction):
+    assert_truth(CELL | {"eviction": eviction})
+
+
+@pytest.mark.parametrize("reducer", ["visionzip", "fastv_decoder"])
+def test_reducers_run_under_autocast(reducer):
+    assert_truth(CELL | {"reducer": reducer})
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ BASE = {
 }
 
 
+ENDS = [
+    BASE
+    | {"family": family, "reducer": reducer, "selector": selector, "eviction": eviction, "scope": scope}
+    | {"batch": f"{batch}_{side}", "protocol": "query_aware" if batch == "last" else "context_first"}
+    for family, reducer, batch, side in product(
+        ("llava", "llava_gqa", "qwen2_5_vl"),
+        ("fastv_embeds", "fastv_decoder", "visionzip"),
+        ("last", "three", "text"),
+        ("left", "right"),
+    )
+    for selector, eviction, scope in [(("linear", "snapkv", "context"), ("gated", "own_sets", "all"))[side == "left"]]
+]
+"""Prompts that end with their image, and contexts before their question, under every reducer of visual tokens."""
+
+
 def name_of(cell: Cell) -> str:
     return "-".join(cell.values()).replace("/", "k")
 
@@ -58,6 +74,12 @@ def test_cells_cover_all_allowed_pairs():
 def test_packed_is_truth(cell):
     found = difference(cell, STEPS)
     assert found.fits(cell["precision"]), found
+
+
+@pytest.mark.parametrize("cell", ENDS, ids=name_of)
+def test_what_follows_a_dropped_last_token_stands_where_it_did(cell):
+    found = difference(cell, 4)
+    assert found.fits("fp32"), found
 
 
 def corrupted(change, **levels: str) -> float:

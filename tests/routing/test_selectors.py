@@ -187,8 +187,8 @@ def test_controls_refuse_what_belongs_to_routers(name, option):
 
 def test_wrong_settings_are_worded():
     shape = KVShape(4, 4, 32)
-    with pytest.raises(ValueError, match=r"balance_weight=-0\.1 must not be negative"):
-        RoutingConfig(balance_weight=-0.1).check(shape)
+    with pytest.raises(ValueError, match=r"routing balance_weight is -0\.1; it must be 0 to"):
+        RoutingConfig(balance_weight=-0.1)
     with pytest.raises(ValueError, match="num_groups=12 does not divide the value width 128"):
         RoutingConfig(num_groups=12).check(shape)
     for num_groups in (64, 128):  # d_v/2 and d_v: pairs of channels, and single ones

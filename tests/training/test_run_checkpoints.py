@@ -201,5 +201,5 @@ def test_a_full_disk_leaves_the_previous_checkpoint(folder, end):
 
 @pytest.mark.parametrize("name", ["every_n_train_steps", "keep_last"])
 def test_counts_must_be_positive(name):
-    with pytest.raises(ValueError, match=rf"checkpoint.{name} is 0; it must be 1 or more"):
+    with pytest.raises(ValueError, match=rf"checkpoint.{name} is 0; it must be 1 to"):
         RunCheckpoints("a", **{name: 0})

@@ -6,7 +6,6 @@ The printed tables are a file that the reader passes; the package ships none of 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +14,30 @@ from typing import Any
 
 import numpy as np
 
+from subtoken_train.documents import read_json
 from subtoken_train.evaluation.reporting.figures import Figure, mean_difference, mean_figure, score_figure
 from subtoken_train.evaluation.reporting.layout import MEANS, PAPER_TASKS, anchor_of
 from subtoken_train.evaluation.reporting.reading import Arm
+from subtoken_train.typed import checked, shown
 
 VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}
 """How an arm's router is called here and there."""
 TWO_STAGE = "4"
 """The paper's table of two-stage training."""
 DELTAS = {"Δ 3-mean": ("3-mean", "printed_d3"), "Δ 7-mean": ("7-mean", "printed_d7")}
+_EVERY: dict[str, Any] = {
+    **dict.fromkeys(("table", "model", "method", "variant"), str),
+    **dict.fromkeys(("total_kv", "token_keep"), float),
+    **dict.fromkeys(("S", "K"), int | None),
+    "token_method": str | None,
+}
+_VLM: dict[str, Any] = {
+    "scores": dict[str, float],
+    **dict.fromkeys(("printed_3m", "printed_7m"), float),
+    **dict.fromkeys(("printed_d3", "printed_d7"), float | None),
+}
+_LLM: dict[str, Any] = {"mmlu": float, "printed_delta": float | None}
+"""What is read of a printed row."""
 COLUMNS = (*PAPER_TASKS.values(), *MEANS, *DELTAS)
 
 
@@ -58,15 +72,33 @@ def compare_paper(arms: Sequence[Arm], path: Path) -> list[Comparison]:
         ValueError: ``path`` is not there, or is no file of printed tables.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = [*content["vlm_rows"], *content["llm_rows"]]
-        return [
-            _comparison(arm, anchor_of(arm, arms), row, rows) for arm in arms for row in rows if _same_method(arm, row)
-        ]
+        rows = _rows(read_json(path))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; --compare-paper takes the JSON file of the printed tables") from None
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no file of printed tables ({type(error).__name__} {error})") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is no file of printed tables ({error})") from None
+    return [_comparison(arm, anchor_of(arm, arms), row, rows) for arm in arms for row in rows if _same_method(arm, row)]
+
+
+def _rows(content: Any) -> list[dict[str, Any]]:
+    rows = []
+    for key, own in (("vlm_rows", _VLM), ("llm_rows", _LLM)):
+        listed = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(listed, list):
+            raise ValueError(f"it has no list {key}")
+        rows += [_row(row, {**_EVERY, **own}, f"{key}[{i}]") for i, row in enumerate(listed)]
+    return rows
+
+
+def _row(row: Any, kinds: dict[str, Any], place: str) -> dict[str, Any]:
+    """A printed row's cells that are read here, each of its type."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{place} is {shown(row)}; it must be a group of keys")
+    missing = [key for key in kinds if key not in row]
+    missing += [name for name in PAPER_TASKS.values() if "scores" in kinds and name not in (row.get("scores") or ())]
+    if missing:
+        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    return {key: checked(kind, row[key], f"{place}.{key}") for key, kind in kinds.items()}
 
 
 def recomputed_means(scores: dict[str, float]) -> dict[str, float]:

@@ -157,15 +157,20 @@ def _read_run(folder: Path) -> Run:
         raise ValueError(
             f"{folder} holds {len(records)} samples, but its manifest says {manifest.rows}; remove the folder"
         )
-    metric = build_task(manifest.task, manifest.source, **manifest.options).metric()
+    try:
+        task = build_task(manifest.task, manifest.source, **manifest.options)
+    except (TypeError, ValueError) as error:  # two options of one name, or a value that the task refuses
+        raise ValueError(f"{folder / MANIFEST_FILE}: {error}") from None
+    metric = task.metric()
     scores: dict[str, float] = {}
     if records:
         try:
             metric.update([record.prediction for record in records], [record.reference for record in records])
             scores = {name: float(value) for name, value in metric.compute().items()}
             scores_n = np.array([metric.score(record.prediction, record.reference) for record in records])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder}: its records cannot be scored ({type(error).__name__} {error})") from error
+        except Exception as error:  # references are whatever the files hold, and metrics take theirs apart
+            words = " ".join(str(error).split())[:200]
+            raise ValueError(f"{folder}: its records cannot be scored ({type(error).__name__} {words})") from error
         if manifest.primary not in scores:
             raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('score', manifest.primary, scores)}")
     else:

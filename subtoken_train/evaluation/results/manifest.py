@@ -8,15 +8,24 @@ are computed from the records, by the task's metric, whenever they are asked for
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.inference.protocol import Protocol
+from subtoken_train.typed import shown, typed
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 SAMPLES_GLOB = "samples-*.jsonl"
+_WRITTEN = {
+    "reducer": re.compile(r"-|\w+ \d+(\.\d+)?(e-\d+)?"),
+    "groups": re.compile(r"-|S\d+K\d+ \w+"),
+    "eviction": re.compile(r"\S.*"),
+}
+"""How ``ArmFacts`` that are read again are written."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +113,25 @@ class Manifest:
         """
         path = folder / MANIFEST_FILE
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            schema = content.pop("schema")
-            if schema != SCHEMA_VERSION:
-                raise ValueError(f"{path} has schema {schema}; this version reads {SCHEMA_VERSION}")
-            return cls(arm=ArmFacts(**content.pop("arm")), **content)
+            content = read_json(path)
         except FileNotFoundError:
             raise ValueError(f"{folder} holds no {MANIFEST_FILE}; 'subtoken-train evaluate' writes one") from None
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} cannot be read ({type(error).__name__} {error})") from None
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
+        schema = content.pop("schema", None)
+        if schema != SCHEMA_VERSION or isinstance(schema, bool):
+            raise ValueError(f"{path} has schema {shown(schema)}; this version reads {SCHEMA_VERSION}")
+        manifest = typed(cls, content, str(path))
+        check_file_name(manifest.arm.name, f"{path}: arm: name")
+        for fact, pattern in _WRITTEN.items():
+            if pattern.fullmatch(getattr(manifest.arm, fact)) is None:
+                value = shown(getattr(manifest.arm, fact))
+                raise ValueError(f"{path}: arm: {fact} is {value}, which 'subtoken-train evaluate' does not write")
+        for count, number in (
+            ("rows", manifest.rows),
+            ("expected_rows", manifest.expected_rows or 0),
+            ("arm: nominal_kv", manifest.arm.nominal_kv),
+        ):
+            if number < 0:
+                raise ValueError(f"{path}: {count} is {number}; it must not be negative")
+        return manifest

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from subtoken_train.documents import parse_json
 from subtoken_train.evaluation.metrics.base import Prediction
 from subtoken_train.inference.accounting import Measured
+from subtoken_train.typed import shown, typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,20 @@ class SampleRecord(Measured):
     score: float
 
     def line(self) -> str:
-        """One line of JSON, newline included."""
+        """One line of JSON, newline included.
+
+        Raises:
+            ValueError: a log-likelihood or score is NaN or infinite, which no reader of records takes.
+        """
         content = asdict(self)
         told = {name: content.pop(name) for name in SampleRecord.__annotations__}  # before what was measured
-        return json.dumps({**told, **content}, ensure_ascii=False, separators=(",", ":")) + "\n"
+        try:
+            text = json.dumps({**told, **content}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except ValueError:
+            raise ValueError(
+                f"sample {self.id!r}: the model gave NaN or infinity; choose a wider dtype, or another adapter"
+            ) from None
+        return text + "\n"
 
     @classmethod
     def parse(cls, line: str | bytes, place: str) -> SampleRecord:
@@ -46,16 +59,22 @@ class SampleRecord(Measured):
             place: file and line, for the message.
 
         Raises:
-            ValueError: it is no record.
+            ValueError: it is no record: a key or type is another one, or a number is negative or not finite.
         """
         try:
-            content = json.loads(line)
-            content.setdefault("emptied", {})  # of records before there was this field
-            return cls(**{field.name: content.pop(field.name) for field in fields(cls)}, **content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{place} is no record of a sample ({type(error).__name__} {error})") from None
+            record = typed(cls, parse_json(line, "line"), "line")
+        except ValueError as error:
+            raise ValueError(f"{place} is no record of a sample ({error})") from None
+        if min([getattr(record, name) for name in _COUNTS]) < 0 or record.batch_size < 1:
+            wrong = next((name for name in _COUNTS if getattr(record, name) < 0), "batch_size")
+            raise ValueError(f"{place}: {wrong} is {getattr(record, wrong)}; nothing can be counted so")
+        if record.kept_visual is not None and _HEX.fullmatch(record.kept_visual) is None:
+            raise ValueError(f"{place}: kept_visual is {shown(record.kept_visual)}; it must be hexadecimal digits")
+        return record
 
 
+_HEX = re.compile("[0-9a-f]*")
+_COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
 TIMES = ("prefill_seconds", "decode_seconds")
 """The fields in which two runs of the same arm differ."""
 

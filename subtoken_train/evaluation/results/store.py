@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from subtoken_train.documents import check_regular
 from subtoken_train.evaluation.results.manifest import SAMPLES_GLOB
 from subtoken_train.evaluation.results.record import SampleRecord
+
+MAX_LINE = 2**24
+"""Bytes of one record."""
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
@@ -20,10 +24,8 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
     """
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):
-        with path.open("rb") as file:  # a torn line may end within a character
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    break
+        for number, line in enumerate(_lines(path), start=1):
+            if line.endswith(b"\n"):
                 record = SampleRecord.parse(line, f"{path}, line {number}")
                 if record.id in found:
                     raise ValueError(f"{path}, line {number}: sample {record.id!r} is there twice; remove one of them")
@@ -52,6 +54,16 @@ class SampleWriter:
             file.write("".join(record.line() for record in records))
             file.flush()
             os.fsync(file.fileno())
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, which may end within a character; one that is too long for a record is refused."""
+    check_regular(path)
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE:
+                raise ValueError(f"{path} has a line of more than {MAX_LINE:,} bytes, which is no record of a sample")
+            yield line
 
 
 def _drop_torn_line(path: Path) -> None:

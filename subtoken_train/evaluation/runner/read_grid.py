@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from subtoken_train.documents import read_yaml
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms
 
@@ -27,10 +26,7 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     """
     if not path.is_file():
         raise ValueError(f"grid {path} is not a file; recipes/eval holds some")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from None
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping with arms, tasks and out")
     known = {spec.name for spec in fields(Grid)}

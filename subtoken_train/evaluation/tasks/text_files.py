@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import csv
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.evaluation.tasks.reading import Row
 
 SHORT = 64
@@ -63,6 +63,7 @@ def read_text(path: Path) -> str:
         ValueError: the file is missing or not UTF-8.
     """
     try:
+        check_regular(path)
         return path.read_text(encoding="utf-8")
     except OSError:
         raise ValueError(f"{path} is missing or cannot be read; check the path") from None
@@ -77,10 +78,11 @@ def read_json(path: Path) -> Any:
     Raises:
         ValueError: the file is missing, not UTF-8, or not JSON.
     """
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: invalid JSON ({error.msg}); {_CUT_OFF}") from None
+        return parse_json(text, str(path))
+    except ValueError as error:
+        raise ValueError(f"{error}; {_CUT_OFF}") from None
 
 
 def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[Row]:
@@ -133,9 +135,9 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{place}: invalid JSON ({error.msg}); {_CUT_OFF}") from None
+            values = parse_json(line, place)
+        except ValueError as error:
+            raise ValueError(f"{error}; {_CUT_OFF}") from None
         rows.append(_object(values, place, columns))
     return rows
 
@@ -172,6 +174,7 @@ def read_table(
     """
     needed = (*columns, image) if image else columns
     try:
+        check_regular(path)
         with _long_cells():
             lines = _cells(path, delimiter)
             first = next(lines, None) if header else (0, "", columns)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
+
+from subtoken_train.documents import read_json
 
 BUCKET = 50_000_000
 """Elements that are communicated at once; Lightning's 200 million would reserve 800 MB for adapters of a tenth."""
@@ -66,7 +66,7 @@ def _extra_settings(config: dict[str, Any] | str | None) -> dict[str, Any]:
 
 def _read_settings(path: str) -> dict[str, Any]:
     try:
-        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        settings = read_json(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"trainer.strategy: the DeepSpeed settings {path} cannot be read: {error}") from None
     if not isinstance(settings, dict):

@@ -113,9 +113,9 @@ def test_a_part_of_a_set_is_partial():
     ("content", "message"),
     [
         (None, "holds no manifest.json"),
-        ("{", "cannot be read"),
+        ("{", "invalid JSON"),
         ('{"schema": 99}', "has schema 99"),
-        ('{"schema": 1, "arm": {}}', "cannot be read"),
+        ('{"schema": 1, "arm": {}}', "are missing"),
     ],
 )
 def test_broken_manifests_are_worded(tmp_path, content, message):

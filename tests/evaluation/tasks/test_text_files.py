@@ -43,7 +43,7 @@ def test_bad_json_lines(write, text, message):
 
 def test_json(write):
     assert read_json(write('{"a": [1]}')) == {"a": [1]}
-    with pytest.raises(ValueError, match=r"file\.txt, line 2: invalid JSON"):
+    with pytest.raises(ValueError, match=r"file\.txt: invalid JSON .*line 2"):
         read_json(write('{"a":\n [1,'))
 
 
