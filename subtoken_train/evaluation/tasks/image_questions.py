@@ -103,7 +103,7 @@ def texts_of(row: Row, column: str) -> list[str]:
     """
     found = row.values[column]
     if isinstance(found, list):
-        texts = [one["answer"] if isinstance(one, Mapping) else one for one in found]
+        texts = [one.get("answer") if isinstance(one, Mapping) else one for one in found]
         if all(isinstance(text, str) for text in texts):
             return texts
     raise ValueError(f"{row.place}: {column} is {found!r}, and a list of texts is wanted; fetch the file again")

@@ -19,6 +19,7 @@ from pyarrow import ArrowInvalid
 
 from subtoken_train.backbones.hub import hub_asked, silence
 from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.documents import check_regular
 from subtoken_train.evaluation.tasks.base import Task
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -211,10 +212,12 @@ def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: S
 
 
 def _count_rows(path: Path) -> int:
+    check_regular(path)
     try:
         return int(pq.read_metadata(path).num_rows)
     except (ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is cut off or no Parquet file ({error}); fetch it again") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is cut off or no Parquet file ({reason}); fetch it again") from None
 
 
 def _from_files(paths: list[Path]) -> Dataset:
