@@ -50,9 +50,10 @@ fit: install data/scenes ## train the tiny recipe and compare it with its anchor
 		--adapter checkpoints/adapters/tiny_fastv25_s16k4_anchor \
 		--adapter checkpoints/adapters/tiny_lora_only
 	@echo
-	@echo "Next: $(BIN)/subtoken-train recipes ls"
-	@echo "      $(BIN)/subtoken-train fit --config recipes/tiny_fastv12p5_s16k4.yaml"
-	@echo "      recipes/README.md compares all arms"
+	@echo "The command is $(BIN)/subtoken-train; after 'source $(BIN)/activate' it is subtoken-train alone. For instance:"
+	@echo "  $(BIN)/subtoken-train generate --adapter runs/tiny_fastv25_s16k4 --image data/samples/a.png --prompt 'is there a 7 ?'"
+	@echo "  $(BIN)/subtoken-train recipes ls"
+	@echo "README.md goes on from here; recipes/README.md compares all arms."
 
 clean: ## remove caches and coverage; keeps .venv, data and runs
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist

@@ -42,6 +42,12 @@ def check_backbone(path: str) -> None:
         )
 
 
+def check_name(repo_id: str) -> None:
+    """Raise a worded ``ValueError`` unless ``repo_id`` reads as ``user/name``; the Hub is not asked."""
+    if not is_hub_id(repo_id):
+        raise ValueError(f"{repo_id!r} is no Hub name; write user/name (letters, digits, '-', '_' and '.')")
+
+
 def check_destination(destination: Destination) -> None:
     """Ask the Hub, without changing anything, whether ``push_folder`` would be allowed.
 
@@ -50,8 +56,7 @@ def check_destination(destination: Destination) -> None:
             private one is asked for, or no connection.
     """
     repo_id = destination.repo_id
-    if not is_hub_id(repo_id):
-        raise ValueError(f"{repo_id!r} is no Hub name; write user/name (letters, digits, '-', '_' and '.')")
+    check_name(repo_id)
     if get_token() is None:
         raise ValueError(NO_TOKEN)
     api = HfApi()

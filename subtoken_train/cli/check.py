@@ -11,7 +11,11 @@ The pre-flight of a recipe: its settings, what trains (exact counts), the KV bud
 matched token-only anchor, an estimate of the memory, the data and the optimiser steps. Loads no weights.
 Any key of the recipe can be overridden after --config, as for fit.
 --offline reads no data, no stage-1 adapter, and asks no server; without it the data files are parsed, the first record
-is encoded, and what stage 2 starts from is checked."""
+is encoded, and what stage 2 starts from is checked.
+
+What fit would refuse is refused here, in the same words (exit code 2). The last line is 'ready: ...', or 'valid: ...'
+where the recipe is right and this machine, or what lies in its output folder, stands in the way, which the lines below
+it say (exit code 0 either way)."""
 
 OFFLINE = "--offline"
 
@@ -33,12 +37,14 @@ def run_raw(argv: list[str]) -> int:
     quiet_libraries()
     from subtoken_train.cli import check_lines
     from subtoken_train.cli.check_data import data_lines
+    from subtoken_train.cli.check_ready import check_ready, folder_lines, machine_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.training.preflight import lay_out, nominal_prompt
 
     cli = RecipeCLI(source)
     parts = lay_out(cli.model, offline)
     prompt = nominal_prompt(parts.family, cli.datamodule)
+    check_ready(cli, parts, offline)
     steps = (
         ("recipe", check_lines.settings_lines(cli, parts, prompt, offline)),
         ("what trains", check_lines.training_lines(parts)),
@@ -48,5 +54,8 @@ def run_raw(argv: list[str]) -> int:
     )
     for number, (title, lines) in enumerate(steps, start=1):
         print(f"{number}/{len(steps)} {title}", *(f"  {line}" for line in lines), "", sep="\n")
-    print(f"ready: subtoken-train fit {shlex.join(recipe)}")
+    command = f"subtoken-train fit {shlex.join(recipe)}"
+    obstacles = [f"this machine cannot run it: {line}" for line in machine_lines(cli)]
+    obstacles += [f"not where it would write: {line}" for line in folder_lines(cli)]
+    print("\n".join([f"valid: {command}", *obstacles]) if obstacles else f"ready: {command}")
     return 0

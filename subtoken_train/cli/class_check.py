@@ -15,6 +15,7 @@ import yaml
 
 from subtoken_train.cli.class_paths import ALLOWED, ZERO_SETTINGS, Allowed
 from subtoken_train.documents import InvalidYAML, parse_yaml
+from subtoken_train.errors import unknown_name
 from subtoken_train.typed import shown
 
 _SPEC = ("class_path", "init_args", "dict_kwargs")
@@ -78,6 +79,8 @@ class ClassCheck:
 
     def _class(self, key: str, name: object) -> Iterator[str]:
         path = ALLOWED[key].path_of(name) if isinstance(name, str) else None
+        if path is None and isinstance(name, str) and name.isidentifier() and ALLOWED[key].names:
+            raise unknown_name(f"trainer.{key}", name, ALLOWED[key].words())
         if path is None:
             yield f"trainer.{key} names {shown(name)}"
         else:

@@ -26,6 +26,10 @@ class Allowed:
     groups: tuple[str, ...] = ()
     many: bool = False
 
+    def words(self) -> list[str]:
+        """What may be written in one word."""
+        return [*self.names, *(path.rpartition(".")[2] for path in self.classes)]
+
     def path_of(self, name: str) -> str | None:
         """The path of a class that is named in full or by its last word; None where it is not listed."""
         if name in self.classes:
@@ -120,5 +124,10 @@ ZERO_SETTINGS = (
     *("zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type"),
     *("prescale_gradients", "gradient_predivide_factor", "sparse_gradients", "disable_allgather", "seq_parallel_size"),
     *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "activation_checkpointing"),
+    *("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"),
+    *("optimizer", "scheduler", "fp16", "bf16", "torch_autocast"),
 )
-"""Keys of DeepSpeed's JSON in ``ZeroStrategy.config``; others compile, profile, load or tune by what they name."""
+"""Keys of DeepSpeed's JSON in ``ZeroStrategy.config``; others compile, profile, load or tune by what they name.
+
+Those of the last two lines are refused by ``zero_settings``, which says where the recipe says them.
+"""

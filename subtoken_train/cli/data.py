@@ -91,6 +91,9 @@ def _check(args: argparse.Namespace) -> str:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Raise a ``ValueError`` for an option that the data set has no use for, or needs and lacks."""
+    for option in ("train", "dev", "test"):
+        if getattr(args, option) < 1:
+            raise ValueError(f"--{option} {getattr(args, option)} must be at least 1 record")
     benchmark = args.name not in (*_MADE, *_OPTIONS)
     if benchmark:
         _check_name(args.name)

@@ -18,6 +18,7 @@ Trains LoRA and routers from a recipe. Any key of the recipe can be overridden a
 --overwrite replaces a run (the old one goes when the new one is whole), --resume goes on from its newest checkpoint,
 --print_config prints the result.
 --anchor trains the recipe's matched token-only anchor instead, into OUTPUT_DIR_anchor ('recipes anchor' writes it).
+--allow-code lets a recipe name classes that are not on the list of docs/recipe_safety.md: its code runs.
 --push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
 'subtoken-train recipes ls' lists the shipped recipes."""
 
@@ -37,6 +38,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.anchor import anchor_words
     from subtoken_train.cli.errors import USER_ERRORS
     from subtoken_train.cli.fit_training import train, trained
+    from subtoken_train.cli.loggers import finish_remote
     from subtoken_train.cli.publish import check_publishing, publish
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_guard import check_held
@@ -65,6 +67,8 @@ def run_raw(argv: list[str]) -> int:
         folder.close(keep=False)
         raise
     finally:
+        if folder.staged:
+            finish_remote(trainer.loggers)
         folder.close(keep=trained(cli))
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
     if destination is not None:
@@ -78,11 +82,9 @@ def finish(cli: Any, folder: RunFolder, repo_id: str | None) -> Path:
     """Write the adapter, then remove what the run replaces."""
     from subtoken_train.cli.errors import PROGRAM
     from subtoken_train.cli.fit_training import say_where_to_go_on
-    from subtoken_train.cli.loggers import finish_remote
 
     try:
         folder.take_place()  # a run of no step has no checkpoint
-        finish_remote(cli.trainer.loggers)
         adapter = export(cli, cli.output_dir, repo_id)
     except BaseException:
         say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")
@@ -137,7 +139,7 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
         family = with_processor(parts.family, module.backbone_config)
     else:
         parts, family = module.parts, module.family
-    check_parts(cli.trainer, parts)
+    check_parts(type(cli.trainer.strategy), parts)
     if resume:
         here = {f"compressed.{name}": shape for name, shape in trained_shapes(parts).items()}
         check_resumable(resume, cli.trainer, here)

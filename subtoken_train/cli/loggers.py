@@ -67,10 +67,11 @@ def name_remote_runs(given: Any, name: str, folder: Path) -> None:
 
 
 def finish_remote(loggers: Iterable[Any]) -> None:
-    """Let W&B write its last files, which it else does when Python ends, and by the first name of the run's folder."""
+    """Let W&B write its last files now; else it does when Python ends, into a folder that has another name by then."""
     for logger in loggers:
-        if type(logger).__name__ == "WandbLogger":
-            logger.experiment.finish()
+        run = getattr(logger, "_experiment", None)  # asked for by its public name, it would be started
+        if type(logger).__name__ == "WandbLogger" and run is not None:
+            run.finish()
 
 
 def _unused_name(folder: Path, name: str) -> str:

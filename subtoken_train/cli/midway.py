@@ -21,8 +21,7 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     Raises:
         ValueError: data that are missing or wrong, or an attention that cannot read packed caches.
     """
-    if attention == "eager":
-        raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
+    check_attention(attention)
     records = InstructionRecords(config.data, config.image_folder)
 
     def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
@@ -35,3 +34,9 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
         return {"accuracy": sum(scores) / len(scores), **of_kinds}
 
     return evaluate
+
+
+def check_attention(attention: str) -> None:
+    """Raise a worded ``ValueError`` for an attention that cannot read packed caches."""
+    if attention == "eager":
+        raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")

@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
 import yaml
@@ -20,14 +20,11 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from subtoken_train.cli.class_paths import ALLOWED
 from subtoken_train.cli.loggers import name_remote_runs, run_loggers
-from subtoken_train.cli.midway import midway_evaluator
+from subtoken_train.cli.midway import check_attention, midway_evaluator
+from subtoken_train.cli.recipe_parser import RecipeParser, data_module_of
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
 from subtoken_train.cli.wording import recipe_keys, worded
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.training.bar_progress import BarProgress
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
@@ -45,22 +42,7 @@ from subtoken_train.training.run_checkpoints import RunCheckpoints
 from subtoken_train.training.run_marker import has_work
 from subtoken_train.training.run_places import final_names, place_beside
 from subtoken_train.training.strategies import build_strategy
-from subtoken_train.training.strategies.check import check_devices
-
-
-class RecipeParser(LightningArgumentParser):
-    """Errors are a ``ValueError``, which ``RecipeCLI`` words, instead of a usage dump and an exit.
-
-    No value is taken for the name of a further file.
-    """
-
-    def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        """Without configuration files in the place of values."""
-        return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise ``message``."""
-        raise ValueError(message)
+from subtoken_train.training.strategies.check import check_cpus, check_devices
 
 
 class RecipeCLI(LightningCLI):
@@ -137,7 +119,10 @@ class RecipeCLI(LightningCLI):
         config = self.config.clone()
         for key in ALLOWED:
             config.trainer[key] = None
-        self.config_init = self.parser.instantiate_classes(config)
+        try:
+            self.config_init = self.parser.instantiate_classes(config)
+        except ValueError as error:  # of an optional group the parser says which types it tried, and ours is its cause
+            raise ValueError(str(_first_cause(error))) from None
         self.model, self.datamodule = self.config_init.model, self.config_init.data
 
     @property
@@ -170,17 +155,30 @@ class RecipeCLI(LightningCLI):
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
             ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
-        settings.callbacks = [*(settings.callbacks or []), *ours]
+        settings.callbacks = [*_listed(settings.callbacks), *ours]
         settings.logger = run_loggers(settings.logger, self.place)
         if isinstance(settings.strategy, str):
             settings.strategy = build_strategy(settings.strategy)
+        check_cpus(settings.devices, settings.accelerator)
         check_devices(settings.devices, settings.accelerator)
-        plugins = settings.plugins if isinstance(settings.plugins, list) else [settings.plugins]
-        settings.plugins = [AtomicCheckpointIO(), *(plugin for plugin in plugins if plugin is not None)]
+        settings.plugins = [AtomicCheckpointIO(), *_listed(settings.plugins)]
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError) as error:  # e.g. accelerator: cuda on a machine without one
             raise ValueError(f"trainer: {error}") from None
+
+    def check_watchers(self, read: bool) -> None:
+        """Raise a worded ``ValueError`` where early stopping or the evaluation could not run; builds nothing.
+
+        Args:
+            read: whether the evaluation's data are read.
+        """
+        self._early_stopping_mode()
+        task, attention = self.config_init.evaluation, self.config.model.backbone.attention
+        if task is not None:
+            check_attention(attention)
+            if read:
+                midway_evaluator(task, attention)
 
     def _early_stopping_mode(self) -> str | None:
         """``min`` or ``max`` of the recipe's early stopping, checked against the scores that the run will have."""
@@ -226,8 +224,12 @@ class RecipeCLI(LightningCLI):
         return final_names(str(self.parser.dump(config, skip_validation=True)), self.place)
 
 
-def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
-    """Which data a ``data`` band of these keys speaks of: a corpus (``train``), recall (``num_facts``) or records."""
-    if "train" in keys:
-        return CorpusDataModule
-    return RecallDataModule if "num_facts" in keys else InstructionDataModule
+def _listed(given: Any) -> list[Any]:
+    """One of something, several, or none, as a list."""
+    return [] if given is None else given if isinstance(given, list) else [given]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

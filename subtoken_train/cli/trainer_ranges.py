@@ -90,6 +90,15 @@ def _clipping(value: Any) -> str | None:
     return None if known else "it must be norm or value"
 
 
+def _precision(value: Any) -> str | None:
+    engine = isinstance(value, str) and value.startswith("transformer-engine")
+    return "its layers are none that LoRA knows; take bf16-mixed" if engine else None
+
+
+def _never(refused: bool, why: str) -> Check:
+    return lambda value: f"leave it out: {why}" if value is refused else None
+
+
 def _any(value: Any) -> None:
     """Nothing to say: true or false, or a text that the parser or the trainer knows."""
 
@@ -99,7 +108,7 @@ SETTINGS: dict[str, Check] = {
     **dict.fromkeys(ALLOWED, _any),
     "devices": _devices,
     "num_nodes": _whole(1, 4096),
-    "precision": _any,
+    "precision": _precision,
     "fast_dev_run": _OPTIONAL_COUNT,
     "max_epochs": _whole(1, also=-1),
     "min_epochs": _OPTIONAL_COUNT,
@@ -115,7 +124,7 @@ SETTINGS: dict[str, Check] = {
     "check_val_every_n_epoch": _whole(1),
     "num_sanity_val_steps": _whole(0, also=-1),
     "log_every_n_steps": _whole(1),
-    "enable_checkpointing": _any,
+    "enable_checkpointing": _never(False, "every run keeps checkpoints"),
     "enable_progress_bar": _any,
     "enable_model_summary": _any,
     "accumulate_grad_batches": _whole(1, 10**6),
@@ -126,7 +135,7 @@ SETTINGS: dict[str, Check] = {
     "inference_mode": _any,
     "use_distributed_sampler": _any,
     "detect_anomaly": _any,
-    "barebones": _any,
+    "barebones": _never(True, "every run logs and keeps checkpoints"),
     "sync_batchnorm": _any,
     "reload_dataloaders_every_n_epochs": _OPTIONAL_COUNT,
     "default_root_dir": _any,

@@ -92,10 +92,14 @@ class CorpusDataModule(OrderedDataModule[Row]):
             ValueError: see ``OrderedDataModule``, or a stream without ``max_steps`` or with shortened epochs.
         """
         super().rehearse(family, trainer)
-        if self.streaming and (trainer.max_steps < 0 or trainer.limit_train_batches != 1.0):
+        self.check_end(trainer.max_steps, trainer.limit_train_batches)
+
+    def check_end(self, max_steps: int, limit: int | float | None) -> None:
+        """Raise a worded ``ValueError`` where a stream would not end; arguments are the trainer's."""
+        if self.streaming and (max_steps < 0 or limit not in (None, 1.0)):
             raise ValueError(
-                f"a streamed corpus needs trainer.max_steps (it is {trainer.max_steps}) and no limit_train_batches "
-                f"(it is {trainer.limit_train_batches}): its passes have no length that an epoch could be a part of"
+                f"a streamed corpus needs trainer.max_steps (it is {max_steps}) and no limit_train_batches "
+                f"(it is {limit}): its passes have no length that an epoch could be a part of"
             )
 
     def records_to_show(self) -> Iterator[Row]:

@@ -16,7 +16,7 @@ import lightning.pytorch.loggers.wandb as lightning_wandb
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from subtoken_train.cli.loggers import csv_parts, run_loggers
+from subtoken_train.cli.loggers import csv_parts, finish_remote, run_loggers
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training.log_recipe import LogRecipe
@@ -150,6 +150,24 @@ def test_mlflow_gets_the_recipe_and_the_metrics(mlflow_stub, tmp_path):
     noted = {entry.key: entry.value for entry in client.batches}
     assert noted["model/routing/kept_groups"] == "4"
     assert noted["router_entropy/layer_3"] == 0.25
+
+
+def test_a_run_that_replaces_another_writes_beside_it_and_is_named_after_it(wandb_runs, tmp_path):
+    checkpoint = tmp_path / "mine" / "checkpoints" / "step-1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").write_text("{}")
+    cli = RecipeCLI([*argv("wandb", tmp_path / "mine"), "--overwrite"])
+    logger = cli.trainer.loggers[-1]
+    assert logger._wandb_init["name"] == "mine"
+    assert logger._wandb_init["dir"] == f"{cli.place}/logs"
+    assert cli.place.name.startswith("mine.new-")
+    assert ".new-" not in cli.recipe_text()
+    finish_remote(cli.trainer.loggers)  # nothing was started
+    assert wandb_runs == []
+    finished = []
+    logger.experiment.finish = lambda: finished.append("finished")
+    finish_remote(cli.trainer.loggers)
+    assert finished == ["finished"]
 
 
 def test_what_a_recipe_says_itself_stays(wandb_runs, tmp_path):

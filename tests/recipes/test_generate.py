@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from subtoken_train.cli.main import main
 
@@ -66,7 +67,8 @@ def test_files_are_what_the_program_writes(generate):
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_passes_its_pre_flight(path, capsys):
     assert main(["check", "--config", str(path), "--offline"]) == 0
-    assert "ready: subtoken-train fit" in capsys.readouterr().out
+    here = "ready" if path.stem.startswith("tiny") or torch.cuda.is_available() else "valid"
+    assert f"\n{here}: subtoken-train fit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from subtoken_train.training import run_marker
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_marker import MARKER_FILE, RUN
 
+from cpu_fit import run_fit
 from helpers import interrupted_fit, last_state
 from kill_restart import wait_until
 from run_server import RunServer
@@ -66,10 +67,30 @@ def test_ctrl_c_after_a_checkpoint_keeps_both_runs_and_says_where(tiny_run, fini
     assert (finished / "notes.txt").read_text() == "mine"
 
 
-def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys):
-    old = content(finished)
-    settings = ["--model.optimizer.learning_rate=1e30", "--model.optimizer.warmup_steps=0"]
-    assert main(tiny_run("--overwrite", *settings, "--trainer.gradient_clip_val=null")) == 1
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [True, False], ids=["torchrun", "launched"])
+def test_two_processes_write_into_one_place(tiny_run, finished, torchrun):
+    settings = ["--trainer.strategy=ddp", "--data.batch_size=4", "--data.group_by_length=false"]
+    log = "--trainer.callbacks=[{class_path: subtoken_train.training.samples.SampleLog}]"
+    ended = run_fit(tiny_run("--overwrite", *OTHER, *settings, log), processes=2, torchrun=torchrun)
+    assert ended.returncode == 0, ended.stdout
+    assert rank(finished) == 4
+    assert beside(finished) == []
+    for process in range(2):
+        assert len((finished / "logs" / f"samples-rank{process}.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys, monkeypatch):
+    from subtoken_train.training.module import SubTokenModule
+
+    old, step = content(finished), SubTokenModule.training_step
+
+    def diverging(self, *args):
+        return step(self, *args) * (float("nan") if self.trainer.global_step == 2 else 1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SubTokenModule, "training_step", diverging)
+        assert main(tiny_run("--overwrite")) == 1
     said = capsys.readouterr().err
     assert f"the run that was there is where it was: {finished}" in said
     assert content(finished) == old

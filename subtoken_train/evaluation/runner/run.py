@@ -122,9 +122,11 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
     """
     tasks = []
     for spec in grid.tasks:  # names and options of all, before files are read
-        own = grid.data_root / spec.name
-        source = spec.source or (str(own) if own.is_dir() else None)
-        tasks.append(build_task(spec.name, source, **spec.options))
+        task = build_task(spec.name, spec.source, **spec.options)
+        if spec.source is None:
+            places = (grid.data_root / spec.name, *([] if task.made_in is None else [Path(task.made_in)]))
+            task.source = next((str(place) for place in places if place.is_dir()), None)
+        tasks.append(task)
     read = []
     for task in tasks:
         task.check_requirements()

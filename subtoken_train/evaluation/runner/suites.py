@@ -32,12 +32,12 @@ def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
     """
     if name not in SUITES:
         raise unknown_name("suite", name, SUITES)
+    grids = [read_grid(resource(f"recipes/eval/{grid}.yaml"), out=out, **overrides) for grid in SUITES[name]]
     scenes = out / "data" / "scenes"
     scenes.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(scenes.parent / ".lock"):  # of several processes one writes
         if not (scenes / "test.json").is_file():  # written after the images
             write_scene_split(scenes, "test", SCENES, seed=1)
-    grids = [read_grid(resource(f"recipes/eval/{grid}.yaml"), out=out, **overrides) for grid in SUITES[name]]
     return [replace(grid, tasks=tuple(_with_scenes(task, scenes) for task in grid.tasks)) for grid in grids]
 
 

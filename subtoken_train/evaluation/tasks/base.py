@@ -67,6 +67,9 @@ class Task(ABC):
     where: ClassVar[str]
     """How to get the files: commands and addresses, in plain text (``subtoken-train data NAME`` prints it)."""
 
+    made_in: ClassVar[str | None] = None
+    """Where ``subtoken-train data`` writes its files, which are read from there unless a folder is named."""
+
     needs_files: ClassVar[bool] = True
     """False for a task that makes its samples itself, by its options."""
 

@@ -15,8 +15,9 @@ from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.metrics.scenes import SceneScore
 from subtoken_train.evaluation.tasks.base import Sample, Task
 
-_WHERE = """Made on this machine, from 1,797 embedded handwritten digits:
-  subtoken-train data scenes --seed 1 --out FOLDER --train 1 --dev 1 --test 4800"""
+_WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/scenes is read unless a folder is named:
+  subtoken-train data scenes
+  subtoken-train data scenes --seed 1 --out FOLDER --train 1 --dev 1 --test 4800     (as the tables ask)"""
 
 
 @dataclass
@@ -32,6 +33,7 @@ class _Scenes(Task):
     rows = None
     primary = "score"
     where = _WHERE
+    made_in = "data/scenes"
     kinds: ClassVar[tuple[str, ...]]
 
     split: str = "test"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 
-STRATEGIES: dict[str, Callable[[], Strategy] | str] = {
+STRATEGIES: dict[str, type[Strategy] | partial[ZeroStrategy] | str] = {
     "auto": "auto",
     "ddp": "ddp",
     "zero1": partial(ZeroStrategy, stage=1),
@@ -37,6 +36,22 @@ def build_strategy(name: str) -> Strategy | str:
         raise unknown_name("trainer.strategy", name, STRATEGIES)
     made = STRATEGIES[name]
     return made if isinstance(made, str) else made()
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """The class behind a name; of ``auto`` that of several devices.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name not in STRATEGIES:
+        raise unknown_name("trainer.strategy", name, STRATEGIES)
+    made = STRATEGIES[name]
+    if isinstance(made, str):
+        return DDPStrategy
+    kind = made.func if isinstance(made, partial) else made
+    assert isinstance(kind, type)
+    return kind
 
 
 def shares_weights(strategy: Strategy) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.training.preflight import count_devices
-from subtoken_train.training.strategies import STRATEGIES, shares_weights
+from subtoken_train.training.strategies import STRATEGIES
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
-from subtoken_train.training.strategies.zero import ZeroStrategy
+from subtoken_train.training.strategies.zero import ZeroStrategy, check_precision
 
 _BARE = DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy
 _DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
@@ -38,40 +38,56 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         )
 
 
+def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
+    """Raise a worded ``ValueError`` for devices of a CPU that are no count: it has no numbered ones."""
+    if accelerator == "cpu" and devices != "auto" and (isinstance(devices, list) or not str(devices).isdecimal()):
+        raise ValueError(f"trainer.devices is {devices!r}; on a CPU it is a count of processes, or auto")
+
+
 def check_fit(trainer: Trainer, module: Any) -> None:
-    """Raise a worded ``ValueError`` where the trainer's strategy contradicts the ``SubTokenModule``'s recipe."""
+    """Raise a worded ``ValueError`` where the trainer's strategy contradicts the machine or the module's recipe."""
     strategy = trainer.strategy
     if isinstance(strategy, ZeroStrategy):
         strategy.check_accelerator()
-        strategy.check_precision()
-    elif isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy) and not shares_weights(
-        strategy
-    ):
+    check_kind(type(strategy), str(strategy.precision_plugin.precision), module)
+
+
+def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
+    """The same from the strategy's class alone, before there is a trainer, and without looking at the machine.
+
+    Args:
+        kind: the strategy's class.
+        precision: the trainer's.
+        module: a ``SubTokenModule``.
+    """
+    if issubclass(kind, ZeroStrategy):
+        check_precision(precision)
+    elif issubclass(kind, _BARE) and not issubclass(kind, Fsdp2Strategy):
         raise ValueError(
-            f"trainer.strategy {type(strategy).__name__} knows nothing of frozen weights, routers and accumulation "
+            f"trainer.strategy {kind.__name__} knows nothing of frozen weights, routers and accumulation "
             f"windows; take one of {', '.join(STRATEGIES)}"
         )
-    if isinstance(strategy, Fsdp2Strategy) and module.gradient_checkpointing and module.routing_config is not None:
+    if issubclass(kind, Fsdp2Strategy) and module.gradient_checkpointing and module.routing_config is not None:
         # seen: processes reduce in different orders as soon as one has a text-only batch and another images
         raise ValueError(
             "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; take ddp, zero2 or zero3, "
             "or set it to false"
         )
     optimizer = module.optimizer_config.name
-    if optimizer != "adamw" and isinstance(strategy, ZeroStrategy | Fsdp2Strategy):
+    if optimizer != "adamw" and issubclass(kind, ZeroStrategy | Fsdp2Strategy):
         raise ValueError(
-            f"model.optimizer.name {optimizer} keeps its own states, which {type(strategy).__name__} would share out; "
+            f"model.optimizer.name {optimizer} keeps its own states, which {kind.__name__} would share out; "
             "take adamw, or trainer.strategy ddp"
         )
 
 
-def check_parts(trainer: Trainer, parts: CompressedBackbone) -> None:
-    """Raise a worded ``ValueError`` where the strategy cannot run a model (built or laid out).
+def check_parts(kind: type[Strategy], parts: CompressedBackbone) -> None:
+    """Raise a worded ``ValueError`` where a strategy's class cannot run a model (built or laid out).
 
     FSDP2 copies what it finds in a layer's arguments, so that a layer would note its routing in a copy of the split
     between context and query that no other layer sees.
     """
-    if isinstance(trainer.strategy, Fsdp2Strategy) and parts.splits:
+    if issubclass(kind, Fsdp2Strategy) and parts.splits:
         raise ValueError(
             "trainer.strategy fsdp2 cannot train a language model whose context is compressed; take ddp, zero2 or zero3"
         )

@@ -69,15 +69,6 @@ class ZeroStrategy(DeepSpeedStrategy):
         except RuntimeError as error:
             raise ValueError(f"trainer.devices: {error}") from None
 
-    def check_precision(self) -> None:
-        """Raise a worded ``ValueError`` for a precision that would round what is trained."""
-        precision = self.precision_plugin.precision
-        if precision not in PRECISIONS:
-            raise ValueError(
-                f"trainer.precision {precision} would round LoRA and routers under ZeRO; take one of "
-                f"{', '.join(PRECISIONS)}"
-            )
-
     def setup_environment(self) -> None:
         """Start the process group, after ``check_accelerator``; from then on stage 3 shards what is loaded.
 
@@ -181,6 +172,15 @@ class ZeroStrategy(DeepSpeedStrategy):
             autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
             self.config["torch_autocast"] = autocast
         super()._format_config()
+
+
+def check_precision(precision: str) -> None:
+    """Raise a worded ``ValueError`` for a precision that would round what is trained."""
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"trainer.precision {precision} would round LoRA and routers under ZeRO; take one of "
+            f"{', '.join(PRECISIONS)}"
+        )
 
 
 def _module(strategy: ZeroStrategy) -> Any:

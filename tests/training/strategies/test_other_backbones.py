@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import yaml
@@ -67,4 +65,4 @@ def test_a_language_model(tmp_path, strategy):
 def test_fsdp2_is_refused_for_a_compressed_context(text_adapter):
     _, parts, _ = read_adapter(text_adapter)
     with pytest.raises(ValueError, match="fsdp2 cannot train a language model"):
-        check_parts(SimpleNamespace(strategy=Fsdp2Strategy()), parts)
+        check_parts(Fsdp2Strategy, parts)

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrateg
 
 from subtoken_train.cli.main import main
 from subtoken_train.training.strategies import build_strategy, zero
-from subtoken_train.training.strategies.check import check_devices, check_fit
+from subtoken_train.training.strategies.check import check_devices, check_fit, check_kind
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 from subtoken_train.training.strategies.zero_settings import zero_settings
@@ -49,13 +49,10 @@ def test_lightnings_own_deepspeed_is_no_way_around(capsys, arena):
     )
 
 
-def test_zero_needs_a_gpu_and_an_old_run_stays(arena, capsys):
-    kept = arena.folder / "old" / "notes.txt"
-    kept.parent.mkdir()
-    kept.write_text("mine")
-    line = refused(capsys, arena.argv("old", "--overwrite", "--trainer.devices=1", strategy="zero2"))
+def test_zero_needs_a_gpu_and_nothing_is_made(arena, capsys):
+    line = refused(capsys, arena.argv("new", "--trainer.devices=1", strategy="zero2"))
     assert "ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2" in line
-    assert kept.read_text() == "mine"
+    assert not (arena.folder / "new").exists()
 
 
 def test_deepspeed_is_not_installed(arena, capsys, monkeypatch):
@@ -126,10 +123,8 @@ def test_an_eight_bit_optimiser_is_for_whole_tensors():
 
 
 def test_precision_that_rounds_adapters():
-    strategy = ZeroStrategy(stage=2)
-    strategy.precision_plugin = SimpleNamespace(precision="bf16-true")
     with pytest.raises(ValueError, match="would round LoRA and routers"):
-        strategy.check_precision()
+        check_kind(ZeroStrategy, "bf16-true", module())
 
 
 @pytest.mark.parametrize("strategy", [DeepSpeedStrategy, ModelParallelStrategy])
