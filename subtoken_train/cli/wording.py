@@ -19,6 +19,7 @@ _KEY = re.compile(r'Parser key "(?P<key>[\w.]+)"')
 _VALUE = re.compile(
     r"(?:Got value:|Given value:|Unable to load config) (?P<value>.*?)(?= Expected a | Given value type|$)"
 )
+_EMPTY = re.compile(r"(Got value:|Given value:)[ \t]*$", re.MULTILINE)
 _TYPES = re.compile(r"Subtypes: \[(?P<union>.*?)\] Errors|Expected a (?P<one><class '[\w.]+'>|typing\.\w+\[.*?\])")
 _MISSING = re.compile(r"the following arguments are required: (?P<keys>.+?)(?= Expected a |$)")
 _TYPE_WORDS = {
@@ -30,6 +31,8 @@ _TYPE_WORDS = {
 }
 _GROUP = "a group of keys"
 _MAX_LISTED = 12
+_SHOWN, _LONGEST = 60, 300
+"""Characters of a value, and of a message that is not ours."""
 
 
 def worded(message: str, keys: Iterable[str]) -> str:
@@ -40,6 +43,7 @@ def worded(message: str, keys: Iterable[str]) -> str:
         keys: every key of a recipe, see ``recipe_keys``.
     """
     message = message.replace('Parser key "config":', "")  # the recipe itself, which is handed over as a text
+    message = _EMPTY.sub(r"\1 ''", message)
     text = " ".join(line.strip(" -") for line in message.splitlines() if line.strip(" -"))
     if found := _UNKNOWN_KEY.search(text):
         outer = _key_path(text[: found.start()])
@@ -52,7 +56,12 @@ def worded(message: str, keys: Iterable[str]) -> str:
         return f"{found['keys']} is not set; pass a recipe with --config ('subtoken-train recipes ls' lists them)"
     if _KEY.search(text) and _VALUE.search(text):
         return _wrong_value(text)
-    return text
+    return shortened(text, _LONGEST)
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, its end left out where it is too long."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def recipe_keys(parser: LightningArgumentParser) -> list[str]:
@@ -129,7 +138,7 @@ def _wrong_value(text: str) -> str:
     allowed = (types["union"] or types["one"]) if types else ""
     literals = " ".join(re.findall(r"typing\.Literal\[(.*?)\]", allowed))
     if choices := re.findall(r"'([^']+)'", literals):
-        return str(unknown_name(key, got, choices))
+        return str(unknown_name(key, shortened(got, _SHOWN), choices))
     classes = re.findall(r"<class '([\w.]+)'>", allowed)
     words = dict.fromkeys(_TYPE_WORDS.get(name, _GROUP) for name in classes) or [_GROUP]
-    return f"{key} is {got!r}; it must be {' or '.join(words)}"
+    return f"{key} is {shortened(got, _SHOWN)!r}; it must be {' or '.join(words)}"

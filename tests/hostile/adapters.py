@@ -173,7 +173,7 @@ def spoil_peft(draw: random.Random, path: Path) -> tuple[str, Expect]:
     content = json.loads(path.read_text())
     kind = draw.choice(("contradicts", "contradicts", "mutated", "damage"))
     if kind == "contradicts":
-        key, value = draw.choice((("r", 4), ("r", 10**9), ("lora_alpha", 99), ("peft_type", "IA3"), ("peft_type", "os.system"), ("target_modules", ["k_proj"]), ("use_dora", True), ("r", "8"), ("peft_type", None), ("r", NAN), ("bias", "all"), ("modules_to_save", ["lm_head"]), ("init_lora_weights", "pissa"), ("target_modules", "(a+)+$")))  # fmt: skip
+        key, value = draw.choice((("r", 4), ("r", 10**9), ("lora_alpha", 99), ("peft_type", "IA3"), ("peft_type", "os.system"), ("target_modules", ["k_proj"]), ("use_dora", True), ("r", "8"), ("peft_type", None), ("r", NAN), ("bias", "all"), ("modules_to_save", ["lm_head"]), ("target_modules", "(a+)+$")))  # fmt: skip
         path.write_text(json.dumps({**content, key: value}))
         return f"{PEFT}: {key} is {value!r}", Expect.REFUSED
     if kind == "mutated":

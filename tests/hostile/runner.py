@@ -32,6 +32,8 @@ PYTHON_WORDS = (
 """What stands in a message that nobody worded."""
 PROGRESS = re.compile(r"[\d,]+/[\d,]+ .*|resuming from .*|.* of the text is unknown to the tokenizer .*|")
 """What a command says on stderr while it works."""
+HIDDEN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+"""Warnings that Python shows to nobody unless asked to."""
 Make = Callable[[random.Random, Place], Case]
 
 
@@ -74,6 +76,8 @@ def _run(case: Case) -> tuple[Answer | None, Verdict, str]:
     try:
         with watched() as started, warnings.catch_warnings():
             warnings.simplefilter("default")
+            for hidden in HIDDEN:
+                warnings.simplefilter("ignore", hidden)
             answer = _command(case.act) if isinstance(case.act, list | tuple) else _called(case.act)
     except Stopped as stopped:
         where = traceback.format_exc(limit=-3)
