@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import sys
 from collections.abc import Iterable
 
@@ -21,7 +22,30 @@ def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
     names = sorted(allowed)
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return ValueError(f"unknown {kind} {got!r}.{hint} Allowed: {', '.join(names)}")
+    listed, words = 0, ""
+    while listed < len(names) and len(words) + len(names[listed]) <= _LISTED:
+        words += f"{', ' if listed else ''}{names[listed]}"
+        listed += 1
+    more = f", and {len(names) - listed} more" if listed < len(names) else ""
+    shown = repr(got) if len(repr(got)) <= _GOT else repr(got)[: _GOT - 3] + "..."
+    return ValueError(f"unknown {kind} {shown}.{hint} Allowed: {words}{more}")
+
+
+class DifferencesError(ValueError):
+    """A user's mistake whose message lists what differs, and is shown whole."""
+
+
+def plain(text: str) -> str:
+    r"""A text that may be shown on a terminal: control characters and the like are written out (``\x1b``).
+
+    Line breaks and tabs stay.
+    """
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_LISTED, _GOT = 220, 80
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, what turns the direction of writing, and halves of characters."""
 
 
 MAX_SEED = 2**32 - 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 
+from subtoken_train.errors import plain
+
 HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
 
 The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
@@ -53,9 +55,9 @@ def run_raw(argv: list[str]) -> int:
         ("data and steps", data_lines(cli, parts, offline)),
     )
     for number, (title, lines) in enumerate(steps, start=1):
-        print(f"{number}/{len(steps)} {title}", *(f"  {line}" for line in lines), "", sep="\n")
+        print(f"{number}/{len(steps)} {title}", *(f"  {plain(line)}" for line in lines), "", sep="\n")
     command = f"subtoken-train fit {shlex.join(recipe)}"
     obstacles = [f"this machine cannot run it: {line}" for line in machine_lines(cli)]
     obstacles += [f"not where it would write: {line}" for line in folder_lines(cli)]
-    print("\n".join([f"valid: {command}", *obstacles]) if obstacles else f"ready: {command}")
+    print("\n".join([f"valid: {command}", *map(plain, obstacles)]) if obstacles else f"ready: {command}")
     return 0

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from subtoken_train.cli.outputs import write_whole
 from subtoken_train.datasets.images import FolderImages, missing_images
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.errors import plain
 
 MIX665K = "llava_v1_5_mix665k.json"
 MIX665K_RECORDS = 665_298
@@ -95,7 +96,7 @@ def _index(file: Path, image_folder: Path) -> InstructionRecords:
 
 def _check_images(records: InstructionRecords, missing_list: Path | None) -> str:
     folders = records.compare_images()
-    print(*_image_lines(folders, records.image_folder), sep="\n")
+    print(*map(plain, _image_lines(folders, records.image_folder)), sep="\n")
     names = [name for folder in folders for name in folder.missing]
     if missing_list is not None:
         write_whole(missing_list, "".join(f"{name}\n" for name in names))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.documents import parse_yaml
+from subtoken_train.errors import plain
 from subtoken_train.evaluation.tasks import Sample, Task, build_task
 from subtoken_train.evaluation.tasks.check import check_complete, check_samples, open_some
 
@@ -37,7 +38,7 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
     if root is None and task.needs_files:
         return f"check a folder: subtoken-train data {name} --root DIR"
     samples = task.samples()
-    print(*_lines(task, samples), sep="\n")
+    print(*map(plain, _lines(task, samples)), sep="\n")
     check_complete(task, samples, limit)
     samples = samples[:limit]
     check_samples(task, samples)

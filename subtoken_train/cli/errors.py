@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import select
 import sys
@@ -10,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import DifferencesError, SubTokenWarning, plain
 
 PROGRAM = "subtoken-train"
 
@@ -22,16 +24,72 @@ USER_ERRORS = (
     NotADirectoryError,
     IsADirectoryError,
 )
+"""What a user can mend while a run goes on; see ``is_users`` for a command."""
+MAX_LENGTH = 400
+"""Characters of a message."""
+_USERS_ERRNOS = {
+    getattr(errno, name)
+    for name in [
+        "ENOENT",
+        "EEXIST",
+        "EACCES",
+        "EPERM",
+        "ENOTDIR",
+        "EISDIR",
+        "ENAMETOOLONG",
+        "ELOOP",
+        "EROFS",
+        "ENOSPC",
+        "EDQUOT",
+        "EFBIG",
+        "ENOTEMPTY",
+        "EXDEV",
+        "ENXIO",
+        "ENODEV",
+        "EINVAL",
+        "EMFILE",
+        "ETXTBSY",
+        "EBUSY",
+        "EMLINK",
+        "ENOTSUP",
+        "EILSEQ",
+        "ESTALE",
+        "EIO",
+    ]
+}
 
 
 def one_line(error: Exception) -> str:
     """The message of an error on one line; system errors as ``<reason>: <path>``."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.strerror}: {error.filename}"
-    text = str(error)
+        text = f"{error.strerror}: {error.filename}"
+    elif isinstance(error, UnicodeError):
+        text = f"a text that is no UTF-8 ({error.reason if isinstance(error, _CODEC_ERRORS) else error})"
+    else:
+        text = str(error)
     if "Original Traceback" in text:  # raised in a data-loading worker: torch puts the whole traceback in the message
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    return " ".join(text.split()) or type(error).__name__
+    if "embedded null" in text:
+        text = "a path holds a NUL character, and no file has such a name"
+    text = plain(" ".join(text.split())) or type(error).__name__
+    return text if isinstance(error, DifferencesError) else shortened(text)
+
+
+def shortened(text: str) -> str:
+    """The begin and the end of a text that is too long for a message."""
+    if len(text) <= MAX_LENGTH:
+        return text
+    return f"{text[: MAX_LENGTH - 125]} ... {text[-120:]}"
+
+
+def is_users(error: Exception) -> bool:
+    """Whether the user can mend it: wrong input, or a file system that says no to a path; no lost connection."""
+    if isinstance(error, USER_ERRORS):
+        return True
+    return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno in _USERS_ERRNOS
+
+
+_CODEC_ERRORS = (UnicodeDecodeError, UnicodeEncodeError)
 
 
 def guarded(action: Callable[[], int]) -> int:
@@ -39,6 +97,7 @@ def guarded(action: Callable[[], int]) -> int:
 
     A ``SubTokenWarning`` is one line on stderr, too.
     """
+    _print_any_character()
     try:
         with warnings.catch_warnings():
             _word_warnings()
@@ -51,12 +110,18 @@ def guarded(action: Callable[[], int]) -> int:
             return 0
         traceback.print_exc()
         return 1
-    except USER_ERRORS as error:
-        print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
-        return 2
-    except Exception:
+    except Exception as error:
+        if is_users(error):
+            print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
+            return 2
         traceback.print_exc()
         return 1
+
+
+def _print_any_character() -> None:
+    """Let stdout write out what its encoding has no bytes for, as stderr does: an answer is no reason to stop."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _word_warnings() -> None:
@@ -65,7 +130,7 @@ def _word_warnings() -> None:
 
     def worded(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
         if issubclass(category, SubTokenWarning):
-            print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
+            print(f"{PROGRAM}: warning: {plain(' '.join(str(message).split()))}", file=sys.stderr)
         else:
             show(message, category, *place, **further)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.compression import add_compression_options
 from subtoken_train.cli.evaluate_grid import add_grid_options, check_modes, run_grids
+from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
     from subtoken_train.datasets.records import InstructionRecords
@@ -80,7 +81,7 @@ def _run_file(args: argparse.Namespace) -> int:
     arms = [_answer(adapter, records, args) for adapter in adapters]
     Console(width=None if sys.stdout.isatty() else 40 + 40 * len(arms)).print(score_table(arms))
     for adapter, (facts, _) in zip(adapters, arms, strict=True):
-        print(f"{facts.name}: {adapter or args.backbone}")
+        print(plain(f"{facts.name}: {adapter or args.backbone}"))
     if args.out:
         named = {"data": Path(args.data).name}
         rows = [run_record(facts, answers, Path(args.data).read_bytes(), named) for facts, answers in arms]

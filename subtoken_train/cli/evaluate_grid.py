@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.errors import plain
+
 if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.spec import Grid
 
@@ -108,7 +110,7 @@ def _arm(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(plain(line), file=sys.stderr, flush=True)
 
 
 def print_results(folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.compression import add_compression_options
+from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     )
     answer = out[0, inputs["input_ids"].shape[1] :]
     if not streams:
-        print(model.tokenizer.decode(answer, skip_special_tokens=True).strip())
+        print(plain(model.tokenizer.decode(answer, skip_special_tokens=True).strip()))
     print(_summary(model, len(answer)))
     if args.show:
         _draw(model, images[0], layers, Path(args.show))

@@ -22,7 +22,7 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
         ValueError: data that are missing or wrong, or an attention that cannot read packed caches.
     """
     check_attention(attention)
-    records = InstructionRecords(config.data, config.image_folder)
+    records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 
     def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
         answers = answer_all(

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
+from subtoken_train.errors import plain
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
 
@@ -62,7 +63,7 @@ def _run_line(region: Region, trained: bool, ids: list[int], tokenizer: Any) -> 
         words = f"<image x {len(ids)}>"
     else:
         words = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        words = words.replace("\r", "\\r").replace("\n", "\\n")  # a run is one line
+        words = plain(words.replace("\r", "\\r").replace("\n", "\\n"))  # a run is one line
     style = _TRAINED if trained else _MASKED
     head = f"  {region.label:<8} {'trained' if trained else 'masked':<8} {len(ids):>5}  "
     return Text.assemble(head, (words, f"{_COLORS[region]} {style}"))

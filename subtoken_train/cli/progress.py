@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from subtoken_train.errors import plain
+
 _LINES = 10  # in a log
 
 
 def counter(what: str) -> Callable[[int, int], None]:
     """A function of (done, total) that shows ``done/total what``."""
-    shown = 0
+    shown, what = 0, plain(what)
 
     def show(done: int, total: int) -> None:
         nonlocal shown

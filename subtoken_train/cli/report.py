@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import plain, unknown_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,13 +96,14 @@ def print_summary(report: Report) -> None:
         console.print(_summary(table))
     flags = {f"{row.arm.name}: {flag}": None for table in report.tables for row in table.rows for flag in row.flags}
     for flag in flags:
-        print(flag)
+        print(plain(flag))
 
 
 def _summary(scores: ScoreTable) -> Table:
     """Scores and differences of a table's arms: means alone where every arm has one."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     from subtoken_train.evaluation.reporting.figures import Figure
     from subtoken_train.evaluation.reporting.layout import MEANS
@@ -124,7 +125,7 @@ def _summary(scores: ScoreTable) -> Table:
             value = NOTHING if figure is None else value_text(figure) + ("*" if figure.marks else "")
             cells.append(f"{value}\n{signed_text(apart)}" if isinstance(apart, Figure) else value)
         budget = f"{share_text(row.arm.facts.nominal_kv)}\n{share_text(row.cost.payload_share)}"
-        summary.add_row(row.arm.name, budget, *cells)
+        summary.add_row(Text(plain(row.arm.name)), budget, *cells)
     if any(figure.marks for row in scores.rows for figure in row.scores.values() if figure is not None):
         summary.caption = f"{summary.caption}. *: incomplete or partial"
     return summary

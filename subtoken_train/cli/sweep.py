@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.recipe_words import ALLOW_CODE
 from subtoken_train.cli.sweep_grid import SweepRun, grid, slurm_script
+from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,6 +107,7 @@ def run_one(one: SweepRun) -> tuple[int, str]:
 def sweep_table(runs: list[SweepRun], outcomes: list[str]) -> Table:
     """A terminal table: one row per run with the last value of each score that any of them logged."""
     from rich.table import Table
+    from rich.text import Text
 
     found = [one.last_metrics(SCORES) for one in runs]
     columns = [name for name in SCORES if any(name in metrics for metrics in found)]
@@ -116,5 +118,10 @@ def sweep_table(runs: list[SweepRun], outcomes: list[str]) -> Table:
         table.add_column(name, justify="right")
     for one, words, metrics in zip(runs, outcomes, found, strict=True):
         cells = [f"{metrics[name]:.4g}" if name in metrics else "" for name in columns]
-        table.add_row(one.name, words, str(int(metrics["step"]) + 1) if "step" in metrics else "", *cells)
+        table.add_row(
+            Text(plain(one.name)),
+            Text(plain(words)),
+            str(int(metrics["step"]) + 1) if "step" in metrics else "",
+            *cells,
+        )
     return table

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from subtoken_train.backbones.base import Family, RenderedPrompt
-from subtoken_train.datasets.records import Record, open_image
+from subtoken_train.datasets.records import MAX_PIXELS, Record, open_image
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
 
@@ -184,6 +184,7 @@ class Collator:
         max_length: tokens kept per sample, visual ones included.
         padding_side: ``right`` for training, ``left`` for generation.
         generation: leave the last answer out of the prompt (it is what the model is asked for).
+        max_pixels: width times height of an image that is opened at most.
     """
 
     def __init__(
@@ -192,15 +193,16 @@ class Collator:
         max_length: int,
         padding_side: Literal["left", "right"] = "right",
         generation: bool = False,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
-        self.family = family
+        self.family, self.max_pixels = family, max_pixels
         self.max_length = max_length
         self.padding_side = padding_side
         self.generation = generation
 
     def __call__(self, records: Sequence[Record]) -> Batch:
         """Encode and pad; see ``encode`` and ``open_image`` for the errors."""
-        images = [[open_image(source, record.id) for source in record.images] for record in records]
+        images = [[open_image(source, record.id, self.max_pixels) for source in record.images] for record in records]
         samples = [
             encode(record, self.family, self.max_length, own, self.generation)
             for record, own in zip(records, images, strict=True)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.images import FolderImages, missing_images
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
-from subtoken_train.datasets.records import InstructionRecords, Record
+from subtoken_train.datasets.records import MAX_PIXELS, MOST_PIXELS, InstructionRecords, Record
 from subtoken_train.datasets.unknown_tokens import SomeTexts
+from subtoken_train.errors import check_range
 
 
 class InstructionDataModule(OrderedDataModule[Record]):
@@ -23,6 +24,8 @@ class InstructionDataModule(OrderedDataModule[Record]):
     Args:
         train_file: JSON list or JSON lines of training records.
         image_folder: where image paths start; default: the training file's own folder.
+        images_outside_folder: whether image paths may lead out of ``image_folder`` (absolute paths, ``..``, links).
+        max_image_pixels: width times height of an image that is opened at most.
         val_file: records of the validation loss; default: no validation.
         max_length: tokens per sample, visual ones included; longer samples are cut at the right.
         batch_size: training records per process and step of the data loader.
@@ -45,12 +48,16 @@ class InstructionDataModule(OrderedDataModule[Record]):
         num_workers: int = 0,
         seed: int = 0,
         group_by_length: bool = False,
+        images_outside_folder: bool = False,
+        max_image_pixels: int = MAX_PIXELS,
     ) -> None:
         super().__init__(batch_size, val_batch_size, num_workers, seed)
         check_positive(max_length=max_length)
         self.train_file, self.val_file, self.max_length = train_file, val_file, max_length
         self.image_folder = Path(train_file).parent if image_folder is None else Path(image_folder)
         self.group_by_length = group_by_length
+        check_range("max_image_pixels", max_image_pixels, 1, MOST_PIXELS)
+        self.images_outside_folder, self.max_image_pixels = images_outside_folder, max_image_pixels
 
     def read(self, training: bool = True) -> None:
         """Parse and check the data files, once; a command calls it before it touches the run's folder.
@@ -59,9 +66,9 @@ class InstructionDataModule(OrderedDataModule[Record]):
             ValueError: see ``InstructionRecords``.
         """
         if training and self._train is None:
-            self._train = InstructionRecords(self.train_file, self.image_folder)
+            self._train = InstructionRecords(self.train_file, self.image_folder, self.images_outside_folder)
         if self.val_file is not None and self._val is None:
-            self._val = InstructionRecords(self.val_file, self.image_folder)
+            self._val = InstructionRecords(self.val_file, self.image_folder, self.images_outside_folder)
 
     def check_images(self) -> list[FolderImages]:
         """Compare the images that the files name with the listings of their folders; no image is opened.
@@ -97,4 +104,4 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
     def collator(self) -> Collator:
         """The family's chat format and image processing, cut at ``max_length``."""
-        return Collator(self.family, self.max_length)
+        return Collator(self.family, self.max_length, max_pixels=self.max_image_pixels)

@@ -47,6 +47,28 @@ class FolderImages:
     renamed: int
 
 
+def inside(folder: Path, name: str, outside: bool = False) -> Path:
+    """``folder / name``, which must lie in the folder once ``..`` and links are followed.
+
+    Args:
+        folder: where names start; it may itself be a link.
+        name: from a file that somebody else wrote.
+        outside: whether it may lead out all the same.
+
+    Raises:
+        ValueError: it leads out.
+    """
+    path = folder / name
+    if not outside:
+        root, place = os.path.realpath(folder), os.path.realpath(path)
+        if os.path.commonpath([root, place]) != root:
+            raise ValueError(
+                f"image {name[:120]!r} lies outside of {folder} (an absolute path, '..' or a link); name a folder that "
+                "holds all images, or allow it with images_outside_folder: true"
+            )
+    return path
+
+
 def find_image(path: Path) -> Path:
     """``path``, or where there is no such file the same name with another of ``SUFFIXES``, if that is there."""
     if path.exists():
@@ -54,17 +76,23 @@ def find_image(path: Path) -> Path:
     return next((other for other in map(path.with_suffix, SUFFIXES) if other.exists()), path)
 
 
-def compare_images(names: Iterable[str], image_folder: Path) -> list[FolderImages]:
+def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:
     """What of the named images is there, folder by folder: one listing each, no look at single files.
 
     Args:
         names: paths below ``image_folder``, each once.
         image_folder: where they start.
+        outside: whether their folders may lie elsewhere.
+
+    Raises:
+        ValueError: see ``inside``; links of single files are found when they are opened.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
         folder, _, own = name.rpartition("/")
-        wanted[folder].append(own)
+        wanted["/" if name.startswith("/") and not folder else folder].append(own)
+    for folder in wanted:
+        inside(image_folder, folder, outside)
     return [_compare_folder(folder, wanted[folder], image_folder) for folder in sorted(wanted)]
 
 

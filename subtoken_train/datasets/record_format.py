@@ -44,6 +44,8 @@ def record_problem(row: Any) -> str | None:
     names = image_names(row)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return f"image is {row['image']!r}; a path or a list of paths is needed"
+    if any("\0" in name for name in names):
+        return "image holds a NUL character, and no file has such a name"
     messages = row["conversations"]
     if not all(isinstance(m, dict) and isinstance(m.get("value"), str) for m in messages):
         return 'a turn is not {"from": ..., "value": text}'

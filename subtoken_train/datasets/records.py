@@ -12,20 +12,23 @@ from __future__ import annotations
 import io
 import json
 import os
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch.utils.data import Dataset
 
 from subtoken_train.backbones.base import Turn
-from subtoken_train.datasets.images import EncodedImage, FolderImages, ImageSource, compare_images, find_image
+from subtoken_train.datasets.images import EncodedImage, FolderImages, ImageSource, compare_images, find_image, inside
 from subtoken_train.datasets.record_format import image_names, record_id, used_turns
 from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
+from subtoken_train.documents import check_regular
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,16 @@ class InstructionRecords(Dataset[Record]):
     Args:
         path: ``.jsonl`` (one record a line) or any other name (one JSON list).
         image_folder: where image paths start; default: the file's own folder.
+        images_outside_folder: whether they may lead out of it, see ``images.inside``.
 
     Raises:
         ValueError: the file is missing, is not valid JSON or holds no record, or a record breaks the format.
     """
 
-    def __init__(self, path: str | Path, image_folder: str | Path | None = None) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: str | Path, image_folder: str | Path | None = None, images_outside_folder: bool = False
+    ) -> None:
+        self.path, self.images_outside_folder = Path(path), images_outside_folder
         self.image_folder = self.path.parent if image_folder is None else Path(image_folder)
         self._open()
 
@@ -68,7 +74,8 @@ class InstructionRecords(Dataset[Record]):
         self._index: RecordIndex = open_index(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path.absolute(), "image_folder": self.image_folder.absolute()}
+        places = {"path": self.path.absolute(), "image_folder": self.image_folder.absolute()}
+        return {**places, "images_outside_folder": self.images_outside_folder}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -81,13 +88,19 @@ class InstructionRecords(Dataset[Record]):
         """Read one record.
 
         Raises:
-            ValueError: the file was changed since it was indexed.
+            ValueError: the file was changed since it was indexed, or an image lies outside of the image folder.
         """
         row = self._row(index)
         values = [message["value"] for message in used_turns(row)]
         turns = [Turn(prompt, answer) for prompt, answer in zip(values[::2], values[1::2], strict=True)]
-        paths: list[ImageSource] = [self.image_folder / name for name in image_names(row)]
-        return Record(record_id(row, index), paths, turns, row.get("kind"))
+        name = record_id(row, index)
+        try:
+            paths: list[ImageSource] = [
+                inside(self.image_folder, image, self.images_outside_folder) for image in image_names(row)
+            ]
+        except ValueError as error:
+            raise ValueError(f"record {name!r}: {error}") from None
+        return Record(name, paths, turns, row.get("kind"))
 
     def _row(self, index: int) -> dict[str, Any]:
         start, stop = int(self._index.start_R[index]), int(self._index.stop_R[index])
@@ -109,24 +122,53 @@ class InstructionRecords(Dataset[Record]):
 
     def compare_images(self) -> list[FolderImages]:
         """Which of the images that the records name are in ``image_folder``, by the listings of its folders."""
-        return compare_images(self._index.image_names().to_pylist(), self.image_folder)
+        return compare_images(self._index.image_names().to_pylist(), self.image_folder, self.images_outside_folder)
 
 
-def open_image(source: ImageSource, record_id: str | None = None) -> Image.Image:
+MAX_PIXELS = 89_478_485
+"""Width times height of the largest image that is opened unless a setting says more (Pillow's own first limit)."""
+MOST_PIXELS = 2 * MAX_PIXELS
+"""Pillow opens no larger one."""
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+"""Of Pillow's readers; that of EPS would call another program."""
+
+
+def open_image(source: ImageSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read one image, of a record or alone, as RGB; where a file is missing, one that ``find_image`` takes for it.
 
+    Args:
+        source: a file or encoded bytes.
+        record_id: of the record that names it, for messages.
+        max_pixels: width times height that is decoded at most.
+
     Raises:
-        ValueError: the file is missing, or this is not a readable image.
+        ValueError: the file is missing or no regular one, this is not a readable image, or it is too large.
     """
-    of_record = "" if record_id is None else f"record {record_id!r}: "
+    of_record = "" if record_id is None else f"record {record_id[:80]!r}: "
     place = source.place if isinstance(source, EncodedImage) else source
+    hint = "replace the file or drop the record" if of_record else "replace the file"
     try:
-        content = io.BytesIO(source.read()) if isinstance(source, EncodedImage) else find_image(source)
-        with Image.open(content) as image:
-            return image.convert("RGB")
+        if isinstance(source, EncodedImage):
+            content: io.BytesIO | Path = io.BytesIO(source.read())
+        else:
+            content = find_image(source)
+            check_regular(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is asked next
+            with Image.open(content, formats=_readers()) as image:
+                width, height = image.size
+                if width * height > max_pixels:
+                    raise ValueError(f"it has {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
+                return image.convert("RGB")
     except FileNotFoundError:
         hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
         raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        hint = "replace the file or drop the record" if of_record else "replace the file"
-        raise ValueError(f"{of_record}image {place} cannot be read ({error}); {hint}") from None
+    except Exception as error:  # Pillow's readers raise many kinds for broken files
+        words = " ".join(str(error).split())[:160] or type(error).__name__
+        raise ValueError(f"{of_record}image {place} cannot be read ({words}); {hint}") from None
+
+
+@cache
+def _readers() -> list[str]:
+    Image.init()
+    return [name for name in _FORMATS if name in Image.OPEN]

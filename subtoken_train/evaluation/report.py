@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.errors import plain
 from subtoken_train.evaluation.answer import Answers
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.functional.ledger import KVBudget, nominal_ledger, share_words
@@ -103,18 +105,18 @@ def score_table(arms: list[tuple[ArmFacts, Answers]]) -> Table:
     table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=BYTES_NOTE)
     table.add_column("")
     for facts, _ in arms:
-        table.add_column(facts.name, justify="right")
+        table.add_column(Text(plain(facts.name)), justify="right")
     facts_of = [facts for facts, _ in arms]
     table.add_row("visual tokens", *[facts.tokens for facts in facts_of])
     table.add_row("value groups", *[facts.groups for facts in facts_of])
-    table.add_row("cache", *[facts.eviction for facts in facts_of])
+    table.add_row("cache", *[Text(plain(facts.eviction)) for facts in facts_of])
     table.add_row("KV nominal", *[f"{facts.nominal:.3%}" for facts in facts_of])
     table.add_row("KV realised", *[f"{facts.realised:.3%}" for facts in facts_of])
     table.add_row("KV bytes", *[share_words(facts.bytes_share) for facts in facts_of], end_section=True)
     table.add_row("all", *[_cell([row.score for row in answers.rows]) for _, answers in arms])
     groups = [answers.by_kind() for _, answers in arms]
     for kind in groups[0]:
-        table.add_row(kind, *[_cell(group[kind]) for group in groups])
+        table.add_row(Text(plain(kind)), *[_cell(group[kind]) for group in groups])
     table.add_section()
     table.add_row("seconds", *[f"{answers.seconds:.0f}" for _, answers in arms])
     return table

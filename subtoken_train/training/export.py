@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from subtoken_train.backbones.build import assemble
 from subtoken_train.backbones.load import layout_family
 from subtoken_train.training.checkpoints import read_marker, state_path
 from subtoken_train.training.module import FIRST_STAGE_KEY, SubTokenModule
+from subtoken_train.training.state_file import read_state
 from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
 
 
@@ -29,10 +29,8 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
         ValueError: the checkpoint is not whole, its tensors are not those that the recipe trains, or one is empty.
     """
     state = state_path(checkpoint)
-    try:
-        tensors, digest = trained_tensors(state), _noted(state, FIRST_STAGE_KEY)
-    except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
-        raise ValueError(f"{state} cannot be read as a checkpoint: {type(error).__name__} {error}") from error
+    tensors, digest = trained_tensors(state), _noted(state, FIRST_STAGE_KEY)
+    check_same_shapes(read_marker(checkpoint).trained, shapes_of(tensors), checkpoint)
     first = module.read_first_stage()
     family = layout_family(module.backbone_config)
     with torch.random.fork_rng(devices=[]):
@@ -81,5 +79,9 @@ def steps_of(checkpoint: Path) -> int:
 
 def _noted(state: Path, key: str) -> Any:
     """What ``SubTokenModule.on_save_checkpoint`` noted in a state file, or in DeepSpeed's folder; None: nothing."""
-    file = min(state.rglob("*_model_states.pt")) if state.is_dir() else state
+    if not state.is_dir():
+        return read_state(state).get(key)
+    file = min(state.rglob("*_model_states.pt"), default=None)
+    if file is None:
+        raise ValueError(f"{state} is no whole DeepSpeed checkpoint: it holds no *_model_states.pt")
     return torch.load(file, map_location="cpu", weights_only=True, mmap=True).get(key)

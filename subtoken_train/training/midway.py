@@ -35,6 +35,7 @@ class EvaluationConfig:
         every_n_steps: optimiser steps between two evaluations.
         limit: only the first questions; None: all.
         image_folder: where image paths start; None: the data file's own folder.
+        images_outside_folder: whether image paths may lead out of it.
         batch_size: prompts decoded together.
         max_length: prompt tokens, visual ones included.
         max_new_tokens: cap on an answer.
@@ -44,6 +45,7 @@ class EvaluationConfig:
     every_n_steps: int = 500
     limit: int | None = 200
     image_folder: str | None = None
+    images_outside_folder: bool = False
     batch_size: int = 32
     max_length: int = 2048
     max_new_tokens: int = 64

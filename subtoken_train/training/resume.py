@@ -9,7 +9,8 @@ import lightning as L
 
 from subtoken_train.training.checkpoints import STATE, Marker, newest_complete, read_marker
 from subtoken_train.training.run_marker import begun_by_this_job
-from subtoken_train.training.trained_tensors import check_same_shapes
+from subtoken_train.training.state_file import check_archive, read_state
+from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of
 
 _ONE_FILE = {"SingleDeviceStrategy", "DDPStrategy"}  # they write and read the same file
 
@@ -26,7 +27,7 @@ def requeued_with_work(folder: Path, overwrite: bool) -> bool:
 
 
 def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:
-    """Compare a checkpoint's marker with the run that wants to go on from it; the state itself is not read.
+    """Compare a checkpoint with the run that wants to go on from it, and read its state through.
 
     Args:
         checkpoint: a folder.
@@ -34,12 +35,18 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
         here: the run's trained tensors, see ``trained_tensors.shapes_of``.
 
     Raises:
-        ValueError: other trained tensors, a strategy that cannot read it, or another number of processes where each
-            wrote a part of its own.
+        ValueError: a damaged state, other trained tensors, a strategy that cannot read it, or another number of
+            processes where each wrote a part of its own.
     """
     marker = read_marker(checkpoint)
     _check_strategy(checkpoint, marker, trainer)
     check_same_shapes(here, marker.trained, checkpoint)
+    state = checkpoint / STATE
+    if state.is_dir():
+        for part in sorted(state.rglob("*.pt")):
+            check_archive(part)
+    else:
+        check_same_shapes(here, shapes_of(read_state(state, resumes=True)["state_dict"]), checkpoint)
 
 
 def _check_strategy(checkpoint: Path, marker: Marker, trainer: L.Trainer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.backbones.build import assemble
 from subtoken_train.backbones.load import layout_family
+from subtoken_train.training.state_file import check_archive, read_state
 
 DEEPSPEED_TAG = "checkpoint"
 """The folder that Lightning's strategy lets DeepSpeed write into."""
@@ -112,10 +112,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _of_file(state: Path) -> dict[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = torch.load(state, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
-    except (OSError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{state} cannot be read as a checkpoint: {type(error).__name__} {error}") from error
+    tensors: dict[str, Tensor] = read_state(state)["state_dict"]
     return tensors
 
 
@@ -127,12 +124,14 @@ def _of_deepspeed(folder: Path) -> dict[str, Tensor]:
         raise ValueError(
             f"{folder} was written by DeepSpeed, which is not installed: pip install 'subtoken_train[deepspeed]'"
         ) from None
+    for part in sorted(folder.rglob("*.pt")):
+        check_archive(part)
     try:
         whole: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(
             str(folder), tag=DEEPSPEED_TAG, exclude_frozen_parameters=True
         )
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is no whole DeepSpeed checkpoint: {error}") from None
+    except Exception as error:  # whatever its reader raises for broken parts
+        raise ValueError(f"{folder} is no whole DeepSpeed checkpoint: {str(error)[:200]}") from error
     return whole
 
 

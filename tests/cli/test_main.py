@@ -117,7 +117,7 @@ def test_exit_codes(capsys, error, code, stderr):
     assert capsys.readouterr().err == stderr
 
 
-@pytest.mark.parametrize("error", [RuntimeError("ours"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("error", [RuntimeError("ours"), OSError("a broken pool")])
 def test_our_own_failures_keep_their_traceback(capsys, error):
     assert guarded(fail_with(error)) == 1
     err = capsys.readouterr().err

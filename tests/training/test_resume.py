@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from subtoken_train.training.checkpoints import Marker, begin, finish
 from subtoken_train.training.resume import check_resumable, requeued_with_work
@@ -16,6 +17,9 @@ def written(folder, strategy="DDPStrategy", shards=False):
     partial = begin(folder, 1)
     if shards:
         (partial / "state.ckpt").mkdir()
+    else:
+        parts = {"loops": {}, "optimizer_states": [], "lr_schedulers": [], "epoch": 0, "global_step": 1}
+        torch.save({"state_dict": Toy().layer.state_dict(prefix="layer."), **parts}, partial / "state.ckpt")
     return finish(partial, Marker(1, 2, strategy, trained_shapes(Toy())))
 
 

@@ -58,22 +58,18 @@ def report_csv(report: Report) -> str:
 
 def _facts(row: Row) -> list[str]:
     facts = row.arm.facts
+    texts = (row.arm.name, facts.backbone, facts.adapter or "", facts.reducer, facts.groups, facts.eviction)
     return [
-        row.arm.name,
-        facts.backbone,
-        facts.adapter or "",
-        facts.reducer,
-        facts.groups,
-        facts.eviction,
+        *map(text_cell, texts),
         query_aware_text(row.arm),
-        facts.acts,
+        text_cell(facts.acts),
         "yes" if facts.trained else "no",
         " ".join(map(str, row.arm.seeds)),
         _number(facts.nominal_kv),
         _number(row.cost.payload_share),
         _number(row.cost.region_share),
         _number(row.cost.prompt_share),
-        facts.anchor or "",
+        text_cell(facts.anchor or ""),
     ]
 
 
@@ -107,7 +103,12 @@ def _cells(task: str, score: str, figure: Figure, difference: Figure | str | Non
     if paired is not None:
         its = [*map(_number, (paired.value, paired.low, paired.high)), str(paired.n)]
     notes = "; ".join([*figure.marks, *(f"difference: {words}" for words in apart)])
-    return [task, score, figure.form, *map(_number, numbers), str(figure.n), *its, notes]
+    return [task, text_cell(score), figure.form, *map(_number, numbers), str(figure.n), *its, text_cell(notes)]
+
+
+def text_cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: a quotation mark goes before what could begin one."""
+    return f"'{text}" if text != "-" and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _number(value: float | None) -> str:

@@ -68,7 +68,7 @@ def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
 def _check_files(task: Task, samples: Sequence[Sample]) -> None:
     """All image files must be there, by the listings of their folders."""
     named = dict.fromkeys(str(image) for sample in samples for image in sample.images if isinstance(image, Path))
-    missing = [name for folder in compare_images(named, Path()) for name in folder.missing]
+    missing = [name for folder in compare_images(named, Path(), outside=True) for name in folder.missing]
     if missing:
         raise ValueError(
             f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "

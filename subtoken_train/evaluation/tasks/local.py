@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from subtoken_train.datasets.images import inside
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.local_scores import RULES, LocalScores
 from subtoken_train.evaluation.tasks.base import Sample, Task
@@ -30,9 +31,11 @@ class LocalQuestions(Task):
 
     Attributes:
         max_new_tokens: cap on an answer.
+        images_outside_folder: whether image paths may lead out of the file's folder.
     """
 
     max_new_tokens: int = 32
+    images_outside_folder: bool = False
 
     hub_id = None
     rows = None
@@ -56,6 +59,11 @@ class LocalQuestions(Task):
         if self.modality == "image" and not any(sample.images for sample in samples):
             raise ValueError(f"{self.source}: no line has an image; use the task local_text")
         return samples
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As of any task; what changes no answer is left out, so that results of before can be gone on with."""
+        return {name: value for name, value in super().options.items() if name != "images_outside_folder"}
 
     def metric(self) -> LocalScores:
         """Each sample's own rule."""
@@ -83,7 +91,7 @@ class LocalQuestions(Task):
             id=str(values.get("id", number)),
             prompt=_prompt(values["question"], len(names), place),
             reference={"answers": answers, "metric": values["metric"]},
-            images=tuple(folder / name for name in names),
+            images=tuple(inside(folder, name, self.images_outside_folder) for name in names),
             max_new_tokens=self.max_new_tokens,
             kind=values.get("kind", values["metric"]),
         )

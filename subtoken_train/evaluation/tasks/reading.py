@@ -50,7 +50,9 @@ class _Cell:
     def __call__(self) -> bytes:
         value = self.dataset[self.row][self.column]
         if isinstance(value, dict):
-            value = value["bytes"] if value.get("bytes") is not None else Path(value["path"]).read_bytes()
+            value = value.get("bytes")
+        if value is None:
+            raise ValueError("the row holds no bytes of an image; fetch the files again")
         return bytes(value)
 
 

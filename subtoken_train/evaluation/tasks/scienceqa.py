@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from subtoken_train.datasets.images import inside
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.scienceqa import LETTERS, ScienceQAScores
 from subtoken_train.evaluation.tasks.base import Sample
@@ -108,7 +109,9 @@ class ScienceQA(ImageQuestions):
         rows = []
         for name in ids:
             values, place = problems[name]
-            picture = folder / "images" / self.answered / name / values["image"] if values["image"] else None
+            picture = (
+                inside(folder / "images" / self.answered, f"{name}/{values['image']}") if values["image"] else None
+            )
             if picture or self.subset == "full":
                 rows.append(Row({**values, "id": name, "image": picture}, place))
         return rows

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.images import ImageSource
+from subtoken_train.datasets.images import ImageSource, inside
 from subtoken_train.evaluation.metrics.soft_accuracy import SoftAccuracy
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
@@ -86,7 +86,7 @@ class TextVQA(ImageQuestions):
                 )
             annotation = waiting.popleft()
             answers = people_answers(annotation, self.answered)
-            source = folder / IMAGES / row.values["image"]
+            source = inside(folder / IMAGES, str(row.values["image"]))
             samples.append(_sample(str(annotation.values["question_id"]), text, answers, (source,)))
         return samples
 

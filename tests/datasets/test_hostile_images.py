@@ -1,0 +1,155 @@
+"""Images are data: their paths stay in the folder, their files are files, their pixels are bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.images import EncodedImage, inside
+from subtoken_train.datasets.json_scan import scan_records
+from subtoken_train.datasets.records import MOST_PIXELS, InstructionRecords, open_image
+from subtoken_train.evaluation.tasks import build_task
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """``images/a.png`` beside ``secret.png``."""
+    (tmp_path / "images").mkdir()
+    for place in ("images/a.png", "secret.png"):
+        Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / place)
+    return tmp_path
+
+
+def data_file(folder: Path, name: str) -> Path:
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "Red."}]
+    path = folder / "data.json"
+    path.write_text(json.dumps([{"id": "one", "image": name, "conversations": turns}]))
+    return path
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/SECRET", "link.png", "linked/secret.png", "./../secret.png"])
+def test_paths_stay_in_the_image_folder(folder, name):
+    images = folder / "images"
+    (images / "link.png").symlink_to(folder / "secret.png")
+    (images / "linked").symlink_to(folder)
+    name = name.replace("/SECRET", str(folder / "secret.png"))
+    path = data_file(folder, name)
+    with pytest.raises(ValueError, match=r"record 'one': image .* lies outside of .*images_outside_folder: true"):
+        InstructionRecords(path, images)[0]
+    if name != "link.png":
+        with pytest.raises(ValueError, match="lies outside of"):
+            InstructionRecords(path, images).compare_images()
+    allowed = InstructionRecords(path, images, images_outside_folder=True)
+    assert not allowed.compare_images()[0].missing
+    assert open_image(allowed[0].images[0], "one").size == (8, 8)
+
+
+def test_what_lies_in_the_folder_is_read_however_it_is_named(folder):
+    (folder / "root").symlink_to(folder / "images")
+    for images, name in ((folder / "root", "a.png"), (folder / "images", str(folder / "images" / "a.png"))):
+        records = InstructionRecords(data_file(folder, name), images)
+        assert not records.compare_images()[0].missing
+        assert open_image(records[0].images[0]).size == (8, 8)
+    assert inside(Path("/"), "etc/x") == Path("/etc/x")
+
+
+def test_the_setting_is_a_key_of_the_data(folder):
+    path = str(data_file(folder, "../secret.png"))
+    images = str(folder / "images")
+    data = InstructionDataModule(path, image_folder=images, images_outside_folder=True)
+    data.read()
+    assert len(data.check_images()) == 1
+    refusing = InstructionDataModule(path, image_folder=images)
+    refusing.read()
+    with pytest.raises(ValueError, match="lies outside of"):
+        refusing.check_images()
+
+
+def test_questions_of_ones_own_stay_in_their_folder(folder):
+    line = {"image": "../secret.png", "question": "What?", "answers": ["red"], "metric": "exact_match"}
+    (folder / "images" / "mine.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ValueError, match="lies outside of"):
+        build_task("local", folder / "images").samples()
+    assert build_task("local", folder / "images", images_outside_folder=True).samples()[0].images
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    socket.socket(socket.AF_UNIX).bind(str(path))
+
+
+@pytest.mark.parametrize("make", [fifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), a_socket])
+def test_only_files_are_images(folder, make, monkeypatch):
+    monkeypatch.chdir(folder)
+    make(Path("odd.png"))
+    with pytest.raises(ValueError, match=r"record 'one': image odd.png cannot be read \(odd.png is not a regular file"):
+        open_image(Path("odd.png"), "one")
+
+
+def bytes_of(kind: str, size: tuple[int, int] = (8, 8)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def test_pixels_are_bounded(folder):
+    large = bytes_of("PNG", (13_000, 13_000))
+    with pytest.raises(ValueError, match=r"record 'one': image row 3 .*13,000 x 13,000 pixels, at most 89,478,485"):
+        open_image(EncodedImage(lambda: large, "row 3"), "one")
+    Image.new("RGB", (40, 40)).save(folder / "images" / "a.png")
+    records = InstructionRecords(data_file(folder, "a.png"), folder / "images")
+    with pytest.raises(ValueError, match=r"record 'one': image .*40 x 40 pixels, at most 1,000"):
+        Collator(None, 64, max_pixels=1000)([records[0]])
+    with pytest.raises(ValueError, match="max_image_pixels"):
+        InstructionDataModule("x.json", max_image_pixels=MOST_PIXELS + 1)
+
+
+def test_no_reader_that_calls_a_program_is_asked(folder):
+    content = bytes_of("EPS")
+    with pytest.raises(ValueError, match="cannot be read"):
+        open_image(EncodedImage(lambda: content, "row 1"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
+def test_cut_and_flipped_files_are_worded(kind):
+    content = bytes_of(kind)
+    assert open_image(EncodedImage(lambda: content, "whole")).mode == "RGB"
+    for place in range(0, len(content), max(1, len(content) // 40)):
+        flipped = content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :]
+        for damaged in (content[:place], flipped):
+            with contextlib.suppress(ValueError):  # anything else fails the test
+                open_image(EncodedImage(lambda damaged=damaged: damaged, "row 1"), "one")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" + "[" * 100_000, "nested too deep"),
+        ('[{"id": 1, "id": 2}]', "stands twice"),
+        ('[{"id": ' + "9" * 5000 + "}]", "invalid JSON"),
+        (r'[{"id": "\ud800"}]', "half of a surrogate pair"),
+    ],
+)
+@pytest.mark.parametrize("name", ["data.json", "data.jsonl"])
+def test_records_that_are_no_json(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text[1:-1] if name.endswith("l") and text.endswith("]") else text)
+    with pytest.raises(ValueError, match=words if name == "data.json" else f"{words}|nested deeper"):
+        list(scan_records(tmp_path / name))
+
+
+def test_a_pipe_is_no_data_file(tmp_path):
+    os.mkfifo(tmp_path / "data.jsonl")
+    with pytest.raises(ValueError, match="is not a regular file"):
+        list(scan_records(tmp_path / "data.jsonl"))
