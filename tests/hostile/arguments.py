@@ -122,7 +122,7 @@ def free(draw: random.Random, place: Place) -> Case:
     words = [draw.choice((*COMMANDS, draw.choice(NAMES), "fti", "recipe"))]
     options = ("--nope", "--adapter", "--config", "--out", "--set", "--limit", "-c", "-x", "--", "--offline", "--print_config", "--data", "show", "ls", "copy", "--help=1", "--config=")
     words += [draw.choice((*options, *NAMES, *NUMBERS)) for _ in range(draw.randrange(4))]
-    known = any(word in ("-h", "--help", "--version", "ls") for word in words) or words[0] == "env"
+    known = len(words) == 1 or any(word in ("-h", "--help", "--version", "ls") for word in words) or words[0] == "env"
     if "copy" in words or "--print_config" in words:
         words = [word for word in words if word not in ("copy", "--print_config")]
     return Case(f"free: {words}"[:200], words, Expect.EITHER if known or words[0] in ("recipes", "", "data") else Expect.REFUSED)
