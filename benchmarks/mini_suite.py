@@ -42,6 +42,7 @@ ARMS = {
     "tinylm_quest25_s16k12-random": "the same, groups at random, untrained",
     "tinylm_lora_only-snapkv0.21875": "SnapKV 21.9 %",
     "tinylm_lora_only-snapkv0.21875-context_first": "SnapKV 21.9 %, context first",
+    "tinylm_lora_only-kvcompose0.21875-context_first": "KVCompose 21.9 %, context first",
 }
 """Arm -> words of its row, in the table's order."""
 STYLE = (

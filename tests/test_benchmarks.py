@@ -31,10 +31,13 @@ def tables() -> dict[str, str]:
             json.loads((RESULTS / "speed/training-cpu-float32.json").read_text())
         ),
         "eviction": importlib.import_module("eviction_accuracy").table(RESULTS / "eviction"),
+        "recall_peers": importlib.import_module("recall_peers").table(
+            json.loads((RESULTS / "recall_peers.json").read_text())
+        ),
     }
 
 
-@pytest.mark.parametrize("name", ["decode", "prefill", "memory", "training", "eviction"])
+@pytest.mark.parametrize("name", ["decode", "prefill", "memory", "training", "eviction", "recall_peers"])
 def test_the_page_shows_the_records(tables, name):
     text = (FOLDER / "README.md").read_text()
     assert text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0] == tables[name]
@@ -55,6 +58,19 @@ def test_every_registered_method_was_measured_and_kept_its_budget():
         )
         assert all(row["measured"] <= row["fraction"] + 1e-9 for row in rows)
         assert all(len(row["scores"]) == len(row["kinds"]) == record["questions"] for row in rows)
+
+
+def test_kvcompose_recalls_what_the_release_recalls():
+    record = json.loads((RESULTS / "recall_peers.json").read_text())
+    assert record["contexts"] == len(record["asked"]) == 60
+    pairs = {(pair["ours"], pair["kvpress"]): pair for pair in record["paired"]}
+    hits = record["hits"]
+    assert hits["ours kvcompose, kvpress"] == hits["kvpress KVCompose"]  # in every context
+    for kept in map(str, record["kept"]):
+        assert pairs["kvcompose", "KVCompose"][kept][1] > 0  # as in the paper
+        assert pairs["kvcompose, causal", "KVCompose"][kept][2] < -10
+        sets = record["kept_sets"][kept]
+        assert sets["entries_that_one_side_keeps"] < 2e-3 * sets["entries_kept"]
 
 
 def test_decoding_is_not_slower_than_the_token_only_cache():

@@ -46,9 +46,10 @@ class KVCompose(Eviction):
 
     Attributes:
         task: whose attention counts. ``aware``: the rows that ask, after the image or the context (``task_rows``).
-            ``agnostic``: all rows of the prompt, run a second time after its cache, which takes twice its time and
-            positions. ``causal``: all rows of the prompt in its own pass, which costs nothing more and much quality: a
-            token is judged by what happens to follow it, an early one by more rows than a late one.
+            ``agnostic``: all rows of the prompt, run a second time after its cache, which takes another pass over them
+            and twice the positions. ``causal``: all rows of the prompt in its own pass, which spares that and costs
+            most of the quality: recall of a text's facts is 14 % at half of the cache where the second pass has 94, 8
+            where it has 76 at a quarter (``benchmarks/recall_peers.py``).
             ``auto``: ``aware`` for a prompt with a question, ``agnostic`` for one that ends with its image or context.
         structured: the same number of entries in every head of a layer; otherwise all heads of all layers compete in
             one pool, as entries of their own.

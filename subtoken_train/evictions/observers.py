@@ -31,12 +31,15 @@ def task_rows(regions_BN: Tensor) -> Tensor:
 
 def unasked(regions_BN: Tensor) -> Tensor:
     """Samples that end with their body, bool [B]: no question is there, ``task_rows`` has the last entry alone."""
-    return ~_after_body(regions_BN).any(-1)
+    return _body(regions_BN).any(-1) & ~_after_body(regions_BN).any(-1)
 
 
 def _after_body(regions_BN: Tensor) -> Tensor:
-    body_BN = (regions_BN == Region.VISUAL) | (regions_BN == Region.CONTEXT)
-    return (regions_BN != Region.PADDING) & (body_BN.flip(-1).cumsum(-1).flip(-1) == 0)
+    return (regions_BN != Region.PADDING) & (_body(regions_BN).flip(-1).cumsum(-1).flip(-1) == 0)
+
+
+def _body(regions_BN: Tensor) -> Tensor:
+    return (regions_BN == Region.VISUAL) | (regions_BN == Region.CONTEXT)
 
 
 def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.evictions.observers import column_sums, last_marked, over_groups, task_rows
+from subtoken_train.evictions.observers import column_sums, last_marked, over_groups, task_rows, unasked
 from subtoken_train.functional.attention_statistics import attention_blocks
 
 from helpers import random_mask, random_scores
@@ -24,6 +24,14 @@ EXPECTED = {
 def test_task_rows(name, shift):
     regions = torch.tensor([[0] * shift + PROMPTS[name] + [0] * 3])
     assert (task_rows(regions)[0].nonzero()[:, 0] - shift).tolist() == list(EXPECTED[name])
+
+
+def test_prompts_without_a_question():
+    width = max(map(len, PROMPTS.values()))
+    for left in (0, 1):
+        codes = [[0] * left * (width - len(x)) + x + [0] * (1 - left) * (width - len(x)) for x in PROMPTS.values()]
+        assert unasked(torch.tensor(codes)).tolist() == [name == "image last" for name in PROMPTS]
+    assert not unasked(torch.zeros(1, 3, dtype=torch.long)).any()
 
 
 def test_rows_that_are_no_entry_do_not_ask():

@@ -62,6 +62,17 @@ def test_blocks_are_the_dense_rows(problem, block):
 
 
 @settings(deadline=None)
+@given(problems(), st.integers(1, 16), st.data())
+def test_queries_that_come_after_other_keys(problem, block, data):
+    """``offset`` is the place of the first query: the last rows of the whole, computed from their queries alone."""
+    query, key, rows, keys = problem
+    offset = data.draw(st.integers(0, query.shape[2] - 1))
+    expected = dense(query, key, keys, 0.7)[:, :, offset:] * rows[:, None, offset:, None]
+    blocks = attention_blocks(query[:, :, offset:], key, rows[:, offset:], keys, 0.7, block, offset=offset)
+    assert torch.allclose(collect(blocks, expected)[0], expected, atol=1e-6)
+
+
+@settings(deadline=None)
 @given(problems(), st.data())
 def test_chosen_rows_are_the_dense_rows(problem, data):
     """In any order, several times, or none (-1)."""

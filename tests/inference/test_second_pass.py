@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from subtoken_train.backbones.attention import use_packed_attention
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
+from subtoken_train.datasets.text_batches import collate_text
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference import prefill
 from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression, EvictionPass
+from subtoken_train.inference.loading import load_backbone
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.second_pass import repeated, second_pass
 from subtoken_train.types import Region
@@ -186,3 +191,18 @@ def test_a_task_that_reads_the_question_is_refused_without_one():
         generate_batch(
             backbone, text_batch([(31, 5, 0)]), max_new_tokens=1, compression=compression, protocol="context_first"
         )
+
+
+def test_it_recalls_what_the_causal_pass_loses():
+    """Two contexts of eight facts each on the embedded language model, half of the cache kept."""
+    backbone = load_backbone("checkpoints/tiny-llama")
+    records = RecallRecords(RecallTask(backbone.family.tokenizer), "test", 2)
+    asked = [replace(x.text, input_ids=x.text.input_ids[: x.text.prompt_length]) for x in (records[0], records[1])]
+    found = {}
+    for task in ("auto", "causal"):
+        compression = Compression(build_eviction("kvcompose", task=task), 0.5)
+        answers = generate_batch(
+            backbone, collate_text(asked, 0), max_new_tokens=41, compression=compression, protocol="context_first"
+        )
+        found[task] = [recall_accuracy(x.text, records[i].codes) for i, x in enumerate(answers)]
+    assert min(found["auto"]) > max(found["causal"]) + 0.4, found

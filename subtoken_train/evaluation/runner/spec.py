@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from subtoken_train.documents import check_file_name
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
@@ -82,8 +83,8 @@ class ArmSpec:
             value = getattr(self, key)
             if value is not None and not (isinstance(value, str) and value):
                 raise ValueError(f"{key} of an arm must be text; got {value!r}")
-        if self.name is not None and (not self.name.strip(".") or set(self.name) & set("/\\")):
-            raise ValueError(f"name {self.name!r} of an arm is also its folder's; leave out / and \\")
+        if self.name is not None:
+            check_file_name(self.name, "name of an arm")
         if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
             raise ValueError(f"keep_ratio of an arm must be a number; got {self.keep_ratio!r}")
         if self.seed is not None and (type(self.seed) is not int or not set(DRAWING) & set(self.drawn)):

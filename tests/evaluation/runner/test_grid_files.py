@@ -50,7 +50,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("arms: [", "is no YAML"),
+        ("arms: [", "invalid YAML"),
         ("- a", "must be a mapping"),
         ({**GRID, "arm": []}, "unknown key.*'arm'.*Did you mean 'arms'"),
         ({**GRID, "arms": {}}, "arms must be a list"),
@@ -60,7 +60,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "limit": "all"}, "limit must be a whole number"),
         ({**GRID, "data_root": 3}, "data_root must be text; got 3"),
         ({**GRID, "arms": [{"adapter": "a", "name": 3}]}, "name of an arm must be text; got 3"),
-        ({**GRID, "arms": [{"adapter": "a", "name": ".."}]}, "is also its folder's"),
+        ({**GRID, "arms": [{"adapter": "a", "name": ".."}]}, "also names a file"),
         ({**GRID, "arms": [{"adapter": "a", "name": ""}]}, "name of an arm must be text"),
         ({**GRID, "arms": [{"adapter": "a", "keep_ratio": "0,5"}]}, "keep_ratio of an arm must be a number; got '0,5'"),
         ({**GRID, "arms": [{"adapter": "a", "reducer_options": 3}]}, "reducer_options of an arm must be a mapping"),
@@ -79,7 +79,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": [{"backbone": "a", "reducer": "fastv"}]}, "go together"),
         ({**GRID, "arms": [{"backbone": "a", "selector": "random"}]}, "needs an adapter"),
         ({**GRID, "arms": [{"adapter": 3}]}, "adapter of an arm must be text; got 3"),
-        ({**GRID, "arms": [{"adapter": "a", "name": "../a"}]}, "is also its folder's"),
+        ({**GRID, "arms": [{"adapter": "a", "name": "../a"}]}, "also names a file"),
         ({**GRID, "arms": [{"adapter": "a", "selector": "value_norm", "seed": 1}]}, "that draws: random or static"),
         ({**GRID, "tasks": [3]}, "a task is a name"),
         ({**GRID, "tasks": [{"name": "pope", "source": 3}]}, "source of task pope must be a folder or a Hub id"),
