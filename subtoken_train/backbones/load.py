@@ -206,6 +206,9 @@ def _dtype(config: BackboneConfig) -> torch.dtype:
     return DTYPES[config.dtype]
 
 
+_PYTHON_TYPE = re.compile(r"<class '(?:NoneType|([\w.]+))'>")
+
+
 def _read_config(config: BackboneConfig) -> Any:
     source = resolve(config.path)
     try:
@@ -220,7 +223,7 @@ def _read_config(config: BackboneConfig) -> Any:
             + (_silence(config) or f"check the name, the network or HF_HOME ({type(error).__name__})")
         ) from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
-        words = " ".join(str(error).split()) or type(error).__name__
+        words = _PYTHON_TYPE.sub(r"\1", " ".join(str(error).split())) or type(error).__name__
         raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {words[:240]}") from error
 
 

@@ -16,8 +16,22 @@ from hostile.case import Answer, Case, Expect, Place
 from hostile.pool import LM, VLM
 from hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, changed, damaged, mutated, no_file, shown, written
 
-CONFIG, PEFT, LORA, ROUTER = "subtoken_config.json", "adapter_config.json", "adapter_model.safetensors", "router.safetensors"
-NUMBERS = ("lora.rank", "lora.alpha", "lora.dropout", "reducer.keep_ratio", "routing.num_groups", "routing.kept_groups", "routing.balance_weight", "schema_version")
+CONFIG, PEFT, LORA, ROUTER = (
+    "subtoken_config.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "router.safetensors",
+)
+NUMBERS = (
+    "lora.rank",
+    "lora.alpha",
+    "lora.dropout",
+    "reducer.keep_ratio",
+    "routing.num_groups",
+    "routing.kept_groups",
+    "routing.balance_weight",
+    "schema_version",
+)
 INVALID: dict[str, tuple[Any, ...]] = {
     **{key: (*(v for v in NUMBERS_ONLY if v is not None), NAN, INFINITY, HUGE, -1) for key in NUMBERS},
     "lora.rank": (0, -8, 1_000_000, 2**40, 8.5, 9, "8", True),
@@ -45,7 +59,14 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "training": (5, "x", None, []),
     "schema_version": (0, -1, 99, "1", None, 1.5, [], True),
 }
-PICKLES = ("adapter_model.bin", "pytorch_model.bin", "adapter_model.safetensors", "router.safetensors", "model.safetensors", "training_args.bin")
+PICKLES = (
+    "adapter_model.bin",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+    "router.safetensors",
+    "model.safetensors",
+    "training_args.bin",
+)
 FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int8, torch.int64, torch.uint8, torch.bool)
 
@@ -72,7 +93,25 @@ def spoil_tensors(draw: random.Random, path: Path) -> tuple[str, Expect]:
     tensors = load_file(path)
     name = draw.choice(sorted(tensors))
     tensor = tensors[name]
-    kind = draw.choice(("nan", "inf", "huge", "integer", "shape", "empty", "gone", "more", "header", "length", "damage", "float", "pickle", "scalar", "transposed"))
+    kind = draw.choice(
+        (
+            "nan",
+            "inf",
+            "huge",
+            "integer",
+            "shape",
+            "empty",
+            "gone",
+            "more",
+            "header",
+            "length",
+            "damage",
+            "float",
+            "pickle",
+            "scalar",
+            "transposed",
+        )
+    )
     expect = Expect.REFUSED
     if kind in ("nan", "inf"):
         tensor = tensor.clone()
@@ -120,7 +159,25 @@ def spoil_tensors(draw: random.Random, path: Path) -> tuple[str, Expect]:
 
 def spoil(draw: random.Random, folder: Path) -> tuple[str, Expect]:
     """Make one thing wrong in an adapter folder."""
-    kind = draw.choice(("config", "config", "config", "mutated", "mutated", "text", "peft", "peft", "tensors", "tensors", "tensors", "file", "pickle", "merged", "harmless"))
+    kind = draw.choice(
+        (
+            "config",
+            "config",
+            "config",
+            "mutated",
+            "mutated",
+            "text",
+            "peft",
+            "peft",
+            "tensors",
+            "tensors",
+            "tensors",
+            "file",
+            "pickle",
+            "merged",
+            "harmless",
+        )
+    )
     path = folder / CONFIG
     config = json.loads(path.read_text())
     if kind == "harmless":
@@ -210,11 +267,13 @@ def make(draw: random.Random, place: Place) -> Case:
     if way == "export":
         return Case(f"export {what}", ["export", "adapter", "out"], expect, ("out",))
     if way == "generate":
-        return Case(f"generate {what}", ["generate", "--adapter", "adapter", "--prompt", "what ?", "--max-new-tokens", "1"], expect)
+        return Case(
+            f"generate {what}",
+            ["generate", "--adapter", "adapter", "--prompt", "what ?", "--max-new-tokens", "1"],
+            expect,
+        )
     data = str(place.pool / "scenes/dev.json")
     words = ["evaluate", "--adapter", "adapter", "--data", data, "--limit", "1", "--max-new-tokens", "1"]
     if expect is Expect.TAKEN and "context" in (folder / CONFIG).read_text():
         expect = Expect.EITHER
     return Case(f"evaluate {what}", words, Expect.EITHER if expect is Expect.TAKEN else expect)
-
-

@@ -8,11 +8,64 @@ from hostile.case import Case, Expect, Place
 from hostile.pool import LM, VLM
 from hostile.values import NAMES
 
-NUMBERS = ("0", "-1", "1.5", "NaN", "inf", "-inf", "1e400", "9" * 400, "x", "", " ", "0x10", "1_000", "٣", "1,5", "--", "None", "[]", "2**63")
-COMMANDS = ("fit", "check", "preview", "evaluate", "report", "generate", "diagnose", "export", "data", "sweep", "recipes", "budget", "env")
+NUMBERS = (
+    "0",
+    "-1",
+    "1.5",
+    "NaN",
+    "inf",
+    "-inf",
+    "1e400",
+    "9" * 400,
+    "x",
+    "",
+    " ",
+    "0x10",
+    "1_000",
+    "٣",
+    "1,5",
+    "--",
+    "None",
+    "[]",
+    "2**63",
+)
+COMMANDS = (
+    "fit",
+    "check",
+    "preview",
+    "evaluate",
+    "report",
+    "generate",
+    "diagnose",
+    "export",
+    "data",
+    "sweep",
+    "recipes",
+    "budget",
+    "env",
+)
 BAD_COUNT = ("0", "-1", "1.5", "NaN", "inf", "x", "", " ", "0x10", "None", "[]", "9e9")
 BAD_SHARE = ("0", "-1", "1.5", "NaN", "inf", "-inf", "1e400", "x", "", "25%", "9" * 400)
-BAD_KEEP = ("", "0", "-1", "NaN", "inf", "1.5", "x", "5%", "0tokens", "-5tokens", "1.5tokens", "-1MB", "0MB", "NaNMB", "infMB", "MB", "tokens", "9" * 400 + "tokens")
+BAD_KEEP = (
+    "",
+    "0",
+    "-1",
+    "NaN",
+    "inf",
+    "1.5",
+    "x",
+    "5%",
+    "0tokens",
+    "-5tokens",
+    "1.5tokens",
+    "-1MB",
+    "0MB",
+    "NaNMB",
+    "infMB",
+    "MB",
+    "tokens",
+    "9" * 400 + "tokens",
+)
 
 
 def generate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
@@ -35,9 +88,22 @@ def generate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Ex
         ("--eviction-option", ("x", "a=b", "=", "seed=x", "window=-1", "window=NaN", "window=" + "9" * 400), Expect.REFUSED),
     ))  # fmt: skip
     value = draw.choice(values)
-    words = ["generate", "--adapter", str(place.pool / "adapters" / LM), "--prompt", "what is this ?", "--max-new-tokens", "1"]
+    words = [
+        "generate",
+        "--adapter",
+        str(place.pool / "adapters" / LM),
+        "--prompt",
+        "what is this ?",
+        "--max-new-tokens",
+        "1",
+    ]
     if option == "--eviction-option":
-        words += ["--eviction", draw.choice(("snapkv", "kvcompose", "random", "streaming_llm")), "--eviction-keep", "0.5"]
+        words += [
+            "--eviction",
+            draw.choice(("snapkv", "kvcompose", "random", "streaming_llm")),
+            "--eviction-keep",
+            "0.5",
+        ]
         if value == "seed=x" and "random" not in words:
             value = "x"
     return words, option, value, expect
@@ -45,8 +111,21 @@ def generate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Ex
 
 def keep(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
     """``generate`` with a budget that is none."""
-    words = ["generate", "--adapter", str(place.pool / "adapters" / LM), "--prompt", "what is this ?", "--max-new-tokens", "1"]
-    return [*words, "--eviction", draw.choice(("snapkv", "knorm"))], "--eviction-keep", draw.choice(BAD_KEEP), Expect.REFUSED
+    words = [
+        "generate",
+        "--adapter",
+        str(place.pool / "adapters" / LM),
+        "--prompt",
+        "what is this ?",
+        "--max-new-tokens",
+        "1",
+    ]
+    return (
+        [*words, "--eviction", draw.choice(("snapkv", "knorm"))],
+        "--eviction-keep",
+        draw.choice(BAD_KEEP),
+        Expect.REFUSED,
+    )
 
 
 def budget(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
@@ -120,12 +199,32 @@ def others(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expe
 def free(draw: random.Random, place: Place) -> Case:
     """A command with words from nowhere."""
     words = [draw.choice((*COMMANDS, draw.choice(NAMES), "fti", "recipe"))]
-    options = ("--nope", "--adapter", "--config", "--out", "--set", "--limit", "-c", "-x", "--", "--offline", "--print_config", "--data", "show", "ls", "copy", "--help=1", "--config=")
+    options = (
+        "--nope",
+        "--adapter",
+        "--config",
+        "--out",
+        "--set",
+        "--limit",
+        "-c",
+        "-x",
+        "--",
+        "--offline",
+        "--print_config",
+        "--data",
+        "show",
+        "ls",
+        "copy",
+        "--help=1",
+        "--config=",
+    )
     words += [draw.choice((*options, *NAMES, *NUMBERS)) for _ in range(draw.randrange(4))]
     known = len(words) == 1 or any(word in ("-h", "--help", "--version", "ls") for word in words) or words[0] == "env"
     if "copy" in words or "--print_config" in words:
         words = [word for word in words if word not in ("copy", "--print_config")]
-    return Case(f"free: {words}"[:200], words, Expect.EITHER if known or words[0] in ("recipes", "", "data") else Expect.REFUSED)
+    return Case(
+        f"free: {words}"[:200], words, Expect.EITHER if known or words[0] in ("recipes", "", "data") else Expect.REFUSED
+    )
 
 
 def whole(draw: random.Random, place: Place) -> Case:
@@ -148,7 +247,9 @@ def whole(draw: random.Random, place: Place) -> Case:
 
 def make(draw: random.Random, place: Place) -> Case:
     """A command line with one thing wrong in it."""
-    kind = draw.choice((generate, generate, keep, budget, evaluate, evaluate, others, others, others, free, free, whole))
+    kind = draw.choice(
+        (generate, generate, keep, budget, evaluate, evaluate, others, others, others, free, free, whole)
+    )
     if kind in (free, whole):
         return kind(draw, place)
     words, option, value, expect = kind(draw, place)

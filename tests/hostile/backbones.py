@@ -26,9 +26,19 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "vocab_size": (*BAD, 0, 2**45),
     "model_type": (5, None, [], "nope", "../x", "os.system", "auto"),
     "architectures": (5, "x", ["os.system"], [5]),
-    "auto_map": ({"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, {"AutoConfig": "user/name--evil.Config"}),
+    "auto_map": (
+        {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        {"AutoConfig": "user/name--evil.Config"},
+    ),
 }
-FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja", "generation_config.json")
+FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 EVIL = "import pathlib\npathlib.Path('../CANARY').touch()\nclass Config: pass\nclass Model: pass\n"
 TEMPLATE = "{{ ''.__class__.__mro__[1].__subclasses__() }}{% for i in range(10**9) %}x{% endfor %}"
 
@@ -37,9 +47,15 @@ def spoil(draw: random.Random, folder: Path) -> tuple[str, Expect, bool]:
     """Make one thing wrong in a backbone's folder; whether it is known to be, and whether only the weights show it."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    kind = draw.choice(("config",) * 3 + ("mutated",) * 2 + ("code", "damage", "damage", "file", "pickle", "weights", "weights", "control"))
+    kind = draw.choice(
+        ("config",) * 3
+        + ("mutated",) * 2
+        + ("code", "damage", "damage", "file", "pickle", "weights", "weights", "control")
+    )
     if kind == "config":
-        key = draw.choice([key for key in INVALID if key in config or key in config.get("text_config", {}) or key == "auto_map"])
+        key = draw.choice(
+            [key for key in INVALID if key in config or key in config.get("text_config", {}) or key == "auto_map"]
+        )
         value = draw.choice(INVALID[key])
         where = ("text_config", key) if key in config.get("text_config", {}) and draw.random() < 0.8 else (key,)
         path.write_text(written(changed(config, where, value)))
@@ -53,7 +69,15 @@ def spoil(draw: random.Random, folder: Path) -> tuple[str, Expect, bool]:
         if draw.random() < 0.5:
             (folder / "chat_template.jinja").write_text(TEMPLATE)
             return "a template that does not end", Expect.EITHER, False
-        path.write_text(json.dumps({**config, "auto_map": INVALID["auto_map"][0], "model_type": draw.choice(("evil", config["model_type"]))}))
+        path.write_text(
+            json.dumps(
+                {
+                    **config,
+                    "auto_map": INVALID["auto_map"][0],
+                    "model_type": draw.choice(("evil", config["model_type"])),
+                }
+            )
+        )
         return "code beside the configuration", Expect.EITHER, False
     if kind == "damage":
         name = draw.choice([name for name in FILES if (folder / name).exists()])
@@ -69,7 +93,9 @@ def spoil(draw: random.Random, folder: Path) -> tuple[str, Expect, bool]:
         return "weights that are a pickle", Expect.REFUSED, True
     if kind == "weights":
         what, expect = spoil_tensors(draw, folder / "model.safetensors")
-        known = what.endswith((": shape", ": empty", ": gone", ": scalar", ": transposed")) or what.startswith(("a pickle", "header", "length"))
+        known = what.endswith((": shape", ": empty", ": gone", ": scalar", ": transposed")) or what.startswith(
+            ("a pickle", "header", "length")
+        )
         return f"weights: {what}", expect if known else Expect.EITHER, True
     return "whole", Expect.TAKEN, False
 
@@ -85,9 +111,23 @@ def make(draw: random.Random, place: Place) -> Case:
         words = ["generate", "--backbone", "backbone", "--prompt", "what is this ?", "--max-new-tokens", "1"]
     elif way == "adapter":
         adapter = str(place.pool / "adapters" / (VLM if vision else LM))
-        words = ["generate", "--adapter", adapter, "--backbone", "backbone", "--prompt", "what ?", "--max-new-tokens", "1"]
+        words = [
+            "generate",
+            "--adapter",
+            adapter,
+            "--backbone",
+            "backbone",
+            "--prompt",
+            "what ?",
+            "--max-new-tokens",
+            "1",
+        ]
     else:
         recipe = with_key(read(place, VLM if vision else LM), "model.backbone.path", "./backbone")
         place.write("recipe.yaml", yaml.safe_dump(recipe))
-        words = ["check", "--config", "recipe.yaml", "--offline"] if way == "check" else ["preview", "--config", "recipe.yaml"]
+        words = (
+            ["check", "--config", "recipe.yaml", "--offline"]
+            if way == "check"
+            else ["preview", "--config", "recipe.yaml"]
+        )
     return Case(f"{way}: {what}", words, expect)

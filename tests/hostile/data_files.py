@@ -24,7 +24,18 @@ INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
     ("conversations", 1, "from"): (5, None, "human", []),
     ("image",): (5, {}, True, [5], [None], [[]], ["a", "b"]),
 }
-OUTSIDE = ("../../beside/notes.txt", "../secret.png", "/etc/passwd", "dev/../../secret.png", "~/x.png", "\x00", "a" * 5000, "", ".", "dev")
+OUTSIDE = (
+    "../../beside/notes.txt",
+    "../secret.png",
+    "/etc/passwd",
+    "dev/../../secret.png",
+    "~/x.png",
+    "\x00",
+    "a" * 5000,
+    "",
+    ".",
+    "dev",
+)
 """Image names that mean nothing below the folder, or something outside of it."""
 
 
@@ -35,7 +46,23 @@ def make(draw: random.Random, place: Place) -> Case:
     path = place.work / "scenes/train.json"
     rows = json.loads(path.read_text())
     row = draw.choice((0, 0, draw.randrange(len(rows))))
-    kind = draw.choice(("invalid", "invalid", "invalid", "image", "image", "mutated", "mutated", "damage", "damage", "file", "whole file", "names", "control"))
+    kind = draw.choice(
+        (
+            "invalid",
+            "invalid",
+            "invalid",
+            "image",
+            "image",
+            "mutated",
+            "mutated",
+            "damage",
+            "damage",
+            "file",
+            "whole file",
+            "names",
+            "control",
+        )
+    )
     expect, read_all = Expect.REFUSED, True
     if kind == "invalid":
         key = draw.choice(list(INVALID))

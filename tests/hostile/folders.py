@@ -11,7 +11,16 @@ from hostile.case import Case, Expect, Place
 from hostile.pool import VLM
 from hostile.recipes import read, with_key
 
-MINE = ("thesis.txt", "logs/mine.txt", "recipe.yaml", "a.partial", "checkpoints/mine.bin", "adapter/mine.bin", "checkpoints/step-1.partial/x", "data/train.json")
+MINE = (
+    "thesis.txt",
+    "logs/mine.txt",
+    "recipe.yaml",
+    "a.partial",
+    "checkpoints/mine.bin",
+    "adapter/mine.bin",
+    "checkpoints/step-1.partial/x",
+    "data/train.json",
+)
 
 
 def occupy(draw: random.Random, folder: Path) -> str:
@@ -124,7 +133,21 @@ def exported(draw: random.Random, place: Place) -> Case:
 def listed(draw: random.Random, place: Place) -> Case:
     """A list of missing images over a file, a report into a folder, a recipe over a recipe."""
     place.copy("scenes", "scenes")
-    kind = draw.choice(("list", "list file", "report", "report file", "recipe", "recipe folder", "english", "scenes", "diagnose", "scores", "show"))
+    kind = draw.choice(
+        (
+            "list",
+            "list file",
+            "report",
+            "report file",
+            "recipe",
+            "recipe folder",
+            "english",
+            "scenes",
+            "diagnose",
+            "scores",
+            "show",
+        )
+    )
     adapter = str(place.pool / "adapters" / VLM)
     data = ["data", "images", "--file", "scenes/train.json", "--root", "nowhere"]
     if kind == "list":
@@ -147,15 +170,49 @@ def listed(draw: random.Random, place: Place) -> Case:
         return Case(f"data {kind} {flags} into a folder", ["data", kind, "--out", "out", *flags], Expect.REFUSED)
     if kind == "diagnose":
         occupy(draw, place.work / "out")
-        return Case("diagnose into a folder", ["diagnose", "--adapter", adapter, "--data", "scenes/dev.json", "--out", "out"], Expect.REFUSED)
+        return Case(
+            "diagnose into a folder",
+            ["diagnose", "--adapter", adapter, "--data", "scenes/dev.json", "--out", "out"],
+            Expect.REFUSED,
+        )
     if kind == "scores":
         words = ["evaluate", "--adapter", adapter, "--data", "scenes/dev.json", "--limit", "1", "--out", "diary.txt"]
         return Case("scores over a diary", words, Expect.REFUSED)
     image = "scenes/dev/000000.jpg"
-    words = ["generate", "--adapter", adapter, "--image", image, "--prompt", "what ?", "--max-new-tokens", "1", "--show"]
+    words = [
+        "generate",
+        "--adapter",
+        adapter,
+        "--image",
+        image,
+        "--prompt",
+        "what ?",
+        "--max-new-tokens",
+        "1",
+        "--show",
+    ]
     return Case("a picture over its own image", [*words, draw.choice((image, "diary.txt", "."))], Expect.REFUSED)
 
 
 def make(draw: random.Random, place: Place) -> Case:
     """A command that writes where something is."""
-    return draw.choice((fit, fit, fit, key, current, current, link, again, again, foreign, exported, exported, exported, listed, listed, listed))(draw, place)
+    return draw.choice(
+        (
+            fit,
+            fit,
+            fit,
+            key,
+            current,
+            current,
+            link,
+            again,
+            again,
+            foreign,
+            exported,
+            exported,
+            exported,
+            listed,
+            listed,
+            listed,
+        )
+    )(draw, place)

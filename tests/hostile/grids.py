@@ -48,7 +48,11 @@ def make(draw: random.Random, place: Place) -> Case:
     grid = yaml.safe_load((place.pool / "grid.yaml").read_text())
     grid["limit"] = 1
     grid["tasks"], grid["arms"][0]["adapter"] = grid["tasks"][:1], grid["arms"][0]["adapter"][:1]
-    kind = draw.choice(("invalid",) * 3 + ("more",) * 2 + ("mutated", "mutated", "gone", "text", "damage", "file", "eviction", "control"))
+    kind = draw.choice(
+        ("invalid",) * 3
+        + ("more",) * 2
+        + ("mutated", "mutated", "gone", "text", "damage", "file", "eviction", "control")
+    )
     expect, content = Expect.REFUSED, None
     if kind == "invalid":
         key = draw.choice(list(INVALID))
@@ -67,7 +71,9 @@ def make(draw: random.Random, place: Place) -> Case:
     elif kind == "eviction":
         settings = {
             "eviction": draw.choice(("snapkv", "knorm", "streaming_llm", "random", "kvcompose")),
-            "eviction_keep": draw.choice((0, 0.5, 1, 1.5, "0.5", "0", "20MB", "3tokens", "-3tokens", "NaN", "1e400", "", "5%", HUGE)),
+            "eviction_keep": draw.choice(
+                (0, 0.5, 1, 1.5, "0.5", "0", "20MB", "3tokens", "-3tokens", "NaN", "1e400", "", "5%", HUGE)
+            ),
             "scope": draw.choice(("all", "context", "nope", None)),
         }
         grid["arms"][0] |= settings

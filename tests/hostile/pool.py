@@ -55,7 +55,16 @@ def _data(folder: Path) -> None:
     images = folder / "images"
     images.mkdir()
     picture = Image.effect_noise((48, 32), 80).convert("RGB")
-    for suffix, kind in {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "webp": "WEBP", "ppm": "PPM", "ico": "ICO"}.items():
+    for suffix, kind in {
+        "png": "PNG",
+        "jpg": "JPEG",
+        "gif": "GIF",
+        "bmp": "BMP",
+        "tiff": "TIFF",
+        "webp": "WEBP",
+        "ppm": "PPM",
+        "ico": "ICO",
+    }.items():
         picture.save(images / f"a.{suffix}", kind)
 
 
@@ -67,7 +76,12 @@ def _recipes(folder: Path) -> None:
         backbone["path"] = str(REPOSITORY / backbone["path"])
         recipe["output_dir"] = "run"
         recipe["data"]["batch_size"] = 2
-        recipe["trainer"] |= {"max_steps": 1, "log_every_n_steps": 1, "enable_progress_bar": False, "enable_model_summary": False}
+        recipe["trainer"] |= {
+            "max_steps": 1,
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
         if name == VLM:
             recipe["data"]["train_file"] = str(folder / "scenes/train.json")
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))

@@ -82,7 +82,10 @@ def entry(draw: random.Random) -> tuple[Any, str]:
         "subtoken_train.training.samples.SampleLog", "lightning.pytorch.loggers.CSVLogger",
         "lightning.pytorch.callbacks.LearningRateMonitor", "lightning.pytorch.strategies.DDPStrategy",
     ))  # fmt: skip
-    return {"class_path": outer, "init_args": {draw.choice(("folder", "save_dir", "logging_interval", "name")): inner}}, f"{path} inside {outer}"
+    return {
+        "class_path": outer,
+        "init_args": {draw.choice(("folder", "save_dir", "logging_interval", "name")): inner},
+    }, f"{path} inside {outer}"
 
 
 def make(draw: random.Random, place: Place) -> Case:
@@ -101,7 +104,11 @@ def make(draw: random.Random, place: Place) -> Case:
         run = place.copy("stopped", "run")
         saved = yaml.safe_load((run / "recipe.yaml").read_text())
         (run / "recipe.yaml").write_text(yaml.safe_dump(with_key(saved, slot, value), sort_keys=False))
-        words = ["export", "run", "out"] if way == "export" else ["fit", "--config", "run/recipe.yaml", "--output_dir", "run", "--resume"]
+        words = (
+            ["export", "run", "out"]
+            if way == "export"
+            else ["fit", "--config", "run/recipe.yaml", "--output_dir", "run", "--resume"]
+        )
         writes = ("out",) if way == "export" else ("run",)
     elif way == "override":
         shutil.copyfile(place.pool / f"{name}.yaml", place.work / "recipe.yaml")
@@ -114,6 +121,10 @@ def make(draw: random.Random, place: Place) -> Case:
     harmless = harmless or (slot == "data.train_file" and isinstance(value, str) and name == VLM)
     harmless = harmless or (slot == "trainer.default_root_dir" and isinstance(value, str))
     expect = Expect.EITHER if harmless else Expect.REFUSED
-    if what.startswith(("lightning.pytorch.callbacks.Model", "lightning.pytorch.strategies.DDP")) and slot.startswith("trainer."):
+    if what.startswith(("lightning.pytorch.callbacks.Model", "lightning.pytorch.strategies.DDP")) and slot.startswith(
+        "trainer."
+    ):
         expect = Expect.EITHER  # named classes with arguments of their own types
-    return Case(f"{words[0]} {slot}: {what}", words, expect, (*writes, "run", "touch ../CANARY") if harmless else writes)
+    return Case(
+        f"{words[0]} {slot}: {what}", words, expect, (*writes, "run", "touch ../CANARY") if harmless else writes
+    )

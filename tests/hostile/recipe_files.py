@@ -9,8 +9,15 @@ from hostile.pool import LM, VLM
 from hostile.recipes import parsing
 from hostile.values import damaged, no_file
 
-BOMB = "\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9))])
-MAPS = "\n".join(["m0: &m0 {a: 1}", *(f"m{i}: &m{i} {{{', '.join(f'k{j}: *m{i - 1}' for j in range(9))}}}" for i in range(1, 9))])
+BOMB = "\n".join(
+    [
+        "a0: &a0 [x, x, x, x, x, x, x, x, x, x]",
+        *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)),
+    ]
+)
+MAPS = "\n".join(
+    ["m0: &m0 {a: 1}", *(f"m{i}: &m{i} {{{', '.join(f'k{j}: *m{i - 1}' for j in range(9))}}}" for i in range(1, 9))]
+)
 TEXTS = {
     "an alias bomb": BOMB,
     "an alias bomb of mappings": MAPS,
@@ -60,10 +67,18 @@ def make(draw: random.Random, place: Place) -> Case:
     """A recipe whose file is the trouble."""
     content = (place.pool / f"{draw.choice((VLM, LM))}.yaml").read_bytes()
     kind, expect = draw.choice(("text", "text", "text", "damage", "damage", "file", "control")), Expect.REFUSED
-    name = draw.choice(("recipe.yaml", "recipe.yaml", "re cipe.yaml", "[red]recipe.yaml", "recipe\x1b[31m.yaml", "réçipe.yaml"))
+    name = draw.choice(
+        ("recipe.yaml", "recipe.yaml", "re cipe.yaml", "[red]recipe.yaml", "recipe\x1b[31m.yaml", "réçipe.yaml")
+    )
     if kind == "text":
         what = draw.choice(list(TEXTS))
-        alone = draw.random() < 0.5 or what in ("a directive", "two documents", "a text alone", "a list alone", "a number alone")
+        alone = draw.random() < 0.5 or what in (
+            "a directive",
+            "two documents",
+            "a text alone",
+            "a list alone",
+            "a number alone",
+        )
         content = (b"" if alone else content) + TEXTS[what].encode() + b"\n"
         place.write(name, content)
     elif kind == "damage":

@@ -12,7 +12,10 @@ from hostile.values import HUGE, INFINITY, NAMES, NAN, changed, damaged, mutated
 
 NOT_A_NUMBER = ("x", None, [], {}, NAN, INFINITY, True)
 INVALID_RECORD: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("kv_bytes", "dense_kv_bytes", "region_bytes", "entries_before", "new_tokens", "batch_size"), (*NOT_A_NUMBER, 1.5, HUGE, -1)),
+    **dict.fromkeys(
+        ("kv_bytes", "dense_kv_bytes", "region_bytes", "entries_before", "new_tokens", "batch_size"),
+        (*NOT_A_NUMBER, 1.5, HUGE, -1),
+    ),
     **dict.fromkeys(("prefill_seconds", "decode_seconds", "values_after"), (*NOT_A_NUMBER, HUGE)),
     "score": NOT_A_NUMBER,
     "id": (5, None, [], {}),
@@ -40,12 +43,28 @@ INVALID_MANIFEST: dict[tuple[str, ...], tuple[Any, ...]] = {
     ("arm", "anchor"): (5, [], {}),
     ("arm", "protocol"): (5, None, "nope"),
 }
-MARKUP = ("[red]x[/red]", "[/bold]", "[link=http://x]y", "=cmd|' /C calc'!A0", "+1", "@x", "[bold", "<script>alert(1)</script>", "a|b", "\\end{table}", "$x_1$", "{{7*7}}", "x" * 250)
+MARKUP = (
+    "[red]x[/red]",
+    "[/bold]",
+    "[link=http://x]y",
+    "=cmd|' /C calc'!A0",
+    "+1",
+    "@x",
+    "[bold",
+    "<script>alert(1)</script>",
+    "a|b",
+    "\\end{table}",
+    "$x_1$",
+    "{{7*7}}",
+    "x" * 250,
+)
 
 
 def make(draw: random.Random, place: Place) -> Case:
     """A results folder with something wrong in it."""
-    kind = draw.choice(("records", "records", "records", "manifest", "manifest", "names", "scores", "paper", "line", "file", "control"))
+    kind = draw.choice(
+        ("records", "records", "records", "manifest", "manifest", "names", "scores", "paper", "line", "file", "control")
+    )
     return KINDS[kind](draw, place)
 
 
@@ -58,7 +77,13 @@ def cell(draw: random.Random, place: Place) -> Path:
 def report(draw: random.Random, what: str, expect: Expect, *further: str, complaint: Any = None) -> Case:
     """``report`` on the results."""
     formats = draw.choice(([], ["--format", "csv"], ["--format", "html,markdown"], ["--format", "latex"]))
-    return Case(f"report {what}", ["report", "results", "--out", "tables", *formats, *further], expect, ("tables",), complaint=complaint)
+    return Case(
+        f"report {what}",
+        ["report", "results", "--out", "tables", *formats, *further],
+        expect,
+        ("tables",),
+        complaint=complaint,
+    )
 
 
 def records(draw: random.Random, place: Place) -> Case:
@@ -104,8 +129,16 @@ def names(draw: random.Random, place: Place) -> Case:
     """Names that mean something to a terminal, a spreadsheet, LaTeX or a browser; they must come out as they are."""
     path = cell(draw, place) / "manifest.json"
     content = json.loads(path.read_text())
-    field, value = draw.choice(("name", "name", "backbone", "reducer", "adapter", "eviction")), draw.choice((*MARKUP, *NAMES))
-    if field == "name" and not any(letter in value for letter in "/\\\x00") and 0 < len(value.encode("utf-8", "surrogatepass")) < 200 and value not in (".", ".."):
+    field, value = (
+        draw.choice(("name", "name", "backbone", "reducer", "adapter", "eviction")),
+        draw.choice((*MARKUP, *NAMES)),
+    )
+    if (
+        field == "name"
+        and not any(letter in value for letter in "/\\\x00")
+        and 0 < len(value.encode("utf-8", "surrogatepass")) < 200
+        and value not in (".", "..")
+    ):
         target = path.parent.parent.with_name(value)
         if "\ud800" not in value and not target.exists():
             path.parent.parent.rename(target)
@@ -154,9 +187,20 @@ def scores(draw: random.Random, place: Place) -> Case:
     expect = Expect.EITHER
     kind = draw.choice(("invalid", "mutated", "damage", "file"))
     if kind == "invalid":
-        key = draw.choice(("kinds", "scores", "nominal_kv", "realised_kv", "kv_bytes", "dense_kv_bytes", "arm", "data_sha256", "data"))
+        key = draw.choice(
+            ("kinds", "scores", "nominal_kv", "realised_kv", "kv_bytes", "dense_kv_bytes", "arm", "data_sha256", "data")
+        )
         value = draw.choice((5, {}, [], None, "x", NAN, [[]], [NAN, 1, 1, 1], ["x"] * 4, 0))
-        right = {"kv_bytes": (5, 0), "dense_kv_bytes": (5,), "nominal_kv": (5, 0), "realised_kv": (5, 0), "arm": ("x",), "data_sha256": ("x",), "data": ("x",), "kinds": (["x"] * 4,)}
+        right = {
+            "kv_bytes": (5, 0),
+            "dense_kv_bytes": (5,),
+            "nominal_kv": (5, 0),
+            "realised_kv": (5, 0),
+            "arm": ("x",),
+            "data_sha256": ("x",),
+            "data": ("x",),
+            "kinds": (["x"] * 4,),
+        }
         content["runs"][0][key] = value
         what, expect = f"{key} is {shown(value)}", Expect.EITHER if value in right.get(key, ()) else Expect.REFUSED
         path.write_text(json.dumps(content))

@@ -104,16 +104,17 @@ def _command(words: list[str] | tuple[str, ...]) -> Answer:
 
 def _called(function: Callable[[], object]) -> Answer:
     """A function of the library: a plain ``ValueError`` or an ``OSError`` is a worded refusal, all else is none."""
+    from subtoken_train.cli.errors import one_line
+    from subtoken_train.errors import DifferencesError
+
     out = io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(io.StringIO()):
             return Answer(0, out.getvalue(), "", function())
-    except OSError as error:
-        return Answer(2, "", f"{PREFIX}error: {' '.join(str(error.strerror or error).split())}\n")
-    except ValueError as error:
-        if type(error) is not ValueError:
+    except (ValueError, OSError) as error:
+        if not isinstance(error, OSError) and type(error) is not ValueError and not isinstance(error, DifferencesError):
             raise
-        return Answer(2, "", f"{PREFIX}error: {error}\n")
+        return Answer(2, "", f"{PREFIX}error: {one_line(error)}\n")  # as a command would say it
 
 
 def judged(case: Case, answer: Answer) -> tuple[Verdict, str]:
@@ -140,7 +141,7 @@ def message_fault(err: str) -> str | None:
     if lines[-1]:
         return f"does not end with a newline: {err[-200:]!r}"
     *earlier, last = lines[:-1] or [""]
-    if not last.startswith(f"{PREFIX}error: ") or len(last) == len(f"{PREFIX}error: "):
+    if not last.startswith(f"{PREFIX}error: ") or " " not in last.removeprefix(f"{PREFIX}error: "):
         return f"no error line: {err[-600:]!r}"
     if strange := [line for line in earlier if not (line.startswith(f"{PREFIX}warning: ") or PROGRESS.fullmatch(line))]:
         return f"{len(strange)} more lines: {strange[0][:300]!r}"
@@ -158,9 +159,7 @@ def control_characters(text: str) -> str | None:
     return f"control characters {sorted(bad)} in {text[-300:]!r}" if bad else None
 
 
-def _harm(
-    case: Case, place: Place, before: Mapping[str, str], answer: Answer | None
-) -> Iterator[tuple[Verdict, str]]:
+def _harm(case: Case, place: Place, before: Mapping[str, str], answer: Answer | None) -> Iterator[tuple[Verdict, str]]:
     """What the act did to the files around it, and whether an input ran."""
     if canary_module.imported() or any(path.name.startswith(CANARY) for path in place.root.rglob(f"{CANARY}*")):
         yield Verdict.CODE, "the canary was touched"

@@ -29,7 +29,22 @@ def make(draw: random.Random, place: Place) -> Case:
     """A run with something wrong in it, to go on with or to export."""
     run = place.copy("stopped", "run")
     checkpoint = run / "checkpoints/step-1"
-    kind = draw.choice(("marker", "marker", "marker text", "state", "state", "state", "pickle", "tensors", "file", "recipe", "names", "control"))
+    kind = draw.choice(
+        (
+            "marker",
+            "marker",
+            "marker text",
+            "state",
+            "state",
+            "state",
+            "pickle",
+            "tensors",
+            "file",
+            "recipe",
+            "names",
+            "control",
+        )
+    )
     what, expect = SPOIL[kind](draw, checkpoint)
     words = draw.choice((
         ["export", "run", "out"],
@@ -144,7 +159,9 @@ def recipe(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
 
 def names(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
     """Folders beside the checkpoint that have its kind of name."""
-    name = draw.choice(("step-x", "step-", "step-99999999999999999999", "step--1", "step-2.partial", "step-1e3", "step-٣", "step-2"))
+    name = draw.choice(
+        ("step-x", "step-", "step-99999999999999999999", "step--1", "step-2.partial", "step-1e3", "step-٣", "step-2")
+    )
     other = checkpoint.with_name(name)
     other.mkdir()
     if draw.random() < 0.5:

@@ -12,7 +12,7 @@ import pytest
 
 from hostile import canary_module, watch
 from hostile.case import Case, Expect, Place, Verdict
-from hostile.runner import run_case
+from hostile.runner import message_fault, run_case
 
 HELP = ["recipes", "--help"]
 
@@ -83,11 +83,8 @@ PLANTED = {
     "a wrong acceptance": (lambda place: Case("", HELP, Expect.REFUSED), Verdict.WRONG),
     "a wrong refusal": (lambda place: Case("", ["recipes", "nope"], Expect.TAKEN), Verdict.REFUSAL),
     "an answer that an oracle refuses": (lambda place: Case("", HELP, complaint=lambda answer: "no"), Verdict.WRONG),
-    "a long message": (lambda place: Case("", lambda: refuse("x" * 500)), Verdict.MESSAGE),
-    "two lines": (lambda place: Case("", lambda: refuse("a\nb")), Verdict.MESSAGE),
     "no words": (lambda place: Case("", lambda: refuse("")), Verdict.MESSAGE),
     "Python's words": (lambda place: Case("", lambda: refuse("'NoneType' object has no attribute 'x'")), Verdict.MESSAGE),
-    "a control character": (lambda place: Case("", lambda: refuse("\x1b[31mred")), Verdict.MESSAGE),
     "a refusal in words": (lambda place: Case("", refuse, Expect.REFUSED), Verdict.CLEAN),
     "a refusal of the command line": (lambda place: Case("", ["recipes", "nope"], Expect.REFUSED), Verdict.CLEAN),
     "an output": (lambda place: Case("", lambda: write(place.work / "out"), Expect.TAKEN, ("out",)), Verdict.CLEAN),
@@ -127,3 +124,32 @@ def test_a_case_is_made_anew_from_its_name(tmp_path, pool):
     for name, (make, _) in CLASSES.items():
         first, again = (run_case(name, make, 7, Place(tmp_path / folder / "case", pool)) for folder in ("a", "b"))
         assert (first.what, first.verdict) == (again.what, again.verdict)
+
+
+ERROR = "subtoken-train: error: "
+
+
+@pytest.mark.parametrize(
+    "err",
+    [
+        "",
+        "\n",
+        ERROR + "\n",
+        ERROR + "a word is wrong",
+        ERROR + "x y" * 150 + "\n",
+        ERROR + "a b\nc d\n",
+        "something else\n" + ERROR + "a word is wrong\n",
+        ERROR + "a word is wrong\nsomething else\n",
+        ERROR + "ValueError\n",
+        ERROR + "\x1b[31mred word\n",
+        ERROR + "int() got an unexpected keyword argument 'x'\n",
+        "Traceback (most recent call last):\n" + ERROR + "a word is wrong\n",
+    ],
+)
+def test_messages_that_are_none(err):
+    assert message_fault(err) is not None
+
+
+@pytest.mark.parametrize("before", ["", "subtoken-train: warning: a word\n", "3/4 questions\n"])
+def test_one_line_is_a_message(before):
+    assert message_fault(f"{before}{ERROR}a word is wrong\n") is None

@@ -15,7 +15,24 @@ import yaml
 
 NAN, INFINITY = float("nan"), float("inf")
 HUGE = 10**400
-ODD_NUMBERS: tuple[Any, ...] = (0, -1, 1, 2, -(2**63), 2**63, 2**31, 10**12, HUGE, -0.0, 0.5, 1e308, 1e-320, NAN, INFINITY, -INFINITY)
+ODD_NUMBERS: tuple[Any, ...] = (
+    0,
+    -1,
+    1,
+    2,
+    -(2**63),
+    2**63,
+    2**31,
+    10**12,
+    HUGE,
+    -0.0,
+    0.5,
+    1e308,
+    1e-320,
+    NAN,
+    INFINITY,
+    -INFINITY,
+)
 NAMES = (
     "", " ", ".", "..", "../beside/notes.txt", "../../etc", "/etc/passwd", "a/b", "a\\b", "x" * 5000, "\x00", "a\nb", "\x1b[31mred",
     "[red]x[/red]", "[/bold]", "[link=http://x]y[/link]", "=1+1", "+1", "-1", "@sum", "\u202egnp", "\ud800", "\ufeffname", "~", "$HOME",
@@ -58,7 +75,9 @@ def without(tree: Any, path: tuple[Any, ...]) -> Any:
     return tree
 
 
-def mutated(draw: random.Random, tree: Any, only: Callable[[tuple[Any, ...]], bool] = lambda path: True) -> tuple[Any, str]:
+def mutated(
+    draw: random.Random, tree: Any, only: Callable[[tuple[Any, ...]], bool] = lambda path: True
+) -> tuple[Any, str]:
     """A tree with one thing wrong in it, and what: a value, a key less, a key more, a value nested or copied elsewhere."""
     path = draw.choice([path for path in paths_of(tree) if only(path)])
     dotted = ".".join(map(str, path))
@@ -112,7 +131,9 @@ def as_yaml(tree: Any, draw: random.Random) -> str:
 
 def damaged(draw: random.Random, content: bytes) -> tuple[bytes, str]:
     """Bytes that a disk, a network or an editor has spoilt."""
-    kind = draw.choice(("cut", "flip", "flip", "zeros", "twice", "bom", "utf16", "latin", "empty", "inserted", "control", "crlf"))
+    kind = draw.choice(
+        ("cut", "flip", "flip", "zeros", "twice", "bom", "utf16", "latin", "empty", "inserted", "control", "crlf")
+    )
     place = draw.randrange(max(1, len(content)))
     if kind == "cut":
         return content[:place], f"cut after {place} bytes"
