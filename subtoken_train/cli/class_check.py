@@ -113,33 +113,16 @@ def _settings(allowed: Allowed, path: str, settings: dict[str, Any], place: str)
     name = path.rpartition(".")[2]
     for key, value in settings.items():
         content = loaded(value, f"{place}.{key}")
-        if content is None or _is_default(name, key, content):
+        if content is None:
             continue
         if key not in allowed.classes[path]:
             yield f"{place} gives {name} the setting {shown(key)}"
         elif key == "config":
             yield from _zero_config(content, place)
-        elif isinstance(content, dict | list):
-            if key not in allowed.groups:
-                yield f"{place} gives {name}.{key} a group of values"
-            else:
-                yield from _plain(content, f"{place}.{key}", free_keys=True)
-
-
-def _is_default(name: str, key: str, value: Any) -> bool:
-    """Whether it is what a saved recipe says where nothing was set."""
-    return (name, key) == ("RichProgressBar", "theme") and _is_theme(value)
-
-
-def _is_theme(value: Any) -> bool:
-    settings = value.get("init_args", {}) if isinstance(value, dict) else None
-    path = "lightning.pytorch.callbacks.progress.rich_progress.RichProgressBarTheme"
-    return (
-        isinstance(settings, dict)
-        and set(value) <= {"class_path", "init_args"}
-        and value.get("class_path") == path
-        and all(isinstance(each, str) and isinstance(loaded(each, ""), str) for each in settings.values())
-    )
+        elif (key in allowed.groups) != isinstance(content, dict | list):
+            yield f"{place} gives {name}.{key} {'one value' if key in allowed.groups else 'a group of values'}"
+        else:
+            yield from _plain(content, f"{place}.{key}", free_keys=True)
 
 
 def _zero_config(content: Any, place: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ class Allowed:
     Attributes:
         names: plain words that are no class.
         classes: path -> settings that a recipe may give; every value is a number, a text, true, false or null.
-        groups: settings of these names may also be lists or mappings of such values.
+        groups: settings of these names are lists or mappings of such values.
         many: whether the key takes a list of classes.
     """
 
@@ -46,6 +46,11 @@ _STOPPING = (
     *("monitor", "min_delta", "patience", "verbose", "mode", "strict", "check_finite", "stopping_threshold"),
     *("divergence_threshold", "check_on_train_epoch_end", "log_rank_zero_only"),
 )
+_DDP = (
+    *("process_group_backend", "start_method", "timeout", "dim", "broadcast_buffers", "init_sync", "bucket_cap_mb"),
+    *("find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph"),
+    *("skip_all_reduce_unused_params", "batched_grad_copy"),
+)
 _WANDB = (
     *("name", "save_dir", "version", "offline", "dir", "id", "anonymous", "project", "log_model", "prefix"),
     *("checkpoint_name", "add_file_policy", "entity", "group", "job_type", "tags", "notes", "mode", "resume"),
@@ -62,7 +67,7 @@ ALLOWED = {
         {
             f"{_STRATEGIES}zero.ZeroStrategy": ("stage", "offload", "config"),
             f"{_STRATEGIES}fsdp2.Fsdp2Strategy": (),
-            "lightning.pytorch.strategies.DDPStrategy": ("process_group_backend", "start_method", "timeout"),
+            "lightning.pytorch.strategies.DDPStrategy": _DDP,
             "lightning.pytorch.strategies.SingleDeviceStrategy": ("device",),
         },
         groups=("config",),
@@ -90,10 +95,10 @@ ALLOWED = {
             f"{_CALLBACKS}LearningRateMonitor": ("logging_interval", "log_momentum", "log_weight_decay"),
             f"{_CALLBACKS}ModelSummary": ("max_depth",),
             f"{_CALLBACKS}RichModelSummary": ("max_depth",),
-            f"{_CALLBACKS}RichProgressBar": ("refresh_rate", "leave"),
+            f"{_CALLBACKS}RichProgressBar": ("refresh_rate", "leave", "theme"),
             f"{_CALLBACKS}TQDMProgressBar": ("refresh_rate", "process_position", "leave"),
-            f"{_CALLBACKS}Timer": ("duration", "interval", "verbose"),
         },
+        groups=("theme",),
         many=True,
     ),
     "profiler": Allowed(
@@ -104,7 +109,7 @@ ALLOWED = {
             f"{_PROFILERS}PassThroughProfiler": ("dirpath", "filename"),
             f"{_PROFILERS}PyTorchProfiler": (
                 *("dirpath", "filename", "group_by_input_shapes", "emit_nvtx", "export_to_chrome", "row_limit"),
-                *("sort_by_key", "record_module_names"),
+                *("sort_by_key", "record_module_names", "record_shapes", "profile_memory", "with_stack", "with_flops"),
             ),
         },
     ),

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.errors import plain
+from subtoken_train.documents import read_yaml
+from subtoken_train.errors import plain, unknown_name
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.spec import Grid
@@ -17,6 +18,7 @@ ARM_OPTIONS = (
     "protocol",
 )  # fmt: skip
 """Options that say who answers; a grid file says it itself."""
+GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")
 GRID_ONLY = ("selector", "protocol", "data_root", "anchors", "device")
 FILE_ONLY = ("image_folder", "max_new_tokens")
 
@@ -49,8 +51,24 @@ def check_modes(args: argparse.Namespace) -> None:
         raise ValueError(f"--kv-dtype means nothing to --{mode}; write kv_dtype into its arms")
 
 
+def check_grid_file(path: Path) -> None:
+    """Say what is no grid at all, before anything heavy is imported; ``read_grid`` reads the rest.
+
+    Raises:
+        ValueError: no such file, no YAML, or keys that a grid does not have.
+    """
+    if not path.is_file():
+        raise ValueError(f"grid {path} is not a file; recipes/eval holds some")
+    content = read_yaml(path)
+    for key in content if isinstance(content, dict) else ():
+        if key not in GRID_KEYS:
+            raise unknown_name(f"key of {path}", key, GRID_KEYS)
+
+
 def run_grids(args: argparse.Namespace) -> int:
     """Run the grid, or the suite's, and print where the scores stand."""
+    if args.config is not None:
+        check_grid_file(Path(args.config))
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()

@@ -18,12 +18,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
-
-from datasets import Dataset, Features, List, Value, load_dataset
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from typing import TYPE_CHECKING, Any, Literal
 
 from subtoken_train.backbones.hub import hub_asked, silence
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
@@ -57,6 +57,9 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     Raises:
         ValueError: the file or data set is missing or unreadable, or has no such configuration, split or column.
     """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+
     arguments: dict[str, Any] = {"split": source.split, "streaming": streaming}
     builder = _BUILDERS.get(Path(source.name).suffix)
     if builder is None:
@@ -138,6 +141,8 @@ def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_len
     Raises:
         ValueError: see ``read_blocks``.
     """
+    from datasets import Dataset, Features, List, Value
+    from datasets.exceptions import DatasetGenerationError
 
     def generate() -> Iterator[dict[str, list[int]]]:
         for ids in read_blocks(rows, source, tokenizer, block_length):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from datasets import Dataset
 from torch.utils.data import DataLoader, IterableDataset
 
 from subtoken_train.backbones.base import Family
@@ -17,6 +16,9 @@ from subtoken_train.datasets.text_batches import TextSample, collate_text, paddi
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
 from subtoken_train.datasets.window import AccumulationWindows
 from subtoken_train.types import Batch
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Row = dict[str, Any]  # {"input_ids": ids of one block, "place": its number}
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from datasets import config
 from filelock import FileLock
 from numpy.typing import NDArray
 
@@ -76,6 +75,8 @@ def open_index(path: Path) -> RecordIndex:
 
 def index_path(path: Path) -> Path:
     """Where the index of a large file is kept: one place per data file, so that nothing outdated stays."""
+    from datasets import config
+
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]
     return Path(config.HF_DATASETS_CACHE) / "subtoken_train_records" / f"{name}.arrow"
 

@@ -58,6 +58,7 @@ WAYS = {
     "callbacks, appended": at("trainer.callbacks+", [of(f"{CANARY}.Bird")]),
     "a callback of functions": at("trainer.callbacks", [of(f"{CALLBACKS}.LambdaCallback", setup=f"{CANARY}.sing")]),
     "console settings": at("trainer.callbacks", [of(RICH, console_kwargs={"file": POPEN})]),
+    "a theme by text": at("trainer.callbacks", [of(RICH, theme=f"{CANARY}.Bird")]),
     "a theme": at("trainer.callbacks", [of(RICH, theme=POPEN)]),
     "a theme's colour": at(
         "trainer.callbacks",

@@ -159,7 +159,7 @@ def test_an_empty_stream_is_refused(source, byte_tokenizer):
     [
         ({"context_length": 16}, "context_length 16 leaves a query region of zero tokens in blocks of 16"),
         ({"context_length": 20}, "context_length 20 leaves a query region of zero tokens"),
-        ({"context_length": 0}, "context_length is 0; it must be 1 or more"),
+        ({"context_length": 0}, "context_length is 0; it must be 1 to"),
         ({"prefix_tokens": 8}, "prefix_tokens is 8; 0 to 7 are possible in a query region of 8 tokens"),
         ({"prefix_tokens": -1}, "prefix_tokens is -1; 0 to 7 are possible"),
         ({"streaming": True, "num_workers": 2}, "num_workers is 2; a stream is read in the training process"),

@@ -1,0 +1,121 @@
+"""The list of classes: complete for what is documented, readable again when a run has saved it, closed under change."""
+
+import inspect
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning.pytorch import Trainer
+
+from subtoken_train.cli.class_paths import ALLOWED, ZERO_SETTINGS
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
+from subtoken_train.cli.recipe_words import FLAGS
+from subtoken_train.cli.trainer_ranges import SETTINGS
+from subtoken_train.training.strategies import STRATEGIES
+from subtoken_train.training.strategies.zero_settings import _RECIPE_SAYS
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = str(ROOT / "recipes" / "tiny_fastv25_s16k4.yaml")
+NEEDED = {
+    "EarlyStopping": {"monitor": "val/loss"},
+    "CSVLogger": {"save_dir": "x"},
+    "TensorBoardLogger": {"save_dir": "x"},
+}
+PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}
+CLASSES = [(key, path) for key, allowed in ALLOWED.items() for path in allowed.classes]
+
+
+def test_tables_are_complete():
+    assert set(SETTINGS) == set(inspect.signature(Trainer).parameters)
+    assert set(STRATEGIES) == set(ALLOWED["strategy"].names)
+    assert set(_RECIPE_SAYS) <= set(ZERO_SETTINGS)
+    tops = {action.dest.partition(".")[0] for action in RecipeCLI(["--config", RECIPE]).parser._actions}
+    assert tops - {"help", "config", "print_config", "print_shtab", "==SUPPRESS=="} == {*KEYS, *FLAGS}
+    assert set(BANDS) < set(KEYS)
+
+
+@pytest.mark.parametrize(("key", "path"), CLASSES, ids=[path for _, path in CLASSES])
+def test_a_saved_recipe_passes_again(tmp_path, key, path):
+    name = path.rpartition(".")[2]
+    if find_spec(PACKAGES.get(name, "lightning")) is None:
+        pytest.skip(f"{PACKAGES[name]} is not installed")
+    spec = {"class_path": path, "init_args": NEEDED.get(name, {})}
+    overlay, saved = tmp_path / "overlay.yaml", tmp_path / "recipe.yaml"
+    overlay.write_text(yaml.safe_dump({"trainer": {key: [spec] if ALLOWED[key].many else spec}}))
+    first = RecipeCLI(["--config", RECIPE, "--config", str(overlay)])
+    first.save_recipe(saved)
+    assert RecipeCLI(["--config", str(saved)]).resolved() == first.resolved()
+
+
+@pytest.mark.parametrize("key", ALLOWED)
+def test_a_setting_means_the_same_to_every_class_that_has_it(key):
+    """A class may be changed by a later file, and settings that both have stay: none may become a function there."""
+    classes = ALLOWED[key].classes
+    listed = {setting for settings in classes.values() for setting in settings}
+    for path, settings in classes.items():
+        module, _, name = path.rpartition(".")
+        parameters = set(inspect.signature(getattr(import_module(module), name).__init__).parameters)
+        assert (parameters & listed) <= set(settings), path
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_recipes_and_overlays_need_no_flag(path):
+    if path.parent.name not in ("eval", "ablations"):
+        read_source(["--config", str(path)])
+
+
+def test_recipes_of_version_0_1_are_read(tmp_path, capsys):
+    text = Path(RECIPE).read_text(encoding="utf-8")
+    old = tmp_path / "recipe.yaml"
+    old.write_text(f"{text}\noverwrite: false\nresume: false\nprivate: false\npush_to_hub: null\n")
+    assert RecipeCLI(["--config", str(old)]).resolved() == RecipeCLI(["--config", RECIPE]).resolved()
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_flags_are_no_keys(tmp_path, flag):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"{Path(RECIPE).read_text(encoding='utf-8')}\n{flag}: true\n")
+    with pytest.raises(ValueError, match=f"{flag}: True; that is said on the command line alone"):
+        read_source(["--config", str(path)])
+
+
+NESTED = "[" * 3000
+HOSTILE = {
+    "deep": f"trainer: {NESTED}",
+    "deep in a text": f"output_dir: '{NESTED}{']' * 3000}'",
+    "an alias of itself": "trainer: &a {x: *a}",
+    "a bomb": "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    "a bomb in a text": "output_dir: '[&a [x,x,x,x,x,x,x,x], "
+    + ", ".join(f"&{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+    + "]'",
+    "a key twice": "output_dir: a\noutput_dir: b",
+    "two documents": "output_dir: a\n---\noutput_dir: b",
+    "no text": "\x00",
+    "a number as a key": "3: 4",
+    "a list as a key": "? [1]\n: 4",
+    "many digits": "seed_everything: " + "9" * 5000,
+    "a long text": f"output_dir: {'x' * 5000}",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_files_are_refused_in_words(tmp_path, text):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"recipe\.yaml|output_dir|seed|key") as error:
+        read_source(["--config", str(path)])
+    assert len(str(error.value)) < 400 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [".", "pipe"])
+def test_what_is_no_file(tmp_path, monkeypatch, name):
+    import os
+
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(ValueError, match="is not a regular file"):
+        read_source(["--config", name])
