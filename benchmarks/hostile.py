@@ -29,7 +29,6 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "checkpoints")]
 from hostile.campaign import plan, run_cases  # noqa: E402
 from hostile.case import Expect, Outcome, Verdict  # noqa: E402
 from hostile.pool import make_pool  # noqa: E402
-
 from pairs import hardware  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/hostile.json"
@@ -178,7 +177,7 @@ def record(outcomes: Sequence[Outcome], seed: int, processes: int, seconds: floa
 def table(content: dict[str, Any]) -> str:
     """The figures as Markdown: one row per class and their sum."""
     columns = {
-        "cases": "cases", "known_invalid": "known to be wrong", "known_valid": "known to be right", "refused": "refused",
+        "cases": "cases", "known_invalid": "known wrong", "known_valid": "known right", "refused": "refused",
         "clean": "clean", "tracebacks": "tracebacks", "hangs": "hangs", "wrong_acceptances": "wrong acceptances",
         "code_run": "code run", "lost": "lost",
     }  # fmt: skip

@@ -31,7 +31,7 @@ def to_rgb(image: Image.Image, name: str) -> Image.Image:
         ValueError: it is no image of PIL's, or its pixels cannot be read; the message starts with ``name``.
     """
     if not isinstance(image, Image.Image):
-        raise ValueError(f"{name} is a {type(image).__name__}; open it with PIL first")
+        raise ValueError(f"{name} is no image; open it with PIL first")
     try:
         return image.convert("RGB")
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:

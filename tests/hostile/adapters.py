@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
-import struct
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from hostile.case import Answer, Case, Expect, Place
 from hostile.pool import LM, VLM
+from hostile.tensor_files import canary_pickle, spoil_tensors
 from hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, changed, damaged, mutated, no_file, shown, written
 
 CONFIG, PEFT, LORA, ROUTER = (
@@ -59,6 +57,13 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "training": (5, "x", None, []),
     "schema_version": (0, -1, 99, "1", None, 1.5, [], True),
 }
+CONTRADICTIONS = (
+    ("r", 4), ("r", 10**9), ("r", "8"), ("r", NAN), ("lora_alpha", 99), ("peft_type", "IA3"), ("peft_type",
+        "os.system"),
+    ("peft_type", None), ("target_modules", ["k_proj"]), ("target_modules", "(a+)+$"), ("use_dora", True), ("bias",
+        "all"),
+    ("modules_to_save", ["lm_head"]),
+)  # fmt: skip
 PICKLES = (
     "adapter_model.bin",
     "pytorch_model.bin",
@@ -67,20 +72,6 @@ PICKLES = (
     "model.safetensors",
     "training_args.bin",
 )
-FLOATS = (torch.float16, torch.bfloat16, torch.float64)
-INTEGERS = (torch.int8, torch.int64, torch.uint8, torch.bool)
-
-
-class Touch:
-    """Its pickle makes the canary."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (open, ("../CANARY", "w"))
-
-
-def canary_pickle(protocol: int = 2) -> bytes:
-    """A pickle that touches the canary when it is read."""
-    return pickle.dumps(Touch(), protocol=protocol)
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -88,158 +79,102 @@ def put(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return changed(config, tuple(key.split(".")), value)
 
 
-def spoil_tensors(draw: random.Random, path: Path) -> tuple[str, Expect]:
-    """Damage a safetensors file; what was done and whether it is known to be wrong."""
-    tensors = load_file(path)
-    name = draw.choice(sorted(tensors))
-    tensor = tensors[name]
-    kind = draw.choice(
-        (
-            "nan",
-            "inf",
-            "huge",
-            "integer",
-            "shape",
-            "empty",
-            "gone",
-            "more",
-            "header",
-            "length",
-            "damage",
-            "float",
-            "pickle",
-            "scalar",
-            "transposed",
-        )
-    )
-    expect = Expect.REFUSED
-    if kind in ("nan", "inf"):
-        tensor = tensor.clone()
-        tensor.view(-1)[draw.randrange(tensor.numel())] = NAN if kind == "nan" else draw.choice((INFINITY, -INFINITY))
-        tensors[name] = tensor
-    elif kind == "integer":
-        tensors[name] = tensor.to(draw.choice(INTEGERS))
-    elif kind == "float":
-        tensors[name], expect = tensor.to(draw.choice(FLOATS)), Expect.EITHER
-    elif kind == "huge":
-        tensors[name], expect = torch.full_like(tensor, 3e38), Expect.EITHER
-    elif kind == "shape":
-        tensors[name] = torch.zeros(*tensor.shape, 1)
-    elif kind == "transposed":
-        tensors[name] = tensor.reshape(-1)
-    elif kind == "scalar":
-        tensors[name] = torch.tensor(1.0)
-    elif kind == "empty":
-        tensors[name] = torch.zeros(0, *tensor.shape[1:])
-    elif kind == "gone":
-        del tensors[name]
-    elif kind == "more":
-        tensors[draw.choice((f"{name}x", "../../x", "", "a" * 2000, "\x1b[31m"))] = torch.zeros(2, 2)
-    elif kind == "pickle":
-        path.write_bytes(canary_pickle())
-        return "a pickle with a tensor file's name", expect
-    else:
-        content = path.read_bytes()
-        if kind == "length":
-            content = struct.pack("<Q", draw.choice((0, 1, 2**63, 2**40, len(content) * 2, 10**8))) + content[8:]
-        elif kind == "header":
-            size = struct.unpack("<Q", content[:8])[0]
-            header = json.loads(content[8 : 8 + size])
-            header[name]["data_offsets"] = draw.choice(([0, 2**62], [10, 0], [-5, 5], [0, 0], "x", None))
-            text = json.dumps(header).encode()
-            content = struct.pack("<Q", len(text)) + text + content[8 + size :]
-        else:
-            content, kind = damaged(draw, content)
-            expect = Expect.EITHER
-        path.write_bytes(content)
-        return f"{kind} in {name}" if expect is Expect.REFUSED else kind, expect
-    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
-    return f"{name}: {kind}", expect
+Spoilt = tuple[str, Expect]
 
 
-def spoil(draw: random.Random, folder: Path) -> tuple[str, Expect]:
-    """Make one thing wrong in an adapter folder."""
-    kind = draw.choice(
-        (
-            "config",
-            "config",
-            "config",
-            "mutated",
-            "mutated",
-            "text",
-            "peft",
-            "peft",
-            "tensors",
-            "tensors",
-            "tensors",
-            "file",
-            "pickle",
-            "merged",
-            "harmless",
-        )
-    )
+def harmless(draw: random.Random, folder: Path) -> Spoilt:
+    """Nothing that matters."""
+    path = folder / CONFIG
+    path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items()))))
+    (folder / "README.md").write_text("# mine\n")
+    return "keys in another order, another card", Expect.TAKEN
+
+
+def invalid(draw: random.Random, folder: Path) -> Spoilt:
+    """A field of the configuration that cannot be."""
     path = folder / CONFIG
     config = json.loads(path.read_text())
-    if kind == "harmless":
-        path.write_text(json.dumps(dict(reversed(config.items()))))
-        (folder / "README.md").write_text("# mine\n")
-        return "keys in another order, another card", Expect.TAKEN
-    if kind == "config":
-        key = draw.choice([key for key in INVALID if "." not in key or isinstance(config.get(key.split(".")[0]), dict)])
-        value = draw.choice(INVALID[key])
-        if key.endswith("path") and value == "../x":
-            value = "nowhere"
-        path.write_text(written(put(config, key, value)))
-        return f"{key} is {shown(value)}", Expect.REFUSED
-    if kind == "mutated":
-        config, what = mutated(draw, config)
-        path.write_text(written(config), errors="surrogatepass")
-        return f"configuration: {what}", Expect.EITHER
-    if kind == "text":
-        content, what = damaged(draw, path.read_bytes())
-        if draw.random() < 0.4:
-            content, what = path.read_bytes().replace(b'"rank": 8', b'"rank": 8, "rank": 4'), "rank twice"
-            path.write_bytes(content)
-            return what, Expect.REFUSED
-        path.write_bytes(content)
-        return f"configuration: {what}", Expect.EITHER
-    if kind == "peft":
-        return spoil_peft(draw, folder / PEFT)
-    if kind == "tensors":
-        return spoil_tensors(draw, folder / draw.choice([name for name in (LORA, ROUTER) if (folder / name).exists()]))
-    if kind == "file":
-        name = draw.choice([name for name in (CONFIG, PEFT, LORA, ROUTER) if (folder / name).exists()])
-        return f"{name}: {no_file(draw, folder / name)}", Expect.REFUSED
-    if kind == "pickle":
-        name = draw.choice(PICKLES)
-        for original in (LORA,) if name != ROUTER else (ROUTER,):
-            (folder / original).unlink(missing_ok=True)
-        (folder / name).write_bytes(canary_pickle(draw.choice((0, 2, 4))))
-        return f"a pickle as {name}", Expect.REFUSED
-    config = {**config, "schema_version": 3, "merged": True, "stage2": None}
+    key = draw.choice([key for key in INVALID if "." not in key or isinstance(config.get(key.split(".")[0]), dict)])
+    value = draw.choice(INVALID[key])
+    path.write_text(written(put(config, key, value)))
+    return f"{key} is {shown(value)}", Expect.REFUSED
+
+
+def changed_somewhere(draw: random.Random, folder: Path) -> Spoilt:
+    """Anything anywhere in the configuration."""
+    config, what = mutated(draw, json.loads((folder / CONFIG).read_text()))
+    (folder / CONFIG).write_text(written(config))
+    return f"configuration: {what}", Expect.EITHER
+
+
+def text(draw: random.Random, folder: Path) -> Spoilt:
+    """The configuration's bytes, or a key twice."""
+    path = folder / CONFIG
+    if draw.random() < 0.4:
+        path.write_bytes(path.read_bytes().replace(b'"rank": 8', b'"rank": 8, "rank": 4'))
+        return "rank twice", Expect.REFUSED
+    content, what = damaged(draw, path.read_bytes())
+    path.write_bytes(content)
+    return f"configuration: {what}", Expect.EITHER
+
+
+def tensors(draw: random.Random, folder: Path) -> Spoilt:
+    """LoRA or routers."""
+    return spoil_tensors(draw, folder / draw.choice(_present(folder, LORA, ROUTER)))
+
+
+def other_file(draw: random.Random, folder: Path) -> Spoilt:
+    """No file where one belongs."""
+    name = draw.choice(_present(folder, CONFIG, PEFT, LORA, ROUTER))
+    return f"{name}: {no_file(draw, folder / name)}", Expect.REFUSED
+
+
+def pickled(draw: random.Random, folder: Path) -> Spoilt:
+    """A pickle in the place of the tensors."""
+    name = draw.choice(PICKLES)
+    (folder / (ROUTER if name == ROUTER else LORA)).unlink(missing_ok=True)
+    (folder / name).write_bytes(canary_pickle(draw.choice((0, 2, 4))))
+    return f"a pickle as {name}", Expect.REFUSED
+
+
+def merged(draw: random.Random, folder: Path) -> Spoilt:
+    """A merged folder whose weights are a pickle, or absent."""
+    path = folder / CONFIG
+    config = {**json.loads(path.read_text()), "schema_version": 3, "merged": True, "stage2": None}
     path.write_text(json.dumps(config))
     if draw.random() < 0.7:
-        source = Path(config["backbone"]["path"])
-        (folder / "config.json").write_bytes((source / "config.json").read_bytes())
+        (folder / "config.json").write_bytes((Path(config["backbone"]["path"]) / "config.json").read_bytes())
         (folder / "pytorch_model.bin").write_bytes(canary_pickle())
     return "merged, with a pickle or nothing", Expect.REFUSED
 
 
-def spoil_peft(draw: random.Random, path: Path) -> tuple[str, Expect]:
-    """Damage peft's own configuration."""
+def peft(draw: random.Random, folder: Path) -> Spoilt:
+    """Peft's own configuration."""
+    path = folder / PEFT
     content = json.loads(path.read_text())
     kind = draw.choice(("contradicts", "contradicts", "mutated", "damage"))
     if kind == "contradicts":
-        key, value = draw.choice((("r", 4), ("r", 10**9), ("lora_alpha", 99), ("peft_type", "IA3"), ("peft_type", "os.system"), ("target_modules", ["k_proj"]), ("use_dora", True), ("r", "8"), ("peft_type", None), ("r", NAN), ("bias", "all"), ("modules_to_save", ["lm_head"]), ("target_modules", "(a+)+$")))  # fmt: skip
+        key, value = draw.choice(CONTRADICTIONS)
         path.write_text(json.dumps({**content, key: value}))
         return f"{PEFT}: {key} is {value!r}", Expect.REFUSED
     if kind == "mutated":
         content, what = mutated(draw, content)
-        path.write_text(written(content), errors="surrogatepass")
-        return f"{PEFT}: {what}", Expect.EITHER
-    spoilt, what = damaged(draw, path.read_bytes())
-    path.write_bytes(spoilt)
+        path.write_text(written(content))
+    else:
+        spoilt, what = damaged(draw, path.read_bytes())
+        path.write_bytes(spoilt)
     return f"{PEFT}: {what}", Expect.EITHER
+
+
+def _present(folder: Path, *names: str) -> list[str]:
+    return [name for name in names if (folder / name).exists()]
+
+
+SPOIL = (
+    harmless, invalid, invalid, invalid, changed_somewhere, changed_somewhere, text, peft, peft, tensors, tensors,
+    tensors,
+    other_file, pickled, merged,
+)  # fmt: skip
 
 
 def finite(answer: Answer) -> str | None:
@@ -258,7 +193,7 @@ def finite(answer: Answer) -> str | None:
 def make(draw: random.Random, place: Place) -> Case:
     """An adapter folder with one thing wrong in it."""
     folder = place.copy(f"adapters/{draw.choice((VLM, LM, f'{VLM}_anchor'))}", "adapter")
-    what, expect = spoil(draw, folder)
+    what, expect = draw.choice(SPOIL)(draw, folder)
     way = draw.choice(("read", "read", "read", "export", "export", "evaluate", "generate"))
     if way == "read":
         from subtoken_train.artifact.folder import read_adapter
@@ -274,6 +209,4 @@ def make(draw: random.Random, place: Place) -> Case:
         )
     data = str(place.pool / "scenes/dev.json")
     words = ["evaluate", "--adapter", "adapter", "--data", data, "--limit", "1", "--max-new-tokens", "1"]
-    if expect is Expect.TAKEN and "context" in (folder / CONFIG).read_text():
-        expect = Expect.EITHER
     return Case(f"evaluate {what}", words, Expect.EITHER if expect is Expect.TAKEN else expect)

@@ -16,7 +16,7 @@ from hostile.values import NAMES, changed, damaged, mutated, nested, no_file, sh
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
 TWO_IMAGES = [{"from": "human", "value": "<image><image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
-    ("conversations",): (5, None, "x", [], {}, [[]], [5], [{}], TURNS[:1], TURNS[1:], TWO_IMAGES, [*TURNS, *TURNS]),
+    ("conversations",): (5, None, "x", [], {}, [[]], [5], [{}], TURNS[:1], TURNS[1:], TWO_IMAGES),
     ("conversations", 0): (5, None, "x", {}, {"from": "human"}, {"value": "x"}),
     ("conversations", 0, "from"): (5, None, "gpt", "system", [], "Human"),
     ("conversations", 0, "value"): (5, None, [], {}, "no picture", "<image><image>"),
@@ -39,68 +39,90 @@ OUTSIDE = (
 """Image names that mean nothing below the folder, or something outside of it."""
 
 
+Rows = Any
+Spoilt = tuple[Rows, str, Expect]
+
+
+def invalid(draw: random.Random, rows: Rows) -> Spoilt:
+    """A record that breaks the format."""
+    row, key = draw.randrange(len(rows)), draw.choice(list(INVALID))
+    value = draw.choice(INVALID[key])
+    rows[row] = changed(rows[row], key, value)
+    return rows, f"{'.'.join(map(str, key))} is {shown(value)}", Expect.REFUSED
+
+
+def image(draw: random.Random, rows: Rows) -> Spoilt:
+    """An image that is elsewhere; seen once it is opened."""
+    name = draw.choice(OUTSIDE)
+    rows[0]["image"] = name
+    return rows, f"image is {shown(name)}", Expect.EITHER if name == "" else Expect.REFUSED
+
+
+def anything(draw: random.Random, rows: Rows) -> Spoilt:
+    """Anything in a record."""
+    row = draw.randrange(len(rows))
+    rows[row], what = mutated(draw, rows[row])
+    return rows, what, Expect.EITHER
+
+
+def names(draw: random.Random, rows: Rows) -> Spoilt:
+    """A name that means something to somebody."""
+    key, value = draw.choice(("id", "kind")), draw.choice(NAMES)
+    rows[draw.randrange(len(rows))][key] = value
+    return rows, f"{key} is {shown(value)}", Expect.EITHER
+
+
+def whole_file(draw: random.Random, rows: Rows) -> Spoilt:
+    """No list of records at all."""
+    content = draw.choice(([], {}, None, 5, "x", [5], [None], [[]], {"data": rows}, nested(3000, True)))
+    return content, "the file holds something else", Expect.REFUSED
+
+
+def bytes_of_it(draw: random.Random, rows: Rows) -> Spoilt:
+    """A file that a disk has spoilt."""
+    return *damaged(draw, written(rows).encode()), Expect.EITHER
+
+
+def other_file(draw: random.Random, rows: Rows) -> Spoilt:
+    """Something that is no file in the place of the data."""
+    return None, "data", Expect.REFUSED
+
+
+def other_image(draw: random.Random, rows: Rows) -> Spoilt:
+    """Something that is no file in the place of an image; seen once it is opened."""
+    return rows, "image", Expect.REFUSED
+
+
+def nothing(draw: random.Random, rows: Rows) -> Spoilt:
+    """A whole file."""
+    return rows, "whole", Expect.TAKEN
+
+
+KINDS = (
+    invalid, invalid, invalid, image, image, anything, anything, bytes_of_it, bytes_of_it, names, whole_file,
+    other_file,
+    other_image, nothing,
+)  # fmt: skip
+
+
 def make(draw: random.Random, place: Place) -> Case:
     """A data file with something wrong in it."""
     place.copy("scenes", "scenes")
     place.copy("images/a.png", "secret.png")
     path = place.work / "scenes/train.json"
     rows = json.loads(path.read_text())
-    row = draw.choice((0, 0, draw.randrange(len(rows))))
-    kind = draw.choice(
-        (
-            "invalid",
-            "invalid",
-            "invalid",
-            "image",
-            "image",
-            "mutated",
-            "mutated",
-            "damage",
-            "damage",
-            "file",
-            "whole file",
-            "names",
-            "control",
-        )
-    )
-    expect, read_all = Expect.REFUSED, True
-    if kind == "invalid":
-        key = draw.choice(list(INVALID))
-        value = draw.choice(INVALID[key])
-        if value == [*TURNS, *TURNS]:
-            value = TWO_IMAGES
-        rows[row], what = changed(rows[row], key, value), f"{'.'.join(map(str, key))} is {shown(value)}"
-    elif kind == "image":
-        name = draw.choice(OUTSIDE)
-        rows[row]["image"], what = name, f"image is {shown(name)}"
-        read_all = False
-        if name == "":
-            expect = Expect.EITHER
-    elif kind == "mutated":
-        rows[row], what = mutated(draw, rows[row])
-        expect = Expect.EITHER
-    elif kind == "names":
-        key, value = draw.choice(("id", "kind")), draw.choice(NAMES)
-        rows[row][key] = value
-        what, expect = f"{key} is {shown(value)}", Expect.EITHER
-    elif kind == "whole file":
-        rows = draw.choice(([], {}, None, 5, "x", [5], [None], [[]], {"data": rows}, nested(3000, True)))
-        what = f"the file holds {shown(rows) if not isinstance(rows, list) or len(rows) != 1 else 'a list of one'}"
-    else:
-        what = "whole"
-        expect = Expect.TAKEN if kind == "control" else Expect.EITHER
-    content = written(rows).encode()
-    if draw.random() < 0.3 and isinstance(rows, list) and kind != "whole file":
-        path = path.with_suffix(".jsonl")
-        content = "".join(written(each) + "\n" for each in rows).encode()
-    if kind == "damage":
-        content, what = damaged(draw, content)
+    first = place.work / "scenes" / rows[0]["image"]
+    kind = draw.choice(KINDS)
+    content, what, expect = kind(draw, rows)
+    lines = draw.random() < 0.3 and isinstance(content, list) and kind is not whole_file
+    path = path.with_suffix(".jsonl") if lines else path
+    if not isinstance(content, bytes):
+        content = "".join(written(each) + "\n" for each in content) if lines else written(content)
+        content = content.encode()
     path.write_bytes(content)
-    if kind == "file":
-        image = draw.random() < 0.5
-        target = place.work / "scenes" / rows[0]["image"] if image else path
-        what, expect, read_all = f"{target.name}: {no_file(draw, target)}", Expect.REFUSED, not image
-    return _reading(draw, place, f"scenes/{path.name}", what, expect, read_all)
+    if kind in (other_file, other_image):
+        what = f"{what}: {no_file(draw, path if kind is other_file else first)}"
+    return _reading(draw, place, f"scenes/{path.name}", what, expect, kind not in (image, other_image))
 
 
 def _reading(draw: random.Random, place: Place, file: str, what: str, expect: Expect, read_all: bool) -> Case:

@@ -131,88 +131,65 @@ def exported(draw: random.Random, place: Place) -> Case:
 
 
 def listed(draw: random.Random, place: Place) -> Case:
-    """A list of missing images over a file, a report into a folder, a recipe over a recipe."""
-    place.copy("scenes", "scenes")
-    kind = draw.choice(
-        (
-            "list",
-            "list file",
-            "report",
-            "report file",
-            "recipe",
-            "recipe folder",
-            "english",
-            "scenes",
-            "diagnose",
-            "scores",
-            "show",
-        )
-    )
-    adapter = str(place.pool / "adapters" / VLM)
-    data = ["data", "images", "--file", "scenes/train.json", "--root", "nowhere"]
-    if kind == "list":
-        return Case("a list over a diary", [*data, "--missing-list", "diary.txt"], Expect.REFUSED)
-    if kind == "list file":
-        return Case("a list over the data", [*data, "--missing-list", "scenes/train.json"], Expect.REFUSED)
-    if kind in ("report", "report file"):
-        place.copy("results")
-        name = "tables/report.csv" if kind == "report" else "tables"
-        place.write(name, "mine\n")
-        return Case(f"a report over {name}", ["report", "results", "--out", "tables"], Expect.REFUSED)
-    if kind == "recipe":
-        return Case("a recipe over a diary", ["recipes", "copy", "tiny_lora_only", "diary.txt"], Expect.REFUSED)
-    if kind == "recipe folder":
-        target = draw.choice(("nowhere/x.yaml", "diary.txt/x.yaml", "../nowhere/x.yaml"))
-        return Case(f"a recipe to {target}", ["recipes", "copy", "tiny_lora_only", target], Expect.EITHER, ("nowhere",))
-    if kind in ("english", "scenes"):
-        occupy(draw, place.work / "out")
-        flags = draw.choice(([], ["--overwrite"]))
-        return Case(f"data {kind} {flags} into a folder", ["data", kind, "--out", "out", *flags], Expect.REFUSED)
-    if kind == "diagnose":
-        occupy(draw, place.work / "out")
-        return Case(
-            "diagnose into a folder",
-            ["diagnose", "--adapter", adapter, "--data", "scenes/dev.json", "--out", "out"],
-            Expect.REFUSED,
-        )
-    if kind == "scores":
-        words = ["evaluate", "--adapter", adapter, "--data", "scenes/dev.json", "--limit", "1", "--out", "diary.txt"]
-        return Case("scores over a diary", words, Expect.REFUSED)
-    image = "scenes/dev/000000.jpg"
-    words = [
-        "generate",
-        "--adapter",
-        adapter,
-        "--image",
-        image,
-        "--prompt",
-        "what ?",
-        "--max-new-tokens",
-        "1",
-        "--show",
-    ]
-    return Case("a picture over its own image", [*words, draw.choice((image, "diary.txt", "."))], Expect.REFUSED)
+    """A list of missing images over somebody's file."""
+    place.copy("scenes")
+    over = draw.choice(("diary.txt", "scenes/train.json", "scenes/train/000000.jpg", "../beside/notes.txt", "scenes"))
+    words = ["data", "images", "--file", "scenes/train.json", "--root", "nowhere", "--missing-list", over]
+    return Case(f"a list over {over}", words, Expect.REFUSED)
+
+
+def reported(draw: random.Random, place: Place) -> Case:
+    """A report into somebody's folder."""
+    place.copy("results")
+    name = draw.choice(("tables/report.csv", "tables/report.html", "tables"))
+    place.write(name, "mine\n")
+    return Case(f"a report over {name}", ["report", "results", "--out", "tables"], Expect.REFUSED)
+
+
+def copied(draw: random.Random, place: Place) -> Case:
+    """A recipe over a file, or to where no folder is."""
+    target = draw.choice(("diary.txt", "nowhere/x.yaml", "diary.txt/x.yaml", "../beside/notes.txt"))
+    words = ["recipes", "copy", "tiny_lora_only", target]
+    return Case(f"a recipe to {target}", words, Expect.EITHER if "nowhere" in target else Expect.REFUSED, ("nowhere",))
+
+
+def made(draw: random.Random, place: Place) -> Case:
+    """A data set, diagnostics, scores or a picture over what is there."""
+    place.copy("scenes")
+    adapter, image = str(place.pool / "adapters" / VLM), "scenes/dev/000000.jpg"
+    what = occupy(draw, place.work / "out")
+    data = ["--adapter", adapter, "--data", "scenes/dev.json"]
+    words = draw.choice((
+        ["data", draw.choice(("english", "scenes")), "--out", "out", *draw.choice(([], ["--overwrite"]))],
+        ["diagnose", *data, "--out", "out"],
+        ["evaluate", *data, "--limit", "1", "--out", "diary.txt"],
+        ["generate", "--adapter", adapter, "--image", image, "--prompt", "what ?", "--max-new-tokens", "1", "--show",
+         draw.choice((image, "diary.txt", "."))],
+    ))  # fmt: skip
+    return Case(f"{words[0]} into a folder with {what}", words, Expect.REFUSED)
+
+
+KINDS = (
+    fit,
+    fit,
+    fit,
+    key,
+    current,
+    current,
+    link,
+    again,
+    again,
+    foreign,
+    exported,
+    exported,
+    exported,
+    listed,
+    reported,
+    copied,
+    made,
+)
 
 
 def make(draw: random.Random, place: Place) -> Case:
     """A command that writes where something is."""
-    return draw.choice(
-        (
-            fit,
-            fit,
-            fit,
-            key,
-            current,
-            current,
-            link,
-            again,
-            again,
-            foreign,
-            exported,
-            exported,
-            exported,
-            listed,
-            listed,
-            listed,
-        )
-    )(draw, place)
+    return draw.choice(KINDS)(draw, place)

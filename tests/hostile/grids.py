@@ -9,7 +9,7 @@ import yaml
 
 from hostile.case import Case, Expect, Place
 from hostile.recipe_files import TEXTS
-from hostile.values import as_yaml, HUGE, NAN, changed, damaged, mutated, no_file, shown, without
+from hostile.values import HUGE, NAN, as_yaml, changed, damaged, mutated, no_file, shown, without
 
 NUMBER = ("x", [], {}, 1.5, NAN, True)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
@@ -43,55 +43,80 @@ MORE: dict[str, tuple[Any, ...]] = {
 }
 
 
+Grid = dict[str, Any]
+Spoilt = tuple[Any, str, Expect]
+"""A grid or its bytes, what was done, and what must come of it."""
+
+
+def invalid(draw: random.Random, grid: Grid) -> Spoilt:
+    """A value that cannot be."""
+    key = draw.choice(list(INVALID))
+    value = draw.choice(INVALID[key])
+    return changed(grid, key, value), f"{'.'.join(map(str, key))} is {shown(value)}", Expect.REFUSED
+
+
+def more(draw: random.Random, grid: Grid) -> Spoilt:
+    """A setting of an arm that cannot be, or lacks what it goes with."""
+    key = draw.choice(list(MORE))
+    value = draw.choice(MORE[key])
+    return changed(grid, ("arms", 0, key), value), f"arms.0.{key} is {shown(value)}", Expect.REFUSED
+
+
+def eviction(draw: random.Random, grid: Grid) -> Spoilt:
+    """A budget from nothing to without end."""
+    settings = {
+        "eviction": draw.choice(("snapkv", "knorm", "streaming_llm", "random", "kvcompose")),
+        "eviction_keep": draw.choice(KEEPS),
+        "scope": draw.choice(("all", "context", "nope", None)),
+    }
+    what = f"{settings['eviction']} {shown(settings['eviction_keep'])} {settings['scope']}"
+    arm = {**grid["arms"][0], **settings}
+    return {**grid, "arms": [arm]}, what, Expect.EITHER
+
+
+def gone(draw: random.Random, grid: Grid) -> Spoilt:
+    """A key that every grid has."""
+    key = draw.choice(("tasks", "arms", "out"))
+    return without(grid, (key,)), f"{key} is gone", Expect.REFUSED
+
+
+def anything(draw: random.Random, grid: Grid) -> Spoilt:
+    """Anything anywhere."""
+    return *mutated(draw, grid), Expect.EITHER
+
+
+def text(draw: random.Random, grid: Grid) -> Spoilt:
+    """YAML that is none, or that holds more than it shows."""
+    what = draw.choice(list(TEXTS))
+    return TEXTS[what].encode(), what, Expect.REFUSED
+
+
+def bytes_of_it(draw: random.Random, grid: Grid) -> Spoilt:
+    """A file that a disk has spoilt."""
+    return *damaged(draw, as_yaml(grid, draw).encode()), Expect.EITHER
+
+
+def nothing(draw: random.Random, grid: Grid) -> Spoilt:
+    """A whole grid."""
+    return grid, "whole", Expect.TAKEN
+
+
+KEEPS = (0, 0.5, 1, 1.5, "0.5", "0", "20MB", "3tokens", "-3tokens", "NaN", "1e400", "", "5%", HUGE)
+KINDS = (invalid, invalid, invalid, more, more, anything, anything, gone, text, bytes_of_it, eviction, nothing)
+
+
 def make(draw: random.Random, place: Place) -> Case:
-    """A grid with one thing wrong in it; what is right in it is run on two questions."""
+    """A grid with one thing wrong in it; what is right is run on one question."""
     grid = yaml.safe_load((place.pool / "grid.yaml").read_text())
     grid["limit"] = 1
     grid["tasks"], grid["arms"][0]["adapter"] = grid["tasks"][:1], grid["arms"][0]["adapter"][:1]
-    kind = draw.choice(
-        ("invalid",) * 3
-        + ("more",) * 2
-        + ("mutated", "mutated", "gone", "text", "damage", "file", "eviction", "control")
-    )
-    expect, content = Expect.REFUSED, None
-    if kind == "invalid":
-        key = draw.choice(list(INVALID))
-        value = draw.choice(INVALID[key])
-        grid, what = changed(grid, key, value), f"{'.'.join(map(str, key))} is {shown(value)}"
-    elif kind == "more":
-        key = draw.choice(list(MORE))
-        value = draw.choice(MORE[key])
-        grid, what = changed(grid, ("arms", 0, key), value), f"arms.0.{key} is {shown(value)}"
-    elif kind == "gone":
-        key = draw.choice(("tasks", "arms", "out"))
-        grid, what = without(grid, (key,)), f"{key} is gone"
-    elif kind == "mutated":
-        grid, what = mutated(draw, grid)
-        expect = Expect.EITHER
-    elif kind == "eviction":
-        settings = {
-            "eviction": draw.choice(("snapkv", "knorm", "streaming_llm", "random", "kvcompose")),
-            "eviction_keep": draw.choice(
-                (0, 0.5, 1, 1.5, "0.5", "0", "20MB", "3tokens", "-3tokens", "NaN", "1e400", "", "5%", HUGE)
-            ),
-            "scope": draw.choice(("all", "context", "nope", None)),
-        }
-        grid["arms"][0] |= settings
-        what, expect = f"{settings['eviction']} {shown(settings['eviction_keep'])} {settings['scope']}", Expect.EITHER
-    elif kind == "text":
-        what = draw.choice(list(TEXTS))
-        content = TEXTS[what].encode()
-    else:
-        what = "whole"
-        expect = Expect.TAKEN if kind == "control" else Expect.EITHER
-    if content is None:
-        content = as_yaml(grid, draw).encode("utf-8", "surrogatepass")
-    if kind == "damage":
-        content, what = damaged(draw, content)
+    content, what, expect = draw.choice(KINDS)(draw, grid)
+    if not isinstance(content, bytes):
+        content = as_yaml(content, draw).encode("utf-8", "surrogatepass")
     path = place.write("grid.yaml", content)
-    if kind == "file":
+    if draw.random() < 0.05:
         what, expect = no_file(draw, path), Expect.REFUSED
     words = ["evaluate", "--config", "grid.yaml", "--out", "results"]
-    if kind in ("invalid", "mutated") and what.startswith("out"):
+    if what.startswith("out"):
         words = words[:3]
     return Case(f"evaluate --config: {what}", words, expect, (".",) if len(words) == 3 else ("results",))

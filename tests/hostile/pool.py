@@ -106,7 +106,8 @@ def _run(folder: Path) -> None:
     shutil.copytree(folder / "run", folder / "stopped")
     shutil.rmtree(folder / "stopped/adapter")
     command(
-        "evaluate", "--adapter", folder / "run/adapter", "--data", folder / "scenes/dev.json", "--out", folder / "scores.json"
+        "evaluate", "--adapter", folder / "run/adapter", "--data", folder / "scenes/dev.json", "--out",
+        folder / "scores.json"
     )  # fmt: skip
 
 
@@ -120,7 +121,8 @@ def _results(folder: Path) -> None:
         "limit": QUESTIONS,
         "anchors": "none",
         "tasks": [{"name": name, "source": str(folder / "scenes")} for name in ("scenes_pope", "scenes_gqa")],
-        "arms": [{"adapter": [str(folder / "adapters" / name) for name in (VLM, f"{VLM}_anchor")], "backbone": str(backbone)}],
+        "arms": [{"adapter": [str(folder / "adapters" / name) for name in (VLM, f"{VLM}_anchor")],
+        "backbone": str(backbone)}],
     }  # fmt: skip
     (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
     command("evaluate", "--config", folder / "grid.yaml", "--out", folder / "results")

@@ -30,15 +30,18 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("tempfile.TemporaryDirectory", {"dir": "."}),
     ("lightning.pytorch.callbacks.LambdaCallback", {"setup": "hostile_canary.call"}),
     ("lightning.pytorch.callbacks.Callback", {}),
-    ("lightning.pytorch.callbacks.RichProgressBar", {"console_kwargs": {"file": {"class_path": "hostile_canary.Callback"}}}),
+    ("lightning.pytorch.callbacks.RichProgressBar",
+        {"console_kwargs": {"file": {"class_path": "hostile_canary.Callback"}}}),
     ("lightning.pytorch.callbacks.Timer", {"duration": {"class_path": "hostile_canary.Callback"}}),
     ("lightning.pytorch.callbacks.EarlyStopping", {"monitor": {"class_path": "hostile_canary.Callback"}}),
     ("lightning.pytorch.callbacks.ModelCheckpoint", {"dirpath": "../beside"}),
     ("lightning.pytorch.strategies.DeepSpeedStrategy", {"config": {"class_path": "hostile_canary.Callback"}}),
-    ("lightning.pytorch.strategies.DDPStrategy", {"process_group_backend": "hostile_canary.call", "ddp_comm_hook": "hostile_canary.call"}),
+    ("lightning.pytorch.strategies.DDPStrategy", {"process_group_backend": "hostile_canary.call",
+        "ddp_comm_hook": "hostile_canary.call"}),
     ("lightning.pytorch.strategies.FSDPStrategy", {"auto_wrap_policy": "hostile_canary.call"}),
     ("lightning.pytorch.strategies.FSDPStrategy", {"auto_wrap_policy": ["hostile_canary.Callback"]}),
-    ("lightning.pytorch.loggers.CSVLogger", {"save_dir": {"class_path": "subprocess.Popen", "init_args": {"args": TOUCH, "shell": True}}}),
+    ("lightning.pytorch.loggers.CSVLogger", {"save_dir": {"class_path": "subprocess.Popen",
+        "init_args": {"args": TOUCH, "shell": True}}}),
     ("lightning.pytorch.loggers.WandbLogger", {"experiment": "hostile_canary.call"}),
     ("lightning.pytorch.plugins.TorchCheckpointIO", {}),
     ("lightning.pytorch.profilers.AdvancedProfiler", {"dirpath": {"class_path": "hostile_canary.Callback"}}),
@@ -55,9 +58,12 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("LambdaCallback", {"setup": "hostile_canary.call"}),
 )  # fmt: skip
 SLOTS = (
-    "trainer.strategy", "trainer.strategy", "trainer.logger", "trainer.callbacks", "trainer.callbacks", "trainer.plugins",
-    "trainer.profiler", "trainer.accelerator", "trainer.devices", "trainer.max_time", "trainer.default_root_dir", "trainer.precision",
-    "model.backbone.path", "model.lora", "model.reducer", "model.routing", "model.optimizer", "model", "data", "trainer", "checkpoint",
+    "trainer.strategy", "trainer.strategy", "trainer.logger", "trainer.callbacks", "trainer.callbacks",
+    "trainer.plugins",
+    "trainer.profiler", "trainer.accelerator", "trainer.devices", "trainer.max_time", "trainer.default_root_dir",
+    "trainer.precision",
+    "model.backbone.path", "model.lora", "model.reducer", "model.routing", "model.optimizer", "model", "data",
+    "trainer", "checkpoint",
     "evaluation", "early_stopping", "data.train_file", "seed_everything", "data.train", "model.stage2", "output_dir",
 )  # fmt: skip
 EVIL = "import pathlib\npathlib.Path('../CANARY').touch()\nclass Callback:\n    pass\n"
@@ -117,7 +123,7 @@ def make(draw: random.Random, place: Place) -> Case:
     else:
         place.write("recipe.yaml", yaml.safe_dump(with_key(recipe, slot, value), sort_keys=False))
         words, writes = parsing(draw, "recipe.yaml")
-    harmless = slot in ("output_dir",) and isinstance(value, str) or (words[0] == "sweep" and way == "override")
+    harmless = (slot in ("output_dir",) and isinstance(value, str)) or (words[0] == "sweep" and way == "override")
     harmless = harmless or (slot == "data.train_file" and isinstance(value, str) and name == VLM)
     harmless = harmless or (slot == "trainer.default_root_dir" and isinstance(value, str))
     expect = Expect.EITHER if harmless else Expect.REFUSED

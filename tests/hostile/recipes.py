@@ -9,7 +9,7 @@ import yaml
 
 from hostile.case import Case, Expect, Place
 from hostile.pool import LM, VLM
-from hostile.values import as_yaml, HUGE, INFINITY, NAN, changed, mutated, shown
+from hostile.values import HUGE, INFINITY, NAN, as_yaml, changed, mutated, shown
 
 WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, "", NAN, INFINITY, -INFINITY)
 """Values that no number of a recipe takes."""

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from hostile import (
-    adapters, arguments, backbones, benchmark_files, calls, data_files, folders, grids, pictures, recipe_code,
-    recipe_files, recipes, results, runs,
+    adapters,
+    arguments,
+    backbones,
+    benchmark_files,
+    calls,
+    data_files,
+    folders,
+    grids,
+    pictures,
+    recipe_code,
+    recipe_files,
+    recipes,
+    results,
+    runs,
 )  # fmt: skip
 from hostile.runner import Make
 

@@ -261,6 +261,7 @@ def whole(draw: random.Random, place: Place) -> Case:
 
 
 KINDS = {
-    "records": records, "manifest": manifest, "names": names, "scores": scores, "paper": paper, "line": line, "file": other_file,
+    "records": records, "manifest": manifest, "names": names, "scores": scores, "paper": paper, "line": line,
+    "file": other_file,
     "control": whole,
 }  # fmt: skip

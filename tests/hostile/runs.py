@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from hostile.adapters import Touch, canary_pickle
 from hostile.case import Case, Expect, Place
+from hostile.tensor_files import Touch, canary_pickle
 from hostile.values import HUGE, INFINITY, NAN, changed, damaged, mutated, no_file, shown, written
 
 INVALID_MARKER: dict[str, tuple[Any, ...]] = {
@@ -175,6 +175,7 @@ def nothing(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
 
 
 SPOIL = {
-    "marker": marker, "marker text": marker_text, "state": state, "pickle": pickled, "tensors": tensors, "file": other_file,
+    "marker": marker, "marker text": marker_text, "state": state, "pickle": pickled, "tensors": tensors,
+    "file": other_file,
     "recipe": recipe, "names": names, "control": nothing,
 }  # fmt: skip

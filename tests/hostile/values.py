@@ -34,9 +34,12 @@ ODD_NUMBERS: tuple[Any, ...] = (
     -INFINITY,
 )
 NAMES = (
-    "", " ", ".", "..", "../beside/notes.txt", "../../etc", "/etc/passwd", "a/b", "a\\b", "x" * 5000, "\x00", "a\nb", "\x1b[31mred",
-    "[red]x[/red]", "[/bold]", "[link=http://x]y[/link]", "=1+1", "+1", "-1", "@sum", "\u202egnp", "\ud800", "\ufeffname", "~", "$HOME",
-    "`id`", "$(touch CANARY)", "{0.__class__}", "%s%n", "NaN", "null", "None", "con", "a" * 300, "\N{GRINNING FACE}", "<script>", "--help",
+    "", " ", ".", "..", "../beside/notes.txt", "../../etc", "/etc/passwd", "a/b", "a\\b", "x" * 5000, "\x00", "a\nb",
+    "\x1b[31mred",
+    "[red]x[/red]", "[/bold]", "[link=http://x]y[/link]", "=1+1", "+1", "-1", "@sum", "\u202egnp", "\ud800",
+    "\ufeffname", "~", "$HOME",
+    "`id`", "$(touch CANARY)", "{0.__class__}", "%s%n", "NaN", "null", "None", "con", "a" * 300, "\N{GRINNING FACE}",
+    "<script>", "--help",
 )  # fmt: skip
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, [], {}, [[]], [None], {"": None}, {"a": {"b": {}}}, [1, "a", None], "text", *NAMES, *ODD_NUMBERS,
@@ -78,7 +81,7 @@ def without(tree: Any, path: tuple[Any, ...]) -> Any:
 def mutated(
     draw: random.Random, tree: Any, only: Callable[[tuple[Any, ...]], bool] = lambda path: True
 ) -> tuple[Any, str]:
-    """A tree with one thing wrong in it, and what: a value, a key less, a key more, a value nested or copied elsewhere."""
+    """A tree with one thing wrong in it, and what: another value, a key less or more, a value nested or moved."""
     path = draw.choice([path for path in paths_of(tree) if only(path)])
     dotted = ".".join(map(str, path))
     kind = draw.choice(("value", "value", "value", "gone", "more", "nested", "swapped"))
@@ -129,36 +132,34 @@ def as_yaml(tree: Any, draw: random.Random) -> str:
         return written(tree)
 
 
+def _flipped(draw: random.Random, content: bytes, place: int) -> bytes:
+    spoilt = bytearray(content or b"x")
+    for _ in range(draw.choice((1, 3, 30))):
+        spoilt[draw.randrange(len(spoilt))] ^= 1 << draw.randrange(8)
+    return bytes(spoilt)
+
+
+NOTHING = (b"", b"\n", b" ", b"\0", b"null", b"[]", b"{}", b"0", b'""')
+DAMAGE: dict[str, Callable[[random.Random, bytes, int], bytes]] = {
+    "cut": lambda draw, content, place: content[:place],
+    "bits flipped": _flipped,
+    "bits flipped again": _flipped,
+    "zeros": lambda draw, content, place: content[:place] + b"\0" * 64 + content[place + 64 :],
+    "twice": lambda draw, content, place: content + content,
+    "a byte-order mark": lambda draw, content, place: b"\xef\xbb\xbf" + content,
+    "UTF-16": lambda draw, content, place: content.decode("latin-1").encode("utf-16"),
+    "no UTF-8": lambda draw, content, place: content[:place] + b"\xe9\xff" + content[place:],
+    "next to nothing": lambda draw, content, place: draw.choice(NOTHING),
+    "noise": lambda draw, content, place: content[:place] + draw.randbytes(40) + content[place:],
+    "control characters": lambda draw, content, place: content[:place] + b"\x1b]0;x\x07\x08" + content[place:],
+    "CRLF": lambda draw, content, place: content.replace(b"\n", b"\r\n"),
+}
+
+
 def damaged(draw: random.Random, content: bytes) -> tuple[bytes, str]:
-    """Bytes that a disk, a network or an editor has spoilt."""
-    kind = draw.choice(
-        ("cut", "flip", "flip", "zeros", "twice", "bom", "utf16", "latin", "empty", "inserted", "control", "crlf")
-    )
-    place = draw.randrange(max(1, len(content)))
-    if kind == "cut":
-        return content[:place], f"cut after {place} bytes"
-    if kind == "flip":
-        spoilt = bytearray(content or b"x")
-        for _ in range(draw.choice((1, 3, 30))):
-            spoilt[draw.randrange(len(spoilt))] ^= 1 << draw.randrange(8)
-        return bytes(spoilt), "bits flipped"
-    if kind == "zeros":
-        return content[:place] + b"\0" * 64 + content[place + 64 :], f"zeros at {place}"
-    if kind == "twice":
-        return content + content, "twice"
-    if kind == "bom":
-        return b"\xef\xbb\xbf" + content, "a byte-order mark"
-    if kind == "utf16":
-        return content.decode("latin-1").encode("utf-16"), "UTF-16"
-    if kind == "latin":
-        return content[:place] + b"\xe9\xff" + content[place:], f"no UTF-8 at {place}"
-    if kind == "empty":
-        return draw.choice((b"", b"\n", b" ", b"\0", b"null", b"[]", b"{}", b"0", b'""')), "next to nothing"
-    if kind == "inserted":
-        return content[:place] + draw.randbytes(40) + content[place:], f"noise at {place}"
-    if kind == "control":
-        return content[:place] + b"\x1b]0;x\x07\x08" + content[place:], f"control characters at {place}"
-    return content.replace(b"\n", b"\r\n"), "CRLF"
+    """Bytes that a disk, a network or an editor has spoilt, and how."""
+    kind, place = draw.choice(list(DAMAGE)), draw.randrange(max(1, len(content)))
+    return DAMAGE[kind](draw, content, place), f"{kind} at {place} of {len(content)} bytes"
 
 
 FILE_KINDS = ("folder", "pipe", "link to nothing", "link to itself", "device", "random", "absent", "socket")
