@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.typed import shown
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
@@ -72,6 +73,29 @@ def recipe_keys(parser: LightningArgumentParser) -> list[str]:
     keys = {key for key in keys if key.rpartition(".")[2] != "help"}
     groups_of_keys = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
     return sorted(keys - groups_of_keys)
+
+
+def check_groups(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
+    """What the parser lets pass: an unknown key that holds nothing, and an empty list where a group belongs.
+
+    Args:
+        content: of a recipe, or of a group in it.
+        keys: see ``recipe_keys``.
+        prefix: the group's name and a dot.
+
+    Raises:
+        ValueError: there is one.
+    """
+    keys = set(keys)
+    groups = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if key in groups and isinstance(value, dict):
+            check_groups(value, keys, f"{key}.")
+        elif key in groups and value is not None:
+            raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
+        elif key.removesuffix("+") not in keys | groups and value in ({}, []):
+            raise ValueError(unknown_key("key", key, keys))
 
 
 def _keys_below(name: str, hint: Any) -> Iterator[str]:

@@ -164,7 +164,8 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
         hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
         raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
     except Exception as error:  # Pillow's readers raise many kinds for broken files
-        words = " ".join(str(error).split())[:160] or type(error).__name__
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        words = " ".join(text.split())[:160] or type(error).__name__
         raise ValueError(f"{of_record}image {place} cannot be read ({words}); {hint}") from None
 
 

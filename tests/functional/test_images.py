@@ -25,5 +25,5 @@ def test_a_square_image_is_returned_as_it_is():
 
 @pytest.mark.parametrize("thing", [None, 5, "a.png"])
 def test_what_is_no_image_is_refused_in_words(thing):
-    with pytest.raises(ValueError, match="^image 1 is no image; open it with PIL first$"):
+    with pytest.raises(ValueError, match=r"^image 1 is no image; open it with PIL first$"):
         to_rgb(thing, "image 1")

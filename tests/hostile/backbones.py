@@ -117,7 +117,7 @@ def nothing(draw: random.Random, folder: Path) -> Spoilt:
     return "whole", Expect.TAKEN
 
 
-ABSENT = (": shape", ": empty", ": gone", ": scalar", ": flat")
+ABSENT = (": shape", ": empty", ": gone", ": scalar", ": one more")
 OF_WEIGHTS: tuple[Spoil, ...] = (pickled, weights, weights)
 OTHERS: tuple[Spoil, ...] = (
     odd,

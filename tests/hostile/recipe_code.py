@@ -123,14 +123,12 @@ def make(draw: random.Random, place: Place) -> Case:
     else:
         place.write("recipe.yaml", yaml.safe_dump(with_key(recipe, slot, value), sort_keys=False))
         words, writes = parsing(draw, "recipe.yaml")
-    harmless = (slot in ("output_dir",) and isinstance(value, str)) or (words[0] == "sweep" and way == "override")
-    harmless = harmless or (slot == "data.train_file" and isinstance(value, str) and name == VLM)
-    harmless = harmless or (slot == "trainer.default_root_dir" and isinstance(value, str))
-    expect = Expect.EITHER if harmless else Expect.REFUSED
-    if what.startswith(("lightning.pytorch.callbacks.Model", "lightning.pytorch.strategies.DDP")) and slot.startswith(
-        "trainer."
-    ):
-        expect = Expect.EITHER  # named classes with arguments of their own types
-    return Case(
-        f"{words[0]} {slot}: {what}", words, expect, (*writes, "run", "touch ../CANARY") if harmless else writes
+    of_vlm = name == VLM or way in ("resume", "export")
+    text = isinstance(value, str) and (
+        slot in ("output_dir", "trainer.default_root_dir") or (slot == "data.train_file" and of_vlm)
     )
+    harmless = text or (words[0] == "sweep" and way == "override")  # the words of another command
+    listed = what.startswith(("lightning.pytorch.callbacks.Model", "lightning.pytorch.strategies.DDP"))
+    known = not harmless and not (listed and slot.startswith("trainer."))  # with arguments of their own types
+    places = (*writes, value) if text else writes
+    return Case(f"{words[0]} {slot}: {what}", words, Expect.REFUSED if known else Expect.EITHER, places)

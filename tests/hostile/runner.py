@@ -155,7 +155,7 @@ def message_fault(err: str) -> str | None:
 def control_characters(text: str) -> str | None:
     """Characters that act on a terminal instead of standing on it."""
     bad = {letter for letter in text if (ord(letter) < 32 and letter not in "\n\t\r") or 127 <= ord(letter) < 160}
-    bad |= {letter for letter in text if letter in "\u202e\u2028\u2029\ufeff"}
+    bad |= {letter for letter in text if letter in "\u202d\u202e\u2066\u2067"}
     return f"control characters {sorted(bad)} in {text[-300:]!r}" if bad else None
 
 
@@ -180,7 +180,7 @@ def _harm(case: Case, place: Place, before: Mapping[str, str], answer: Answer | 
 
 
 def _below(name: str, places: list[str]) -> bool:
-    return any(name == place or name.startswith(f"{place}/") for place in places)
+    return any(place.endswith("/.") or name == place or name.startswith(f"{place}/") for place in places)
 
 
 def snapshot(root: Path) -> dict[str, str]:

@@ -47,7 +47,7 @@ REFUSED_TENSORS: dict[str, Change] = {
     "inf": lambda draw, tensor: _with_one(draw, tensor, draw.choice((INFINITY, -INFINITY))),
     "integer": lambda draw, tensor: tensor.to(draw.choice(INTEGERS)),
     "shape": lambda draw, tensor: torch.zeros(*tensor.shape, 1),
-    "flat": lambda draw, tensor: tensor.reshape(-1),
+    "one more": lambda draw, tensor: tensor[None],
     "scalar": lambda draw, tensor: torch.tensor(1.0),
     "empty": lambda draw, tensor: torch.zeros(0, *tensor.shape[1:]),
 }

@@ -15,6 +15,7 @@ from typing import Any
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.evaluation.tasks.reading import Row
+from subtoken_train.typed import shown
 
 SHORT = 64
 """Characters; a cell with so few is no base64 image (VLMEvalKit's rule)."""
@@ -228,7 +229,7 @@ def _long_cells() -> Iterator[None]:
 
 def _object(values: Any, place: str, columns: Sequence[str]) -> Row:
     if not isinstance(values, dict):
-        raise ValueError(f"{place}: a JSON object is wanted, got {type(values).__name__}")
+        raise ValueError(f"{place}: a JSON object is wanted, got {shown(values)}")
     _check_columns(place, columns, list(values))
     return Row(values, place)
 

@@ -22,6 +22,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
 )
 from subtoken_train.evaluation.tasks.reading import Row, find_file, no_answers, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_entries
+from subtoken_train.typed import shown
 
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
 ANSWERS = "v2_mscoco_val2014_annotations.json"
@@ -90,7 +91,10 @@ class VQAv2(ImageQuestions):
                 )
         samples = []
         for number, (name, row) in enumerate(questions.items()):
-            image = folder / IMAGES / f"COCO_{IMAGES}_{row.values['image_id']:012}.jpg"
+            number_of_image = row.values["image_id"]
+            if type(number_of_image) is not int:
+                raise ValueError(f"{row.place}: image_id is {shown(number_of_image)}; it must be a whole number")
+            image = folder / IMAGES / f"COCO_{IMAGES}_{number_of_image:012}.jpg"
             values = {**row.values, **annotations[name].values, "image": image}
             samples.append(self.sample(Row(values, annotations[name].place), number))
         return samples
