@@ -24,7 +24,7 @@ from subtoken_train.cli.midway import check_attention, midway_evaluator
 from subtoken_train.cli.recipe_parser import RecipeParser, data_module_of
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
-from subtoken_train.cli.wording import check_groups, recipe_keys, worded
+from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.training.bar_progress import BarProgress
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
@@ -122,17 +122,20 @@ class RecipeCLI(LightningCLI):
         config = self.config.clone()
         for key in ALLOWED:
             config.trainer[key] = None
-        try:
-            self.config_init = self.parser.instantiate_classes(config)
-        except ValueError as error:  # of an optional group the parser says which types it tried, and ours is its cause
-            raise ValueError(str(_first_cause(error))) from None
+        self.config_init = self._built(config)
         self.model, self.datamodule = self.config_init.model, self.config_init.data
+
+    def _built(self, config: Any, **settings: Any) -> Any:
+        try:
+            return self.parser.instantiate_classes(config, **settings)
+        except ValueError as error:
+            raise ValueError(own_words(str(error))) from None
 
     @property
     def trainer(self) -> L.Trainer:
         """The recipe's trainer with all that the recipe names; built at the first use."""
         if self._trainer is None:
-            self.config_init.trainer = self.parser.instantiate_classes(self.config, instantiate_groups=False).trainer
+            self.config_init.trainer = self._built(self.config, instantiate_groups=False).trainer
             self._trainer = self.instantiate_trainer()
         return self._trainer
 
@@ -230,9 +233,3 @@ class RecipeCLI(LightningCLI):
 def _listed(given: Any) -> list[Any]:
     """One of something, several, or none, as a list."""
     return [] if given is None else given if isinstance(given, list) else [given]
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error

@@ -30,6 +30,8 @@ _TYPE_WORDS = {
     "str": "a text",
     "NoneType": "null",
 }
+_ERRORS = re.compile(r"^Errors:\n(?P<errors>.*?)^Given value", re.MULTILINE | re.DOTALL)
+_TRIED = ("Expected a ", "Not a valid subclass", "Does not validate")
 _GROUP = "a group of keys"
 _MAX_LISTED = 12
 _SHOWN, _LONGEST = 60, 300
@@ -63,6 +65,13 @@ def worded(message: str, keys: Iterable[str]) -> str:
 def shortened(text: str, length: int) -> str:
     """The text, its end left out where it is too long."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def own_words(message: str) -> str:
+    """What a class said when the parser built it: of a key of several types, the parser repeats all that it tried."""
+    errors = _ERRORS.search(message)
+    said = [] if errors is None else re.findall(r"^\s*- (.+)$", errors["errors"], re.MULTILINE)
+    return next((line for line in said if not line.startswith(_TRIED)), message)
 
 
 def recipe_keys(parser: LightningArgumentParser) -> list[str]:

@@ -15,6 +15,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.training.run_marker import new_marker, write_run_marker
 
 from helpers import moved_by_fit
 from tiny_llama import build_tokenizer
@@ -108,6 +109,7 @@ def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, mes
     old = tmp_path / "run" / "adapter"
     old.mkdir(parents=True)
     (old / "kept").touch()
+    write_run_marker(old.parent, new_marker())
     tiny = tmp_path / "tiny.jsonl"
     tiny.write_text(json.dumps({"text": "too little"}))
     data = {**corpus, **{key: value for key, value in changed.items() if value is not None}}
@@ -138,9 +140,11 @@ def test_records_of_images_are_refused(recipe, tmp_path, capsys):
 def test_settings_that_stop_a_run_at_once_lose_nothing(recipe, tmp_path, capsys, setting):
     old = tmp_path / "run" / "adapter"
     old.mkdir(parents=True)
+    (old / "kept").touch()
+    write_run_marker(old.parent, new_marker())
     assert main(["fit", *recipe(), "--overwrite", setting]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert old.exists()
+    assert (old / "kept").exists()
 
 
 @pytest.mark.parametrize("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]])
