@@ -218,7 +218,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, TypeError | AttributeError | LookupError):
         return "a value in it has another type than it must have, or is absent"
     text = str(error).partition("Exception raised from")[0]  # torch adds where in its own code
-    return _PYTHON_TYPE.sub(r"\1", " ".join(text.split()))[:240] or type(error).__name__
+    return _PYTHON_TYPE.sub(r"\1", " ".join(text.split())).replace("NoneType", "null")[:240] or type(error).__name__
 
 
 def _read_config(config: BackboneConfig) -> Any:

@@ -59,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
     )
     recipe = read_source(words)
     check_target(out, args.overwrite)
-    if out.resolve() == source.folder.resolve():
-        raise ValueError(f"{out} is what would be exported; choose another folder")
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()

@@ -73,11 +73,7 @@ def task_source(task: Task) -> Path | str:
 
 
 def find_file(task: Task, folder: Path, *names: str) -> Path:
-    """The first of ``names`` that is in ``folder``.
-
-    Raises:
-        ValueError: none is; the message says how to get the files.
-    """
+    """The first of ``names`` that is in ``folder``; a ``ValueError`` that says how to get the files if none is."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -175,13 +171,10 @@ def missing_shards(folder: Path) -> list[str]:
 
 
 def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
-    """Refuse an id that is there twice.
+    """Refuse an id that is there twice, by a ``ValueError`` that names both places.
 
     Args:
         ids: each with its place.
-
-    Raises:
-        ValueError: the message names both places.
     """
     seen: dict[str, str] = {}
     for name, place in ids:
@@ -218,16 +211,19 @@ def _count_rows(path: Path) -> int:
     try:
         return int(pq.read_metadata(path).num_rows)
     except (ArrowInvalid, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is cut off or no Parquet file ({reason}); fetch it again") from None
+        raise ValueError(f"{path} is cut off or no Parquet file ({_reason(error)}); fetch it again") from None
 
 
 def _from_files(paths: list[Path]) -> Dataset:
     try:
         return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train"))
     except DatasetGenerationError as error:
-        reason = " ".join(str(error.__cause__ or error).split())
+        reason = _reason(error.__cause__ or error)
         raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({reason}); fetch it again") from None
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Dataset:
@@ -247,7 +243,6 @@ def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Datase
 
 
 def _encoded(dataset: Dataset) -> Dataset:
-    for name, feature in dataset.features.items():
-        if isinstance(feature, Image):
-            dataset = dataset.cast_column(name, Image(decode=False))
+    for name in [name for name, feature in dataset.features.items() if isinstance(feature, Image)]:
+        dataset = dataset.cast_column(name, Image(decode=False))
     return dataset
