@@ -16,7 +16,6 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
@@ -28,23 +27,13 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "checkpoints")]
 
 from hostile.campaign import plan, run_cases  # noqa: E402
 from hostile.case import Expect, Outcome, Verdict  # noqa: E402
+from hostile.figures import counts, table  # noqa: E402
 from hostile.pool import make_pool  # noqa: E402
 from pairs import hardware  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/hostile.json"
 PATIENCE = 180.0
 """Wall seconds that the parent waits for one case; the case's own watch is far shorter."""
-COUNTED = {
-    "tracebacks": Verdict.TRACEBACK,
-    "hangs": Verdict.HANG,
-    "wrong_acceptances": Verdict.WRONG,
-    "code_run": Verdict.CODE,
-    "lost": Verdict.LOST,
-    "memory": Verdict.MEMORY,
-    "left_behind": Verdict.LEFT,
-    "messages": Verdict.MESSAGE,
-    "wrong_refusals": Verdict.REFUSAL,
-}
 Job = tuple[str, int]
 
 
@@ -130,22 +119,6 @@ def campaign(jobs: Sequence[Job], processes: int, folder: Path, pool: Path) -> t
     return outcomes, sum(worker.restarts for worker in workers)
 
 
-def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Cases, clean ones, and the others by verdict; how many were known to be wrong, and known to be right."""
-    verdicts = Counter(outcome.verdict for outcome in outcomes)
-    expected = Counter(outcome.expect for outcome in outcomes)
-    codes = Counter(outcome.code for outcome in outcomes)
-    return {
-        "cases": len(outcomes),
-        "clean": verdicts[Verdict.CLEAN],
-        **{name: verdicts[verdict] for name, verdict in COUNTED.items()},
-        "known_invalid": expected[Expect.REFUSED],
-        "known_valid": expected[Expect.TAKEN],
-        "refused": codes[2],
-        "accepted": codes[0],
-    }
-
-
 def record(outcomes: Sequence[Outcome], seed: int, processes: int, seconds: float, restarts: int) -> dict[str, Any]:
     """What the campaign's file holds."""
     from subtoken_train import __version__
@@ -172,20 +145,6 @@ def record(outcomes: Sequence[Outcome], seed: int, processes: int, seconds: floa
             if each.verdict is not Verdict.CLEAN
         ],
     }
-
-
-def table(content: dict[str, Any]) -> str:
-    """The figures as Markdown: one row per class and their sum."""
-    columns = {
-        "cases": "cases", "known_invalid": "known wrong", "known_valid": "known right", "refused": "refused",
-        "clean": "clean", "tracebacks": "tracebacks", "hangs": "hangs", "wrong_acceptances": "wrong acceptances",
-        "code_run": "code run", "lost": "lost",
-    }  # fmt: skip
-    rows = {**content["classes"], "all": content["total"]}
-    lines = [f"| class | {' | '.join(columns.values())} |", "|" + "---|" * (len(columns) + 1)]
-    return "\n".join(
-        [*lines, *(f"| {name} | {' | '.join(f'{row[key]:,}' for key in columns)} |" for name, row in rows.items())]
-    )
 
 
 def main() -> int:

@@ -91,10 +91,7 @@ class VQAv2(ImageQuestions):
                 )
         samples = []
         for number, (name, row) in enumerate(questions.items()):
-            number_of_image = row.values["image_id"]
-            if type(number_of_image) is not int:
-                raise ValueError(f"{row.place}: image_id is {shown(number_of_image)}; it must be a whole number")
-            image = folder / IMAGES / f"COCO_{IMAGES}_{number_of_image:012}.jpg"
+            image = folder / IMAGES / f"COCO_{IMAGES}_{_number(row, 'image_id'):012}.jpg"
             values = {**row.values, **annotations[name].values, "image": image}
             samples.append(self.sample(Row(values, annotations[name].place), number))
         return samples
@@ -102,4 +99,11 @@ class VQAv2(ImageQuestions):
 
 def _by_id(rows: list[Row]) -> dict[int, Row]:
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
-    return {row.values["question_id"]: row for row in rows}
+    return {_number(row, "question_id"): row for row in rows}
+
+
+def _number(row: Row, column: str) -> int:
+    value = row.values[column]
+    if type(value) is not int:
+        raise ValueError(f"{row.place}: {column} is {shown(value)}; it must be a whole number")
+    return value
