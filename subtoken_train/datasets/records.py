@@ -154,7 +154,7 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
             content = find_image(source)
             check_regular(content)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is asked next
+            warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
             with Image.open(content, formats=_readers()) as image:
                 width, height = image.size
                 if width * height > max_pixels:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 from datasets import Dataset, Image, load_dataset
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError, DatasetsError
+from datasets.exceptions import DatasetNotFoundError, DatasetsError
 from pyarrow import ArrowInvalid
 
 from subtoken_train.backbones.hub import hub_asked, silence
@@ -217,13 +217,13 @@ def _count_rows(path: Path) -> int:
 def _from_files(paths: list[Path]) -> Dataset:
     try:
         return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train"))
-    except DatasetGenerationError as error:
+    except Exception as error:  # whatever the readers of broken files raise
         reason = _reason(error.__cause__ or error)
         raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({reason}); fetch it again") from None
 
 
 def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return "a text that is not UTF-8" if isinstance(error, UnicodeError) else " ".join(str(error).split())
 
 
 def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Dataset:
