@@ -123,7 +123,8 @@ def parse_yaml(text: str, place: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InvalidYAML(f"{place}{where}: invalid YAML ({error.problem})") from None
+        problem = "a list or a group as a key" if error.problem == "found unhashable key" else error.problem
+        raise InvalidYAML(f"{place}{where}: invalid YAML ({problem})") from None
     except yaml.YAMLError as error:
         raise InvalidYAML(f"{place}: invalid YAML ({' '.join(str(error).split())[:200]})") from None
 

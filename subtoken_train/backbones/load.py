@@ -151,8 +151,11 @@ def layout_family(config: BackboneConfig) -> Family:
         with _asked(config):
             model_config = _read_config(config)
     family = _family_of(model_config)
-    with torch.device("meta"):
-        model = family.auto_model.from_config(model_config, dtype=_dtype(config))
+    try:
+        with torch.device("meta"):
+            model = family.auto_model.from_config(model_config, dtype=_dtype(config))
+    except Exception as error:  # sizes that do not fit each other
+        raise _unreadable("the configuration", config, error) from error
     laid_out = _put_together(family, model, None, config)
     # as it will be; from_config would ask for flash attention's package
     laid_out.decoder.config._attn_implementation = config.attention
@@ -189,8 +192,7 @@ def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
 
 
 def _unreadable(what: str, config: BackboneConfig, error: Exception) -> ValueError:
-    words = _silence(config) or " ".join(str(error).split())[:240] or type(error).__name__
-    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {words}")
+    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {_silence(config) or _words(error)}")
 
 
 def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
@@ -204,6 +206,19 @@ def _dtype(config: BackboneConfig) -> torch.dtype:
     if config.dtype not in DTYPES:
         raise unknown_name("dtype", config.dtype, DTYPES)
     return DTYPES[config.dtype]
+
+
+_PYTHON_TYPE = re.compile(r"<class '(?:NoneType|([\w.]+))'>")
+
+
+def _words(error: Exception) -> str:
+    """A library's complaint about a file, without what only its authors understand."""
+    if isinstance(error, UnicodeError):
+        return "a text that is not UTF-8"
+    if isinstance(error, TypeError | AttributeError | LookupError):
+        return "a value in it has another type than it must have, or is absent"
+    text = str(error).partition("Exception raised from")[0]  # torch adds where in its own code
+    return _PYTHON_TYPE.sub(r"\1", " ".join(text.split())).replace("NoneType", "null")[:240] or type(error).__name__
 
 
 def _read_config(config: BackboneConfig) -> Any:
@@ -220,8 +235,7 @@ def _read_config(config: BackboneConfig) -> Any:
             + (_silence(config) or f"check the name, the network or HF_HOME ({type(error).__name__})")
         ) from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
-        words = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {words[:240]}") from error
+        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {_words(error)}") from error
 
 
 def _family_of(model_config: Any) -> type[Family]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from subtoken_train.documents import check_file_name, read_json
+from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.typed import shown
 
 PEFT_FILE = "adapter_config.json"
 _INDEX = "*.index.json"
+_COUNTS = ("_size", "_layers", "_heads", "head_dim", "depth")
+_MOST_LAYERS = 10_000
 
 
 def check_local_files(folder: Path) -> None:
@@ -26,6 +30,7 @@ def check_local_files(folder: Path) -> None:
         content = read_json(path)
         if not isinstance(content, dict):
             raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
+        _check_numbers(content, str(path))
     for path in sorted(folder.glob(_INDEX)):
         index = read_json(path)
         shards = index.get("weight_map") if isinstance(index, dict) else None
@@ -35,3 +40,12 @@ def check_local_files(folder: Path) -> None:
             check_file_name(shard, f"{path}: weight_map")
             if not (folder / shard).is_file():
                 raise ValueError(f"{path} is incomplete: it names {shard[:120]}, which is not beside it")
+
+
+def _check_numbers(content: dict[str, Any], place: str) -> None:
+    """No size is beyond what models have: libraries build as many layers as they are told."""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            _check_numbers(value, f"{place}: {key}")
+        elif isinstance(value, int) and not isinstance(value, bool) and key.endswith(_COUNTS):
+            check_range(f"{place}: {key}", value, 0, _MOST_LAYERS if key.endswith("layers") else MAX_TOKENS)

@@ -56,7 +56,7 @@ def run_raw(argv: list[str]) -> int:
     )
     for number, (title, lines) in enumerate(steps, start=1):
         print(f"{number}/{len(steps)} {title}", *(f"  {plain(line)}" for line in lines), "", sep="\n")
-    command = f"subtoken-train fit {shlex.join(recipe)}"
+    command = plain(f"subtoken-train fit {shlex.join(recipe)}")
     obstacles = [f"this machine cannot run it: {line}" for line in machine_lines(cli)]
     obstacles += [f"not where it would write: {line}" for line in folder_lines(cli)]
     print("\n".join([f"valid: {command}", *map(plain, obstacles)]) if obstacles else f"ready: {command}")

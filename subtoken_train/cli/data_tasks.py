@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
+
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import plain
 from subtoken_train.evaluation.tasks import Sample, Task, build_task
@@ -30,6 +32,7 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
     """
     if limit is not None and limit < 1:
         raise ValueError(f"--limit must be at least 1, got {limit}")
+    datasets.disable_progress_bars()
     task = build_task(name, root, **dict(map(_option, options)))
     rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"
     print(f"{name}: {rows} samples, score {task.primary}\n  {task.where}\n")

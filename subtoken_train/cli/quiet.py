@@ -48,9 +48,11 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("ignore", message=message)
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_is_useful)
+    import datasets
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    datasets.disable_progress_bars()
 
 
 def _is_useful(record: logging.LogRecord) -> bool:

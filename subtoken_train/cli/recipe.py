@@ -24,7 +24,7 @@ from subtoken_train.cli.midway import check_attention, midway_evaluator
 from subtoken_train.cli.recipe_parser import RecipeParser, data_module_of
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
-from subtoken_train.cli.wording import own_words, recipe_keys, worded
+from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.training.bar_progress import BarProgress
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
@@ -97,10 +97,13 @@ class RecipeCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; what is wrong with a recipe is one worded line."""
+        keys = recipe_keys(parser)
+        for content in self.source.contents:
+            check_groups(content, keys)
         try:
             super().parse_arguments(parser, args)
         except ValueError as error:
-            raise ValueError(worded(str(error), recipe_keys(parser))) from None
+            raise ValueError(worded(str(error), keys)) from None
 
     def before_instantiate_classes(self) -> None:
         """Settings that follow from others."""

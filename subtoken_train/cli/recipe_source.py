@@ -26,6 +26,8 @@ from subtoken_train.typed import shown
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
 KEYS = (*BANDS, "seed_everything", "output_dir", "push_to_hub")
 """All that a recipe holds at its top; the flags stand in recipes that version 0.1 saved, as false."""
+_OPTIONAL = ("evaluation", "early_stopping")
+_MAX_NUMBER = 2**63
 _COMMANDS = ("help", "h", "print_config")
 _NO_PATH = "#" * 300 + "\n"  # longer than any file's name: the parser takes it for a text, not for a path
 _EXAMPLE = "tiny_fastv25_s16k4"
@@ -112,7 +114,9 @@ def _read_file(path: str) -> dict[str, Any]:
         if key in FLAGS:
             _check_flag(path, key, value)
         elif not isinstance(key, str) or key not in KEYS:
-            raise ValueError(unknown_key("key", str(key), [*KEYS, *known_keys()]))
+            raise ValueError(unknown_key("key", shown(key).strip("'"), [*KEYS, *known_keys()]))
+        elif key in BANDS and not isinstance(value, dict) and (value is not None or key not in _OPTIONAL):
+            raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
     return {key: value for key, value in content.items() if key not in FLAGS}
 
 
@@ -152,6 +156,7 @@ def _scalar(text: str) -> Any:
 
 def _check_numbers(content: dict[str, Any], kind: str) -> None:
     """The seed, and keys and ranges of the ``trainer`` band; other bands are dataclasses that check themselves."""
+    _check_sizes(content)
     seed = content.get("seed_everything")
     if isinstance(seed, int) and not isinstance(seed, bool):
         check_range("seed_everything", seed, 0, MAX_SEED)
@@ -165,6 +170,15 @@ def _check_numbers(content: dict[str, Any], kind: str) -> None:
                 unknown_key(kind, f"trainer.{name}", known_keys(), prefix="--" if kind == "option" else "")
             )
         check_setting(name, value)
+
+
+def _check_sizes(content: Any, key: str = "a value") -> None:
+    """No number is too large for the parser to turn it into a float; the reader has bounded the depth."""
+    if isinstance(content, int) and abs(content) > _MAX_NUMBER:
+        raise ValueError(f"{key} is {shown(content)}; no number of a recipe has more than 19 digits")
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for name, value in items:
+        _check_sizes(value, str(name) if key == "a value" else f"{key}.{name}")
 
 
 def known_keys() -> list[str]:

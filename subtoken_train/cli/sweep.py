@@ -49,7 +49,7 @@ def run(args: Namespace) -> int:
         print(slurm_script(runs, Path(args.output_dir)), end="")
         return 0
     if args.dry_run:
-        print("\n".join(shlex.join(["subtoken-train", *one.fit_arguments()]) for one in runs))
+        print(plain("\n".join(shlex.join(["subtoken-train", *one.fit_arguments()]) for one in runs)))
         return 0
     outcomes: list[str] = []
     for number, one in enumerate(runs, start=1):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.typed import shown
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
@@ -19,6 +20,7 @@ _KEY = re.compile(r'Parser key "(?P<key>[\w.]+)"')
 _VALUE = re.compile(
     r"(?:Got value:|Given value:|Unable to load config) (?P<value>.*?)(?= Expected a | Given value type|$)"
 )
+_EMPTY = re.compile(r"(Got value:|Given value:)[ \t]*$", re.MULTILINE)
 _TYPES = re.compile(r"Subtypes: \[(?P<union>.*?)\] Errors|Expected a (?P<one><class '[\w.]+'>|typing\.\w+\[.*?\])")
 _MISSING = re.compile(r"the following arguments are required: (?P<keys>.+?)(?= Expected a |$)")
 _TYPE_WORDS = {
@@ -32,6 +34,8 @@ _ERRORS = re.compile(r"^Errors:\n(?P<errors>.*?)^Given value", re.MULTILINE | re
 _TRIED = ("Expected a ", "Not a valid subclass", "Does not validate")
 _GROUP = "a group of keys"
 _MAX_LISTED = 12
+_SHOWN, _LONGEST = 60, 300
+"""Characters of a value, and of a message that is not ours."""
 
 
 def worded(message: str, keys: Iterable[str]) -> str:
@@ -42,6 +46,7 @@ def worded(message: str, keys: Iterable[str]) -> str:
         keys: every key of a recipe, see ``recipe_keys``.
     """
     message = message.replace('Parser key "config":', "")  # the recipe itself, which is handed over as a text
+    message = _EMPTY.sub(r"\1 ''", message)
     text = " ".join(line.strip(" -") for line in message.splitlines() if line.strip(" -"))
     if found := _UNKNOWN_KEY.search(text):
         outer = _key_path(text[: found.start()])
@@ -54,7 +59,12 @@ def worded(message: str, keys: Iterable[str]) -> str:
         return f"{found['keys']} is not set; pass a recipe with --config ('subtoken-train recipes ls' lists them)"
     if _KEY.search(text) and _VALUE.search(text):
         return _wrong_value(text)
-    return text
+    return shortened(text, _LONGEST)
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, its end left out where it is too long."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def own_words(message: str) -> str:
@@ -72,6 +82,29 @@ def recipe_keys(parser: LightningArgumentParser) -> list[str]:
     keys = {key for key in keys if key.rpartition(".")[2] != "help"}
     groups_of_keys = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
     return sorted(keys - groups_of_keys)
+
+
+def check_groups(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
+    """What the parser lets pass: an unknown key that holds nothing, and an empty list where a group belongs.
+
+    Args:
+        content: of a recipe, or of a group in it.
+        keys: see ``recipe_keys``.
+        prefix: the group's name and a dot.
+
+    Raises:
+        ValueError: there is one.
+    """
+    keys = set(keys)
+    groups = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if key in groups and isinstance(value, dict):
+            check_groups(value, keys, f"{key}.")
+        elif key in groups and value is not None:
+            raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
+        elif key.removesuffix("+") not in keys | groups and value in ({}, []):
+            raise ValueError(unknown_key("key", key, keys))
 
 
 def _keys_below(name: str, hint: Any) -> Iterator[str]:
@@ -138,7 +171,7 @@ def _wrong_value(text: str) -> str:
     allowed = (types["union"] or types["one"]) if types else ""
     literals = " ".join(re.findall(r"typing\.Literal\[(.*?)\]", allowed))
     if choices := re.findall(r"'([^']+)'", literals):
-        return str(unknown_name(key, got, choices))
+        return str(unknown_name(key, shortened(got, _SHOWN), choices))
     classes = re.findall(r"<class '([\w.]+)'>", allowed)
     words = dict.fromkeys(_TYPE_WORDS.get(name, _GROUP) for name in classes) or [_GROUP]
-    return f"{key} is {got!r}; it must be {' or '.join(words)}"
+    return f"{key} is {shortened(got, _SHOWN)!r}; it must be {' or '.join(words)}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json
+from subtoken_train.typed import shown
 
 _BLOCK = 2**22  # bytes read at a time
 _TAIL = (
@@ -152,7 +153,7 @@ class _ListScanner:
         row = self._value().row
         if self._peek():
             return self._invalid("Extra data", self.place)
-        return ValueError(f"{self.path} holds a JSON {type(row).__name__}; a list of records is needed")
+        return ValueError(f"{self.path} holds {shown(row)}; a list of records is needed")
 
 
 def _not_utf8(path: Path, byte: int) -> ValueError:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from subtoken_train.typed import shown
+
 IMAGE_PLACEHOLDER = "<image>"
 
 
@@ -42,10 +44,8 @@ def record_problem(row: Any) -> str | None:
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
         return 'it has no turns; a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
     names = image_names(row)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return f"image is {row['image']!r}; a path or a list of paths is needed"
-    if any("\0" in name for name in names):
-        return "image holds a NUL character, and no file has such a name"
+    if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
+        return f"image is {shown(row['image'])}; a path or a list of paths is needed"
     messages = row["conversations"]
     if not all(isinstance(m, dict) and isinstance(m.get("value"), str) for m in messages):
         return 'a turn is not {"from": ..., "value": text}'
@@ -53,6 +53,8 @@ def record_problem(row: Any) -> str | None:
     if not used or [message.get("from") for message in used] != ["human", "gpt"] * (len(used) // 2):
         roles = ", ".join(str(message.get("from")) for message in messages)
         return f"turns come from {roles}; they must alternate human, gpt and end with gpt"
+    if not isinstance(row.get("kind"), str | None):
+        return f"kind is {shown(row['kind'])}; a text is needed"
     return _placeholder_problem(used, len(names))
 
 

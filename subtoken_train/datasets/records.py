@@ -154,7 +154,7 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
             content = find_image(source)
             check_regular(content)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is asked next
+            warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
             with Image.open(content, formats=_readers()) as image:
                 width, height = image.size
                 if width * height > max_pixels:
@@ -164,7 +164,8 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
         hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
         raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
     except Exception as error:  # Pillow's readers raise many kinds for broken files
-        words = " ".join(str(error).split())[:160] or type(error).__name__
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        words = " ".join(text.split())[:160] or type(error).__name__
         raise ValueError(f"{of_record}image {place} cannot be read ({words}); {hint}") from None
 
 

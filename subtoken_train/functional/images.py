@@ -28,8 +28,10 @@ def to_rgb(image: Image.Image, name: str) -> Image.Image:
     """An opened image as RGB; this is where its pixels are read.
 
     Raises:
-        ValueError: the pixels cannot be read; the message starts with ``name``.
+        ValueError: it is no image of PIL's, or its pixels cannot be read; the message starts with ``name``.
     """
+    if not isinstance(image, Image.Image):
+        raise ValueError(f"{name} is no image; open it with PIL first")
     try:
         return image.convert("RGB")
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:

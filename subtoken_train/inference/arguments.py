@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +24,7 @@ _LOOP = (
     "streamer",
     "tokenizer",
 )
+_COUNTS = {"max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences"}
 _LENGTH = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "early_stopping", "max_time", "stop_strings")
 _CHOICE = ("do_sample", "num_beams", "num_return_sequences", "temperature", "top_k", "top_p", "min_p", "top_h")
 _CUTS = ("typical_p", "epsilon_cutoff", "eta_cutoff", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
@@ -120,6 +122,9 @@ def check_settings(settings: Mapping[str, Any], own: GenerationConfig) -> None:
         # a copy of the model's configuration may hold what its authors wrote
         further = {name: value for name, value in further.items() if not _same(value, getattr(own, name, None))}
         asked = {**further, **asked}
+    for name in _COUNTS & asked.keys():
+        if not isinstance(asked[name], Integral):
+            raise ValueError(f"{name}={asked[name]!r} must be a whole number")
     for name, value in asked.items():
         neutral, why = REFUSED.get(name) or REFUSED_IF_GIVEN.get(name) or ((value,), "")
         if name not in INPUTS and name != "transformers_version" and not any(_same(value, each) for each in neutral):

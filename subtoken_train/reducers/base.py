@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range
+from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range, unknown_name
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.functional.ledger import check_keep_ratio, kept_count
 from subtoken_train.types import MergedStates, Region, VisualStates
@@ -48,6 +48,10 @@ class ReducerConfig:
     window: int = 64
 
     def __post_init__(self) -> None:
+        from subtoken_train.reducers import REDUCERS
+
+        if self.name not in REDUCERS:
+            raise unknown_name("reducer", self.name, REDUCERS)
         for name, low, high in (("layer", 1, 10_000), ("page_size", 1, MAX_TOKENS), ("window", 0, MAX_TOKENS)):
             check_range(f"reducer {name}", getattr(self, name), low, high)
         check_range("reducer seed", self.seed, 0, MAX_SEED)

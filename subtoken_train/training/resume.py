@@ -42,7 +42,7 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
     _check_strategy(checkpoint, marker, trainer)
     check_same_shapes(here, marker.trained, checkpoint)
     state = checkpoint / STATE
-    if state.is_dir():
+    if state.is_dir() and marker.strategy not in _ONE_FILE:
         for part in sorted(state.rglob("*.pt")):
             check_archive(part)
     else:

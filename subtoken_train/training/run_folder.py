@@ -84,6 +84,8 @@ class RunFolder:
         if not self.folder.is_dir():
             if self.folder.exists():
                 raise ValueError(f"{self.folder} is a file; choose another --output_dir")
+            if ".." in self.folder.parts:  # making it would make what it leads through
+                raise ValueError(f"{self.folder} leads through a folder that is not there; choose another --output_dir")
             return
         if self.staged:
             check_replaceable(self.folder)
@@ -158,7 +160,7 @@ class RunFolder:
             else:
                 self.current.mkdir(exist_ok=True)
         self._empty = False
-        if self.place.is_symlink():
+        if self.staged and self.place.is_symlink():
             self.place.unlink()
         while self._locks:
             self._locks.pop().release()

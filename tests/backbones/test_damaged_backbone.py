@@ -42,6 +42,9 @@ def test_remote_code_is_never_asked_for(backbone, tmp_path):
         ("config.json", "[" * 99_999, "nested deeper"),
         ("config.json", "[]", "must be a group of keys"),
         ("config.json", '{"model_type": "llama", "hidden_size": "wide"}', "cannot be used"),
+        ("config.json", '{"model_type": "llama", "num_hidden_layers": 100000000}', "must be 0 to 10,000"),
+        ("config.json", f'{{"model_type": "llama", "hidden_size": {10**400}}}', "a number of many digits"),
+        ("config.json", '{"model_type": []}', "cannot be used"),
         ("config.json", '{"model_type": 5}', "cannot be used|unknown backbone family"),
         ("adapter_config.json", "{}", "is a LoRA of peft"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../x.safetensors"}}', "also names a file"),
@@ -49,11 +52,20 @@ def test_remote_code_is_never_asked_for(backbone, tmp_path):
         ("model.safetensors.index.json", '{"weight_map": 3}', "names no weights"),
         ("model.safetensors", "{}", "the weights of backbone"),
         ("tokenizer.json", "[1", "tokenizer or processor"),
+        ("tokenizer.json", "\udcff", "a text that is not UTF-8"),
         ("processor_config.json", "[1", "invalid JSON"),
     ],
 )
 def test_damaged_backbones(backbone, file, content, words):
-    (backbone / file).write_text(content)
+    (backbone / file).write_text(content, errors="surrogateescape")
     with pytest.raises(ValueError, match=words) as raised:
         load_family(BackboneConfig(str(backbone)))
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize(("key", "value"), [("head_dim", -1), ("num_attention_heads", 0), ("head_dim", [])])
+def test_values_that_fit_no_model_are_worded(backbone, key, value):
+    put(backbone, "config.json", "text_config", {"model_type": "llama", "hidden_size": 64, key: value})
+    with pytest.raises(ValueError, match=r"^the configuration of backbone .* cannot be (used|read): ") as raised:
+        layout_family(BackboneConfig(str(backbone)))
     assert len(str(raised.value)) < 500

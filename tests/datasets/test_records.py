@@ -74,6 +74,7 @@ BROKEN = {
     "1 <image> for 2 image": {"id": "x", "image": ["a.jpg", "b.jpg"], "conversations": ONE},
     "2 <image> for 1 image": {"id": "x", "image": "a.jpg", "conversations": talk("<image><image>", "yes")},
     "a gpt turn holds <image>": {"id": "x", "image": "a.jpg", "conversations": talk("hi", "<image>")},
+    "kind is 5; a text is needed": {"id": "x", "conversations": TEXT, "kind": 5},
     "1 <image> but no image": {"id": "x", "conversations": ONE},
 }
 
@@ -99,7 +100,8 @@ def test_a_broken_record_is_named_with_its_file(tmp_path, message):
             json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1]),
             r"line 2: invalid JSON \(Extra data\); use .*jsonl",
         ),
-        ("a.json", "{}", "holds a JSON dict; a list"),
+        ("a.json", "{}", r"holds \{\}; a list of records"),
+        ("a.json", "null", "holds null; a list of records"),
         ("a.json", b"\xff\xfe", "not UTF-8"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from subtoken_train.functional.images import pad_to_square
+from subtoken_train.functional.images import pad_to_square, to_rgb
 
 FILL = (10, 20, 30)
 
@@ -21,3 +21,9 @@ def test_the_image_is_centred_on_the_fill_colour(size, box):
 def test_a_square_image_is_returned_as_it_is():
     image = Image.new("RGB", (4, 4))
     assert pad_to_square(image, FILL) is image
+
+
+@pytest.mark.parametrize("thing", [None, 5, "a.png"])
+def test_what_is_no_image_is_refused_in_words(thing):
+    with pytest.raises(ValueError, match=r"^image 1 is no image; open it with PIL first$"):
+        to_rgb(thing, "image 1")

@@ -173,3 +173,10 @@ def test_a_refused_call_leaves_the_object_as_it_was(name):
         model.generate(**inputs, max_new_tokens=3, **{name: value_of(name)})
     assert model.last is last
     assert torch.equal(model.generate(**inputs, max_new_tokens=3), first)
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "min_length", "num_beams"])
+@pytest.mark.parametrize("value", [1.5, "3", float("nan")])
+def test_counts_are_whole_numbers(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}=.* must be a whole number$"):
+        check_settings({name: value}, GenerationConfig())

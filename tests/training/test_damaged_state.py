@@ -128,3 +128,9 @@ def test_markers_are_typed(checkpoint, place, value):
 def test_a_marker_that_names_other_tensors(checkpoint):
     put(checkpoint, "COMPLETE", "trained", {})
     refused(checkpoint, "does not fit this recipe")
+
+
+def test_a_folder_where_a_file_was_written(checkpoint):
+    (checkpoint / "state.ckpt").unlink()
+    (checkpoint / "state.ckpt").mkdir()
+    refused(checkpoint, "it is missing")

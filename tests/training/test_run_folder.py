@@ -40,6 +40,24 @@ def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path, content):
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / content]
 
 
+def test_a_link_to_somebodys_folder_stays(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes").write_text("mine")
+    (tmp_path / "run").symlink_to("theirs")
+    run = RunFolder(tmp_path / "run", tmp_path / "run")
+    with pytest.raises(ValueError, match="holds files and is no run"):
+        run.check(resume=False)
+    run.close(keep=False)
+    assert (tmp_path / "run").is_symlink()
+
+
+def test_a_path_through_a_folder_that_is_not_there_makes_none(tmp_path):
+    run = RunFolder(tmp_path / "run" / ".." / "other", tmp_path / "run" / ".." / "other")
+    with pytest.raises(ValueError, match="leads through a folder that is not there"):
+        run.check(resume=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_came_to_nothing_is_begun_again_in_its_folder(tmp_path):
     first = RunFolder(tmp_path / "runs" / "run", tmp_path / "runs" / "run")
     first.open(resume=False)

@@ -169,8 +169,8 @@ def _read_run(folder: Path) -> Run:
             scores = {name: float(value) for name, value in metric.compute().items()}
             scores_n = np.array([metric.score(record.prediction, record.reference) for record in records])
         except Exception as error:  # references are whatever the files hold, and metrics take theirs apart
-            words = " ".join(str(error).split())[:200]
-            raise ValueError(f"{folder}: its records cannot be scored ({type(error).__name__} {words})") from error
+            words = str(error)[:200] if type(error) is ValueError else "they are of other types than the task's own"
+            raise ValueError(f"{folder}: its references and predictions cannot be scored ({words})") from error
         if manifest.primary not in scores:
             raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('score', manifest.primary, scores)}")
     else:

@@ -73,7 +73,7 @@ class SampleRecord(Measured):
         return record
 
 
-_HEX = re.compile("[0-9a-f]*")
+_HEX = re.compile("(?:[0-9a-f]{2})*")
 _COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
 TIMES = ("prefill_seconds", "decode_seconds")
 """The fields in which two runs of the same arm differ."""

@@ -36,7 +36,7 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     for key in ("arms", "tasks"):
         if not isinstance(content.get(key), list):
             raise ValueError(f"{path}: {key} must be a list; got {content.get(key)!r}")
-    if not isinstance(content.get("out"), str):
+    if not isinstance(content.get("out"), str) or not content["out"]:
         raise ValueError(f"{path}: out must name the results folder; got {content.get('out')!r}")
     settings = {key: _typed(path, key, content[key]) for key in _TYPES if content.get(key) is not None}
     if "data_root" in settings:

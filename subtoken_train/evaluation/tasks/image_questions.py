@@ -103,8 +103,9 @@ def texts_of(row: Row, column: str) -> list[str]:
     """
     found = row.values[column]
     if isinstance(found, list):
-        texts = [one["answer"] if isinstance(one, Mapping) else one for one in found]
-        if all(isinstance(text, str) for text in texts):
+        given = [one.get("answer") if isinstance(one, Mapping) else one for one in found]
+        texts = [text for text in given if isinstance(text, str)]
+        if len(texts) == len(given):
             return texts
     raise ValueError(f"{row.place}: {column} is {found!r}, and a list of texts is wanted; fetch the file again")
 

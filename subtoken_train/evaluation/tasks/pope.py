@@ -113,7 +113,7 @@ class POPE(ImageQuestions):
                     "question": line.values["text"],
                     "answer": line.values["label"],
                     "category": category,
-                    "image": folder / IMAGES / line.values["image"],
+                    "image": folder / IMAGES / text_of(line, "image"),
                 },
                 line.place,
             )

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 from datasets import Dataset, Image, load_dataset
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError, DatasetsError
+from datasets.exceptions import DatasetNotFoundError, DatasetsError
 from pyarrow import ArrowInvalid
 
 from subtoken_train.backbones.hub import hub_asked, silence
 from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.documents import check_regular
 from subtoken_train.evaluation.tasks.base import Task
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -72,11 +73,7 @@ def task_source(task: Task) -> Path | str:
 
 
 def find_file(task: Task, folder: Path, *names: str) -> Path:
-    """The first of ``names`` that is in ``folder``.
-
-    Raises:
-        ValueError: none is; the message says how to get the files.
-    """
+    """The first of ``names`` that is in ``folder``; a ``ValueError`` that says how to get the files if none is."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -174,13 +171,10 @@ def missing_shards(folder: Path) -> list[str]:
 
 
 def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
-    """Refuse an id that is there twice.
+    """Refuse an id that is there twice, by a ``ValueError`` that names both places.
 
     Args:
         ids: each with its place.
-
-    Raises:
-        ValueError: the message names both places.
     """
     seen: dict[str, str] = {}
     for name, place in ids:
@@ -213,18 +207,23 @@ def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: S
 
 
 def _count_rows(path: Path) -> int:
+    check_regular(path)
     try:
         return int(pq.read_metadata(path).num_rows)
     except (ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is cut off or no Parquet file ({error}); fetch it again") from None
+        raise ValueError(f"{path} is cut off or no Parquet file ({_reason(error)}); fetch it again") from None
 
 
 def _from_files(paths: list[Path]) -> Dataset:
     try:
         return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train"))
-    except DatasetGenerationError as error:
-        reason = " ".join(str(error.__cause__ or error).split())
+    except Exception as error:  # whatever the readers of broken files raise
+        reason = _reason(error.__cause__ or error)
         raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({reason}); fetch it again") from None
+
+
+def _reason(error: BaseException) -> str:
+    return "a text that is not UTF-8" if isinstance(error, UnicodeError) else " ".join(str(error).split())
 
 
 def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Dataset:
@@ -244,7 +243,6 @@ def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Datase
 
 
 def _encoded(dataset: Dataset) -> Dataset:
-    for name, feature in dataset.features.items():
-        if isinstance(feature, Image):
-            dataset = dataset.cast_column(name, Image(decode=False))
+    for name in [name for name, feature in dataset.features.items() if isinstance(feature, Image)]:
+        dataset = dataset.cast_column(name, Image(decode=False))
     return dataset

@@ -98,8 +98,8 @@ class ScienceQA(ImageQuestions):
         problems = read_named(path, (*self.columns, "image"))
         splits = read_json(find_file(self, folder, SPLITS))
         ids = splits.get(self.answered) if isinstance(splits, dict) else None
-        if not isinstance(ids, list):
-            raise ValueError(f"{folder / SPLITS} has no list {self.answered!r}; is it another file?")
+        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+            raise ValueError(f"{folder / SPLITS} has no list {self.answered!r} of ids; is it another file?")
         if unknown := [name for name in ids if name not in problems]:
             raise ValueError(
                 f"{folder / SPLITS}: {len(unknown):,} ids of {self.answered!r} are not in {path}, first "

@@ -15,6 +15,7 @@ from typing import Any
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.evaluation.tasks.reading import Row
+from subtoken_train.typed import shown
 
 SHORT = 64
 """Characters; a cell with so few is no base64 image (VLMEvalKit's rule)."""
@@ -115,7 +116,7 @@ def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, Row]:
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__} instead of named objects; is it another file?")
+        raise ValueError(f"{path} holds {shown(content)} instead of named objects; is it another file?")
     return {name: _object(values, f"{path}, {name!r}", columns) for name, values in content.items()}
 
 
@@ -228,9 +229,16 @@ def _long_cells() -> Iterator[None]:
 
 def _object(values: Any, place: str, columns: Sequence[str]) -> Row:
     if not isinstance(values, dict):
-        raise ValueError(f"{place}: a JSON object is wanted, got {type(values).__name__}")
+        raise ValueError(f"{place}: a JSON object is wanted, got {shown(values)}")
     _check_columns(place, columns, list(values))
+    for name, kinds in _NAMES.items():
+        if not isinstance(values.get(name), kinds):
+            raise ValueError(f"{place}: {name} is {shown(values[name])}; a text is wanted, or a number; {_CUT_OFF}")
     return Row(values, place)
+
+
+_NAMES = dict.fromkeys(("id", "question_id", "image_id", "imageId"), str | int | None)
+"""Columns that name a row or an image, in all benchmarks alike."""
 
 
 def _check_columns(place: str, wanted: Sequence[str], present: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
 )
 from subtoken_train.evaluation.tasks.reading import Row, find_file, no_answers, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_entries
+from subtoken_train.typed import shown
 
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
 ANSWERS = "v2_mscoco_val2014_annotations.json"
@@ -90,7 +91,7 @@ class VQAv2(ImageQuestions):
                 )
         samples = []
         for number, (name, row) in enumerate(questions.items()):
-            image = folder / IMAGES / f"COCO_{IMAGES}_{row.values['image_id']:012}.jpg"
+            image = folder / IMAGES / f"COCO_{IMAGES}_{_number(row, 'image_id'):012}.jpg"
             values = {**row.values, **annotations[name].values, "image": image}
             samples.append(self.sample(Row(values, annotations[name].place), number))
         return samples
@@ -98,4 +99,11 @@ class VQAv2(ImageQuestions):
 
 def _by_id(rows: list[Row]) -> dict[int, Row]:
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
-    return {row.values["question_id"]: row for row in rows}
+    return {_number(row, "question_id"): row for row in rows}
+
+
+def _number(row: Row, column: str) -> int:
+    value = row.values[column]
+    if type(value) is not int:
+        raise ValueError(f"{row.place}: {column} is {shown(value)}; it must be a whole number")
+    return value

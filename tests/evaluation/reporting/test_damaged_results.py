@@ -88,6 +88,7 @@ def test_records_with_any_value(results):
         ("batch_size", 0, "batch_size is 0"),
         ("values_after", True, "values_after is True"),
         ("kept_visual", "xyz", "must be hexadecimal digits"),
+        ("kept_visual", "0", "must be hexadecimal digits"),
         ("prediction", [1, None], "prediction"),
         ("reference", [], "reference is []"),
         ("score", "1e999", "score is"),

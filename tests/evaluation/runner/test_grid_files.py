@@ -56,6 +56,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": {}}, "arms must be a list"),
         ({**GRID, "arms": []}, "a grid needs arms"),
         ({**GRID, "out": 3}, "out must name the results folder"),
+        ({**GRID, "out": ""}, "out must name the results folder"),
         ({**GRID, "limit": "all"}, "limit must be a whole number"),
         ({**GRID, "data_root": 3}, "data_root must be text; got 3"),
         ({**GRID, "arms": [{"adapter": "a", "name": 3}]}, "name of an arm must be text; got 3"),

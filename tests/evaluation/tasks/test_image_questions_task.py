@@ -79,7 +79,13 @@ def test_a_row_without_question(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("answers", "shown"), [(["x", None], r"\['x', None\]"), ("yes", "'yes'"), ({"answer": ["x"]}, r"\{'answer'")]
+    ("answers", "shown"),
+    [
+        (["x", None], r"\['x', None\]"),
+        ("yes", "'yes'"),
+        ({"answer": ["x"]}, r"\{'answer'"),
+        ([{"text": "x"}], r"\[\{'text'"),
+    ],
 )
 def test_answers_that_are_no_list_of_texts(tmp_path, answers, shown):
     *_, row = rows_of("docvqa", 1)

@@ -2,10 +2,18 @@
 
 import base64
 import csv
+import json
 
 import pytest
 
-from subtoken_train.evaluation.tasks.text_files import read_json, read_jsonl, read_lines, read_named, read_table
+from subtoken_train.evaluation.tasks.text_files import (
+    read_entries,
+    read_json,
+    read_jsonl,
+    read_lines,
+    read_named,
+    read_table,
+)
 
 
 @pytest.fixture
@@ -31,7 +39,7 @@ def test_json_lines_with_their_places(write):
     ("text", "message"),
     [
         ('{"a": 1}\n{"a": ', r"file\.txt, line 2: invalid JSON \(.*\); the file may be cut off"),
-        ('{"a": 1}\n[1]\n', r"file\.txt, line 2: a JSON object is wanted, got list"),
+        ('{"a": 1}\n[1]\n', r"file\.txt, line 2: a JSON object is wanted, got \[1"),
         ('{"a": 1}\n{"b": 1}\n', r"file\.txt, line 2: no column a; it has b"),
         (b'{"a": 1}\n{"a": "\xff"}\n', r"file\.txt, line 2: not UTF-8"),
     ],
@@ -96,7 +104,7 @@ def test_lines_and_named_objects(write):
     ]
     path = write('{"17": {"a": 1}}')
     assert read_named(path, ["a"]) == {"17": ({"a": 1}, f"{path}, '17'")}
-    for text, message in (("[1]", "holds a list instead"), ('{"17": {"b": 1}}', "'17': no column a; it has b")):
+    for text, message in (("[1]", r"holds \[1\] instead"), ('{"17": {"b": 1}}', "'17': no column a; it has b")):
         with pytest.raises(ValueError, match=message):
             read_named(write(text), ["a"])
 
@@ -114,3 +122,11 @@ def test_lines_and_named_objects(write):
 def test_bad_tables(write, text, message):
     with pytest.raises(ValueError, match=message):
         read_table(write(text), ["a", "b"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("id", {}), ("imageId", [1]), ("question_id", []), ("image_id", {"a": 1})])
+def test_names_that_are_none(tmp_path, name, value):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"rows": [{"id": 1}, {name: value}]}))
+    with pytest.raises(ValueError, match=rf"a\.json, rows\[1\]: {name} is .*; a text is wanted"):
+        read_entries(path, "rows")

@@ -1,0 +1,212 @@
+"""Adapter folders whose configuration, tensors or files are wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hostile.case import Answer, Case, Expect, Place
+from hostile.pool import LM, VLM
+from hostile.tensor_files import canary_pickle, spoil_tensors
+from hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, changed, damaged, mutated, no_file, shown, written
+
+CONFIG, PEFT, LORA, ROUTER = (
+    "subtoken_config.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "router.safetensors",
+)
+NUMBERS = (
+    "lora.rank",
+    "lora.alpha",
+    "lora.dropout",
+    "reducer.keep_ratio",
+    "routing.num_groups",
+    "routing.kept_groups",
+    "routing.balance_weight",
+    "schema_version",
+)
+INVALID: dict[str, tuple[Any, ...]] = {
+    **{key: (*(v for v in NUMBERS_ONLY if v is not None), NAN, INFINITY, HUGE, -1) for key in NUMBERS},
+    "lora.rank": (0, -8, 1_000_000, 2**40, 8.5, 9, "8", True),
+    "lora.dropout": (-0.1, 1.5, NAN),
+    "reducer.name": ("nope", 5, None, "../x", [], ""),
+    "reducer.keep_ratio": (0, -0.25, 1.5, NAN, "0.25", [0.25]),
+    "reducer.seed": ("x", 0.5, [], None),
+    "reducer.round_up": ("no", 2, [], None),
+    "routing.selector": ("nope", 5, None, "os.system", "static"),
+    "routing.num_groups": (0, -16, 7, 15, 10**9, 16.5),
+    "routing.kept_groups": (0, 17, -4, 4.5, "4"),
+    "routing.layout": ("nope", 5, None),
+    "routing.budget": ("nope", 5, None),
+    "routing.query_conditioned": ("yes", 2, None),
+    "routing": (5, "linear", [], True),
+    "lora": (5, None, [], {}),
+    "backbone": (5, None, [], {}),
+    "identity": (5, None, [], {}),
+    "identity.digest": ("0" * 64, 5, None, ""),
+    "identity.model_type": ("llama2", 5, None),
+    "backbone.dtype": ("float128", "os", 5, None),
+    "backbone.attention": ("magic", 5),
+    "backbone.path": (5, [], "", "nowhere/at/all", "/dev/null", "\x00", "x" * 5000),
+    "backbone.revision": (5, [], {}),
+    "training": (5, "x", None, []),
+    "schema_version": (0, -1, 99, "1", None, 1.5, [], True),
+}
+CONTRADICTIONS = (
+    ("r", 4), ("r", 10**9), ("r", "8"), ("r", NAN), ("lora_alpha", 99), ("peft_type", "IA3"), ("peft_type",
+        "os.system"),
+    ("peft_type", None), ("target_modules", ["k_proj"]), ("target_modules", "(a+)+$"), ("use_dora", True), ("bias",
+        "all"),
+    ("modules_to_save", ["lm_head"]),
+)  # fmt: skip
+PICKLES = (
+    "adapter_model.bin",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+    "router.safetensors",
+    "model.safetensors",
+    "training_args.bin",
+)
+
+
+def put(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The configuration with a dotted key set."""
+    return changed(config, tuple(key.split(".")), value)
+
+
+Spoilt = tuple[str, Expect]
+
+
+def harmless(draw: random.Random, folder: Path) -> Spoilt:
+    """Nothing that matters."""
+    path = folder / CONFIG
+    path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items()))))
+    (folder / "README.md").write_text("# mine\n")
+    return "keys in another order, another card", Expect.TAKEN
+
+
+def invalid(draw: random.Random, folder: Path) -> Spoilt:
+    """A field of the configuration that cannot be."""
+    path = folder / CONFIG
+    config = json.loads(path.read_text())
+    key = draw.choice([key for key in INVALID if "." not in key or isinstance(config.get(key.split(".")[0]), dict)])
+    value = draw.choice(INVALID[key])
+    path.write_text(written(put(config, key, value)))
+    return f"{key} is {shown(value)}", Expect.REFUSED
+
+
+def changed_somewhere(draw: random.Random, folder: Path) -> Spoilt:
+    """Anything anywhere in the configuration."""
+    config, what = mutated(draw, json.loads((folder / CONFIG).read_text()))
+    (folder / CONFIG).write_text(written(config))
+    return f"configuration: {what}", Expect.EITHER
+
+
+def text(draw: random.Random, folder: Path) -> Spoilt:
+    """The configuration's bytes, or a key twice."""
+    path = folder / CONFIG
+    if draw.random() < 0.4:
+        path.write_bytes(path.read_bytes().replace(b'"rank": 8', b'"rank": 8, "rank": 4'))
+        return "rank twice", Expect.REFUSED
+    content, what = damaged(draw, path.read_bytes())
+    path.write_bytes(content)
+    return f"configuration: {what}", Expect.EITHER
+
+
+def tensors(draw: random.Random, folder: Path) -> Spoilt:
+    """LoRA or routers."""
+    return spoil_tensors(draw, folder / draw.choice(_present(folder, LORA, ROUTER)))
+
+
+def other_file(draw: random.Random, folder: Path) -> Spoilt:
+    """No file where one belongs."""
+    name = draw.choice(_present(folder, CONFIG, PEFT, LORA, ROUTER))
+    return f"{name}: {no_file(draw, folder / name)}", Expect.REFUSED
+
+
+def pickled(draw: random.Random, folder: Path) -> Spoilt:
+    """A pickle in the place of the tensors."""
+    name = draw.choice(PICKLES)
+    (folder / (ROUTER if name == ROUTER else LORA)).unlink(missing_ok=True)
+    (folder / name).write_bytes(canary_pickle(draw.choice((0, 2, 4))))
+    return f"a pickle as {name}", Expect.REFUSED
+
+
+def merged(draw: random.Random, folder: Path) -> Spoilt:
+    """A merged folder whose weights are a pickle, or absent."""
+    path = folder / CONFIG
+    config = {**json.loads(path.read_text()), "schema_version": 3, "merged": True, "stage2": None}
+    path.write_text(json.dumps(config))
+    if draw.random() < 0.7:
+        (folder / "config.json").write_bytes((Path(config["backbone"]["path"]) / "config.json").read_bytes())
+        (folder / "pytorch_model.bin").write_bytes(canary_pickle())
+    return "merged, with a pickle or nothing", Expect.REFUSED
+
+
+def peft(draw: random.Random, folder: Path) -> Spoilt:
+    """Peft's own configuration."""
+    path = folder / PEFT
+    content = json.loads(path.read_text())
+    kind = draw.choice(("contradicts", "contradicts", "mutated", "damage"))
+    if kind == "contradicts":
+        key, value = draw.choice(CONTRADICTIONS)
+        path.write_text(json.dumps({**content, key: value}))
+        return f"{PEFT}: {key} is {value!r}", Expect.REFUSED
+    if kind == "mutated":
+        content, what = mutated(draw, content)
+        path.write_text(written(content))
+    else:
+        spoilt, what = damaged(draw, path.read_bytes())
+        path.write_bytes(spoilt)
+    return f"{PEFT}: {what}", Expect.EITHER
+
+
+def _present(folder: Path, *names: str) -> list[str]:
+    return [name for name in names if (folder / name).exists()]
+
+
+SPOIL = (
+    harmless, invalid, invalid, invalid, changed_somewhere, changed_somewhere, text, peft, peft, tensors, tensors,
+    tensors,
+    other_file, pickled, merged,
+)  # fmt: skip
+
+
+def finite(answer: Answer) -> str | None:
+    """What is accepted holds finite floats alone."""
+    if answer.value is None:
+        return None
+    _, parts, peft_model = answer.value
+    named = [*([] if parts.bank is None else parts.bank.named_parameters()), *peft_model.named_parameters()]
+    wrong = [
+        name for name, tensor in named
+        if tensor.device.type != "meta" and not (tensor.is_floating_point() and bool(torch.isfinite(tensor).all()))
+    ]  # fmt: skip
+    return f"not finite or no floats: {wrong[:2]}" if wrong else None
+
+
+def make(draw: random.Random, place: Place) -> Case:
+    """An adapter folder with one thing wrong in it."""
+    folder = place.copy(f"adapters/{draw.choice((VLM, LM, f'{VLM}_anchor'))}", "adapter")
+    what, expect = draw.choice(SPOIL)(draw, folder)
+    way = draw.choice(("read", "read", "read", "export", "export", "evaluate", "generate"))
+    if way == "read":
+        from subtoken_train.artifact.folder import read_adapter
+
+        return Case(f"read_adapter {what}", lambda: read_adapter(folder, layout=True), expect, complaint=finite)
+    if way == "export":
+        return Case(f"export {what}", ["export", "adapter", "out"], expect, ("out",))
+    if way == "generate":
+        return Case(
+            f"generate {what}",
+            ["generate", "--adapter", "adapter", "--prompt", "what ?", "--max-new-tokens", "1"],
+            expect,
+        )
+    data = str(place.pool / "scenes/dev.json")
+    words = ["evaluate", "--adapter", "adapter", "--data", data, "--limit", "1", "--max-new-tokens", "1"]
+    return Case(f"evaluate {what}", words, Expect.EITHER if expect is Expect.TAKEN else expect)

@@ -1,0 +1,265 @@
+"""Words of a command line that do not belong there, for every command."""
+
+from __future__ import annotations
+
+import random
+
+from hostile.case import Case, Expect, Place
+from hostile.pool import LM, VLM
+from hostile.values import NAMES
+
+NUMBERS = (
+    "0",
+    "-1",
+    "1.5",
+    "NaN",
+    "inf",
+    "-inf",
+    "1e400",
+    "9" * 400,
+    "x",
+    "",
+    " ",
+    "0x10",
+    "1_000",
+    "٣",
+    "1,5",
+    "--",
+    "None",
+    "[]",
+    "2**63",
+)
+COMMANDS = (
+    "fit",
+    "check",
+    "preview",
+    "evaluate",
+    "report",
+    "generate",
+    "diagnose",
+    "export",
+    "data",
+    "sweep",
+    "recipes",
+    "budget",
+    "env",
+)
+BAD_COUNT = ("0", "-1", "1.5", "NaN", "inf", "x", "", " ", "0x10", "None", "[]", "9e9")
+BAD_SHARE = ("0", "-1", "1.5", "NaN", "inf", "-inf", "1e400", "x", "", "25%", "9" * 400)
+BAD_KEEP = (
+    "",
+    "0",
+    "-1",
+    "NaN",
+    "inf",
+    "1.5",
+    "x",
+    "5%",
+    "0tokens",
+    "-5tokens",
+    "1.5tokens",
+    "-1MB",
+    "0MB",
+    "NaNMB",
+    "infMB",
+    "MB",
+    "tokens",
+    "9" * 400 + "tokens",
+)
+
+
+def generate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+    """``generate`` with one odd option."""
+    option, values, expect = draw.choice((
+        ("--max-new-tokens", BAD_COUNT, Expect.REFUSED),
+        ("--temperature", ("-1", "NaN", "inf", "x", ""), Expect.REFUSED),
+        ("--num-beams", BAD_COUNT, Expect.REFUSED),
+        ("--context-length", ("-1", "1.5", "NaN", "x", ""), Expect.REFUSED),
+        ("--device", ("abacus", "", "cuda:99", "cpu:x", "meta"), Expect.REFUSED),
+        ("--kv-dtype", ("int2", "", "float128", "os"), Expect.REFUSED),
+        ("--eviction", ("nope", "", "../x", "snapkv "), Expect.REFUSED),
+        ("--scope", ("nope", "visual"), Expect.REFUSED),
+        ("--reducer", ("nope", "fastv", ""), Expect.REFUSED),
+        ("--show-layers", ("x", "99", "-1", "0,,1", ""), Expect.EITHER),
+        ("--prompt", ("", " ", "<image>", "<image><image>", "\x00", "\ud800", "x " * 3000, "</s>", "<s>", "[INST]",
+            "\u202e"), Expect.EITHER),
+        ("--image", ("", ".", "nowhere.png", "/dev/null", "../beside/notes.txt", "\x00"), Expect.REFUSED),
+        ("--adapter", ("", ".", "nowhere", "../beside", "/dev/null", "a/b/c", "x" * 300, "\x00", "user/name"),
+            Expect.REFUSED),
+        ("--backbone", ("", ".", "nowhere/at/all", "../beside", "/dev/null", "\x00"), Expect.REFUSED),
+        ("--eviction-option", ("x", "a=b", "=", "seed=x", "window=-1", "window=NaN", "window=" + "9" * 400),
+            Expect.REFUSED),
+    ))  # fmt: skip
+    value = draw.choice(values)
+    words = [
+        "generate",
+        "--adapter",
+        str(place.pool / "adapters" / LM),
+        "--prompt",
+        "what is this ?",
+        "--max-new-tokens",
+        "1",
+    ]
+    if option == "--eviction-option":
+        words += [
+            "--eviction",
+            draw.choice(("snapkv", "kvcompose", "random", "streaming_llm")),
+            "--eviction-keep",
+            "0.5",
+        ]
+        if value == "seed=x" and "random" not in words:
+            value = "x"
+    return words, option, value, expect
+
+
+def keep(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+    """``generate`` with a budget that is none."""
+    words = [
+        "generate",
+        "--adapter",
+        str(place.pool / "adapters" / LM),
+        "--prompt",
+        "what is this ?",
+        "--max-new-tokens",
+        "1",
+    ]
+    return (
+        [*words, "--eviction", draw.choice(("snapkv", "knorm"))],
+        "--eviction-keep",
+        draw.choice(BAD_KEEP),
+        Expect.REFUSED,
+    )
+
+
+def budget(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+    """``budget`` with one odd number."""
+    words = ["budget", "--keep-ratio", "0.25", "--num-groups", "16", "--kept-groups", "4"]
+    if draw.random() < 0.5:
+        words += ["--model", "llava-1.5-7b", "--tokens", "576"]
+    option, values = draw.choice((
+        ("--keep-ratio", BAD_SHARE),
+        ("--num-groups", BAD_COUNT),
+        ("--kept-groups", (*BAD_COUNT, "17")),
+        ("--model", ("nope", "", "../x", "[red]x", "\x1b[31m")),
+        ("--tokens", BAD_COUNT),
+    ))  # fmt: skip
+    if option == "--tokens" and "--model" not in words:
+        words += ["--model", "llava-1.5-7b"]
+    return words, option, draw.choice(values), Expect.REFUSED
+
+
+def evaluate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+    """``evaluate`` with one odd option."""
+    words = ["evaluate", "--adapter", str(place.pool / "adapters" / VLM)]
+    data = ["--data", str(place.pool / "scenes/dev.json"), "--limit", "1", "--max-new-tokens", "1"]
+    option, values, expect = draw.choice((
+        ("--batch-size", BAD_COUNT, Expect.REFUSED),
+        ("--max-new-tokens", BAD_COUNT, Expect.REFUSED),
+        ("--max-length", BAD_COUNT, Expect.REFUSED),
+        ("--limit", BAD_COUNT, Expect.REFUSED),
+        ("--image-folder", ("nowhere", "/dev/null", "", "\x00"), Expect.EITHER),
+        ("--protocol", ("nope",), Expect.REFUSED),
+        ("--anchors", ("perhaps",), Expect.REFUSED),
+        ("--device", ("abacus",), Expect.REFUSED),
+        ("--tasks", ("nope", "", ",", "scenes_pope,nope", "../x", "\x00"), Expect.REFUSED),
+        ("--suite", ("nope", "", "../x"), Expect.REFUSED),
+        ("--config", ("nowhere.yaml", "", ".", "/dev/null"), Expect.REFUSED),
+        ("--data", ("nowhere.json", "", ".", "/dev/null", "\x00"), Expect.REFUSED),
+        ("--out", ("diary.txt", "../beside", "../beside/notes.txt", "."), Expect.REFUSED),
+    ))  # fmt: skip
+    if option not in ("--tasks", "--suite", "--config", "--data"):
+        words += data
+    return words, option, draw.choice(values), expect
+
+
+def others(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+    """The other commands, with one odd option."""
+    adapter = str(place.pool / "adapters" / VLM)
+    recipe = str(place.pool / f"{VLM}.yaml")
+    words, option, values, expect = draw.choice((
+        (["preview", "--config", recipe], "--count", BAD_COUNT, Expect.REFUSED),
+        (["diagnose", "--adapter", adapter, "--data", "x"], "--limit", BAD_COUNT, Expect.REFUSED),
+        (["diagnose"], "--adapter", (".", "nowhere", "", "\x00", f"{adapter}_anchor"), Expect.REFUSED),
+        (["data", "scenes", "--out", "made"], "--train", ("-1", "x", "1.5", "", "NaN"), Expect.REFUSED),
+        (["data", "scenes", "--out", "made"], "--seed", ("-1", "x", "1.5", "", "NaN"), Expect.REFUSED),
+        (["data", "images", "--root", "."], "--file", ("nowhere", "", ".", "diary.txt", "/dev/null"), Expect.REFUSED),
+        (["data", "pope"], "--root", ("nowhere", ".", "/dev/null", "diary.txt", "\x00"), Expect.REFUSED),
+        (["data", "ruler_synthetic"], "--option", ("x", "=", "a=b", "length=x", "length=-1",
+            "length=!!python/name:os.system", "length=[", "length=&a [*a]"), Expect.REFUSED),
+        (["data", "pope", "--root", "."], "--limit", BAD_COUNT, Expect.REFUSED),
+        (["report", "."], "--format", ("", "pdf", "csv,,html", "../x"), Expect.REFUSED),
+        (["report"], "--data-root", ("nowhere", "diary.txt"), Expect.REFUSED),
+        (["sweep", "--config", recipe, "--dry-run"], "--set", ("", "x", "=1", "a=1", "data.seed=", "data.seed=1,1",
+            "data.seed=[", "output_dir=a", "overwrite=true", "data.seed=x", "__class__=1"), Expect.REFUSED),
+        (["export", adapter, "out"], "--backbone", ("nowhere/at/all", "", ".", "\x00"), Expect.REFUSED),
+        (["export", adapter, "out"], "--push-to-hub", ("", "a/b/c", "../x", "a b", "\x00", "-"), Expect.REFUSED),
+        (["export", adapter, "out"], "--metrics", ("nowhere", ".", "diary.txt", "/dev/null", "\x00"), Expect.REFUSED),
+        (["export", adapter, "out"], "--revision", ("x",), Expect.REFUSED),
+        (["check", "--config", recipe], "--config", ("nowhere.yaml", "", ".", "/dev/null", "\x00"), Expect.REFUSED),
+        (["fit"], "--config", ("nowhere.yaml", "", ".", "diary.txt", "tiny_lora_onyl"), Expect.REFUSED),
+    ))  # fmt: skip
+    return [*words], option, draw.choice(values), expect
+
+
+def free(draw: random.Random, place: Place) -> Case:
+    """A command with words from nowhere."""
+    words = [draw.choice((*COMMANDS, draw.choice(NAMES), "fti", "recipe"))]
+    options = (
+        "--nope",
+        "--adapter",
+        "--config",
+        "--out",
+        "--set",
+        "--limit",
+        "-c",
+        "-x",
+        "--",
+        "--offline",
+        "--print_config",
+        "--data",
+        "show",
+        "ls",
+        "copy",
+        "--help=1",
+        "--config=",
+    )
+    words += [draw.choice((*options, *NAMES, *NUMBERS)) for _ in range(draw.randrange(4))]
+    known = len(words) == 1 or any(word in ("-h", "--help", "--version", "ls") for word in words) or words[0] == "env"
+    if "copy" in words or "--print_config" in words:
+        words = [word for word in words if word not in ("copy", "--print_config")]
+    return Case(
+        f"free: {words}"[:200], words, Expect.EITHER if known or words[0] in ("recipes", "", "data") else Expect.REFUSED
+    )
+
+
+def whole(draw: random.Random, place: Place) -> Case:
+    """Commands that must work."""
+    adapter = str(place.pool / "adapters" / LM)
+    words, writes = draw.choice((
+        (["env"], ()),
+        (["recipes", "ls", "tiny"], ()),
+        (["recipes", "show", "tiny_lora_only"], ()),
+        (["recipes", "copy", "tiny_lora_only", "mine.yaml"], ("mine.yaml",)),
+        (["budget", "--keep-ratio", "1", "--num-groups", "4", "--kept-groups", "4"], ()),
+        (["generate", "--adapter", adapter, "--prompt", "what is this ?", "--max-new-tokens", "2"], ()),
+        (["generate", "--adapter", adapter, "--prompt", "what is this ?", "--max-new-tokens", "1", "--eviction",
+            "knorm", "--eviction-keep", "0.5"], ()),
+        (["data", "scenes", "--out", "made", "--train", "2", "--dev", "2", "--test", "2"], ("made",)),
+        ([draw.choice(COMMANDS), "--help"], ()),
+        (["--version"], ()),
+    ))  # fmt: skip
+    return Case(f"whole: {words[:2]}", words, Expect.TAKEN, writes)
+
+
+def make(draw: random.Random, place: Place) -> Case:
+    """A command line with one thing wrong in it."""
+    kind = draw.choice(
+        (generate, generate, keep, budget, evaluate, evaluate, others, others, others, free, free, whole)
+    )
+    if kind in (free, whole):
+        return kind(draw, place)
+    words, option, value, expect = kind(draw, place)
+    if option in words:
+        index = words.index(option)
+        del words[index : index + 2]
+    return Case(f"{words[0]} {option} {value[:60]!r}", [*words, f"{option}={value}"], expect)

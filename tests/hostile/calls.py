@@ -1,0 +1,126 @@
+"""What a program may hand to ``SubTokenModel``: ids, masks and settings of the wrong kind, shape or range."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hostile.case import Answer, Case, Expect, Place
+from hostile.pool import LM, VLM
+from hostile.values import NAN
+
+SETTINGS: tuple[tuple[str, tuple[Any, ...], Expect], ...] = (
+    ("max_new_tokens", (0, -1, 1.5, "x", NAN), Expect.REFUSED),
+    ("num_beams", (0, -1, 1.5, "x"), Expect.REFUSED),
+    ("temperature", (-1.0, NAN, "x"), Expect.REFUSED),
+    ("guidance_scale", (2.0, 7.5), Expect.REFUSED),
+    ("context_length", (-1, 1.5, "x", 10**6), Expect.REFUSED),
+    ("position_ids", (torch.arange(6)[None], torch.arange(6)[None] + 5), Expect.REFUSED),
+    ("assistant_model", ("x",), Expect.REFUSED),
+    ("penalty_alpha", (0.6,), Expect.EITHER),
+    ("use_cache", (False,), Expect.EITHER),
+    ("unknown_setting", (1,), Expect.REFUSED),
+    ("num_return_sequences", (0, -1, 2), Expect.EITHER),
+    ("cache_implementation", ("static", "nope"), Expect.EITHER),
+    ("max_length", (1, 0, -5), Expect.EITHER),
+    ("prompt_lookup_num_tokens", (2,), Expect.EITHER),
+)
+IDS: tuple[tuple[str, Callable[[torch.Tensor], Any], Expect], ...] = (
+    ("one dimension", lambda ids: ids[0], Expect.REFUSED),
+    ("three dimensions", lambda ids: ids[None], Expect.REFUSED),
+    ("no rows", lambda ids: ids[:0], Expect.REFUSED),
+    ("no columns", lambda ids: ids[:, :0], Expect.REFUSED),
+    ("floats", lambda ids: ids.float(), Expect.REFUSED),
+    ("booleans", lambda ids: ids.bool(), Expect.REFUSED),
+    ("32 bits", lambda ids: ids.int(), Expect.EITHER),
+    ("negative", lambda ids: -ids, Expect.REFUSED),
+    ("beyond the vocabulary", lambda ids: ids + 10**6, Expect.REFUSED),
+    ("a list", lambda ids: ids.tolist(), Expect.REFUSED),
+    ("nothing", lambda ids: None, Expect.REFUSED),
+    ("a text", lambda ids: "what ?", Expect.REFUSED),
+    ("one token", lambda ids: ids[:, :1], Expect.EITHER),
+    ("pads alone", torch.zeros_like, Expect.EITHER),
+)
+MASKS: tuple[tuple[str, Callable[[torch.Tensor], Any], Expect], ...] = (
+    ("all zeros", torch.zeros_like, Expect.REFUSED),
+    ("one row", lambda mask: mask[0], Expect.REFUSED),
+    ("too short", lambda mask: mask[:, :-1], Expect.REFUSED),
+    ("too long", lambda mask: torch.cat([mask, mask], 1), Expect.REFUSED),
+    ("too many rows", lambda mask: torch.cat([mask, mask]), Expect.REFUSED),
+    ("four dimensions", lambda mask: mask[:, None, None], Expect.REFUSED),
+    ("twos", lambda mask: mask * 2, Expect.REFUSED),
+    ("NaN", lambda mask: mask * NAN, Expect.REFUSED),
+    ("a hole", lambda mask: torch.cat([mask[:, :2], mask[:, :1] * 0, mask[:, 3:]], 1), Expect.EITHER),
+    ("a list", lambda mask: mask.tolist(), Expect.REFUSED),
+    ("floats", lambda mask: mask.float(), Expect.EITHER),
+    ("booleans", lambda mask: mask.bool(), Expect.EITHER),
+)
+
+
+@cache
+def model(folder: Path) -> Any:
+    """The adapter's model, loaded once in a process."""
+    from subtoken_train.inference.model import SubTokenModel
+
+    return SubTokenModel.from_pretrained(folder)
+
+
+def tokens(answer: Answer) -> str | None:
+    """What comes back is a batch of token ids."""
+    value = answer.value
+    right = isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype == torch.int64
+    return None if right else f"returned {type(value).__name__}"
+
+
+def make(draw: random.Random, place: Place) -> Case:
+    """A call with one odd argument; afterwards the same object must answer a good call as before."""
+    vision = draw.random() < 0.4
+    here = model(place.pool / "adapters" / (VLM if vision else LM))
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    settings: dict[str, Any] = {"max_new_tokens": 1, "do_sample": False}
+    good = {**inputs, **settings}
+    kind = draw.choice(("settings", "settings", "ids", "ids", "masks", "masks", "pixels", "inputs"))
+    expect = Expect.REFUSED
+    if kind == "settings":
+        name, values, expect = draw.choice(SETTINGS)
+        value = draw.choice(values)
+        settings[name], what = value, f"{name}={value!r}"
+        if name == "temperature":
+            settings["do_sample"] = True
+    elif kind == "ids":
+        what, change, expect = draw.choice(IDS)
+        inputs["input_ids"], what = change(ids), f"ids: {what}"
+        if what.endswith(("columns", "rows", "token")):
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    elif kind == "masks":
+        what, change, expect = draw.choice(MASKS)
+        inputs["attention_mask"], what = change(inputs["attention_mask"]), f"mask: {what}"
+    elif kind == "pixels":
+        value = draw.choice(
+            (
+                torch.zeros(1, 3, 96, 96),
+                torch.full((1, 3, 96, 96), NAN),
+                torch.zeros(3, 96, 96),
+                "x",
+                torch.zeros(1, 1, 4, 4),
+            )
+        )
+        inputs["pixel_values"], what = value, "pixels without a placeholder"
+    else:
+        images = draw.choice((["x"], [None], [5], "x"))
+        return Case(f"inputs: images {images!r}", lambda: here.inputs("<image> what ?", images), Expect.REFUSED)
+
+    def call() -> Any:
+        before = here.generate(**good)
+        try:
+            return here.generate(**inputs, **settings)
+        finally:
+            assert torch.equal(here.generate(**good), before), "the object answers otherwise than before"
+
+    return Case(f"generate {'VLM' if vision else 'LM'} {what}", call, expect, complaint=tokens)

@@ -1,0 +1,129 @@
+"""Valid originals of everything that the package reads, made once by the package itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import datasets
+import yaml
+from PIL import Image
+
+from paper_folders import write_benchmarks
+from paper_run import write_printed_tables
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VLM, LM = "tiny_fastv25_s16k4", "tinylm_quest25_s16k12"
+QUESTIONS = 4
+
+
+def make_pool(folder: Path) -> Path:
+    """Write the pool; takes some ten seconds, the imports of the libraries among them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    datasets.config.HF_DATASETS_CACHE = folder.parent / "datasets-cache"  # spoilt tables stay out of the user's
+    _data(folder)
+    _recipes(folder)
+    for name in (VLM, LM, f"{VLM}_anchor"):
+        _adapter(REPOSITORY / "checkpoints/adapters" / name, folder / "adapters" / name)
+    for name in ("tiny-llama", "tiny-llava"):
+        shutil.copytree(REPOSITORY / "checkpoints" / name, folder / "backbones" / name)
+    for layout in ("own", "parquet"):
+        write_benchmarks(folder / "benchmarks" / layout, own=layout == "own")
+    _run(folder)
+    _results(folder)
+    return folder
+
+
+def command(*words: str | Path) -> str:
+    """Run a command that must succeed; its output."""
+    from subtoken_train.cli.main import main
+
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(word) for word in words])
+    assert code == 0, err.getvalue()
+    return out.getvalue()
+
+
+def _data(folder: Path) -> None:
+    command("data", "scenes", "--out", folder / "scenes", "--train", "8", "--dev", str(QUESTIONS), "--test", "4")
+    images = folder / "images"
+    images.mkdir()
+    picture = Image.effect_noise((48, 32), 80).convert("RGB")
+    for suffix, kind in {
+        "png": "PNG",
+        "jpg": "JPEG",
+        "gif": "GIF",
+        "bmp": "BMP",
+        "tiff": "TIFF",
+        "webp": "WEBP",
+        "ppm": "PPM",
+        "ico": "ICO",
+    }.items():
+        picture.save(images / f"a.{suffix}", kind)
+
+
+def _recipes(folder: Path) -> None:
+    """The tiny recipes with absolute paths, settings that train in a moment, and every optional band of the first."""
+    for name in (VLM, LM):
+        recipe = yaml.safe_load((REPOSITORY / "recipes" / f"{name}.yaml").read_text())
+        backbone = recipe["model"]["backbone"]
+        backbone["path"] = str(REPOSITORY / backbone["path"])
+        recipe["output_dir"] = "run"
+        recipe["data"]["batch_size"] = 2
+        recipe["trainer"] |= {
+            "max_steps": 1,
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
+        if name == VLM:
+            recipe["data"]["train_file"] = str(folder / "scenes/train.json")
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+
+
+def _adapter(source: Path, target: Path) -> None:
+    """An adapter that names its backbone by an absolute path."""
+    shutil.copytree(source, target)
+    path = target / "subtoken_config.json"
+    config = json.loads(path.read_text())
+    for band in ("backbone", "identity"):
+        config[band]["path"] = str(REPOSITORY / config[band]["path"])
+    path.write_text(json.dumps(config, indent=2))
+    peft = json.loads((target / "adapter_config.json").read_text())
+    peft["base_model_name_or_path"] = config["backbone"]["path"]
+    (target / "adapter_config.json").write_text(json.dumps(peft, indent=2))
+
+
+def _run(folder: Path) -> None:
+    """A run of one step with its checkpoint and adapter, another that left a checkpoint alone, scores of the first."""
+    command("fit", "--config", folder / f"{VLM}.yaml", "--output_dir", folder / "run")
+    shutil.copytree(folder / "run", folder / "stopped")
+    shutil.rmtree(folder / "stopped/adapter")
+    command(
+        "evaluate", "--adapter", folder / "run/adapter", "--data", folder / "scenes/dev.json", "--out",
+        folder / "scores.json"
+    )  # fmt: skip
+
+
+def _results(folder: Path) -> None:
+    """A grid of two arms on two tasks, what it left, and printed rows of a paper that it is compared with."""
+    backbone = folder / "llava-1.5-7b-hf"  # a name of the paper's, so that its rows find the arms
+    backbone.symlink_to(folder / "backbones/tiny-llava")
+    grid = {
+        "out": "results",
+        "batch_size": 4,
+        "limit": QUESTIONS,
+        "anchors": "none",
+        "tasks": [{"name": name, "source": str(folder / "scenes")} for name in ("scenes_pope", "scenes_gqa")],
+        "arms": [{"adapter": [str(folder / "adapters" / name) for name in (VLM, f"{VLM}_anchor")],
+        "backbone": str(backbone)}],
+    }  # fmt: skip
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
+    command("evaluate", "--config", folder / "grid.yaml", "--out", folder / "results")
+    write_printed_tables(folder / "paper.json")

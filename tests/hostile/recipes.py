@@ -1,0 +1,158 @@
+"""Recipes with odd values, keys and types, given to the commands that parse one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import yaml
+
+from hostile.case import Case, Expect, Place
+from hostile.pool import LM, VLM
+from hostile.values import HUGE, INFINITY, NAN, as_yaml, changed, mutated, shown
+
+WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, "", NAN, INFINITY, -INFINITY)
+"""Values that no number of a recipe takes."""
+COUNT: tuple[Any, ...] = (*WORDS, 0, -1, 1.5, -HUGE)
+SHARE: tuple[Any, ...] = (*WORDS, -0.5, 1.5, HUGE)
+INVALID: dict[str, tuple[Any, ...]] = {
+    "seed_everything": ("text", [1], -1, 2**70, HUGE),
+    "output_dir": (5, [], {}),
+    "model.backbone.path": ("", 5, [], "nowhere/at/all", "../beside", None),
+    "model.backbone.dtype": ("float128", 5, "", [], None),
+    "model.backbone.attention": ("magic", 5, []),
+    "model.backbone.quantization": ("int0", 5, []),
+    "model.lora.rank": COUNT,
+    "model.lora.alpha": (*WORDS, -1, 0),
+    "model.lora.dropout": (*SHARE, 1.0),
+    "model.reducer.name": ("nope", 5, "", [], {}),
+    "model.reducer.keep_ratio": (*SHARE, 0),
+    "model.reducer.layer": (*WORDS, -1, 10**6, 1.5),
+    "model.reducer.stage": ("nope", 5, []),
+    "model.reducer.page_size": COUNT,
+    "model.reducer.window": (*WORDS, -1, 1.5),
+    "model.routing.selector": ("nope", 5, "", []),
+    "model.routing.num_groups": (*COUNT, 7, 10**6),
+    "model.routing.kept_groups": (*COUNT, 17, 10**6),
+    "model.routing.budget": ("nope", 5, []),
+    "model.routing.layout": ("nope", 5, []),
+    "model.routing.balance_weight": (*WORDS, -1),
+    "model.optimizer.name": ("nope", 5, []),
+    "model.optimizer.learning_rate": (*WORDS, -1, 0),
+    "model.optimizer.weight_decay": (*WORDS, -1),
+    "model.optimizer.warmup_steps": (*WORDS, -1, 1.5),
+    "model.optimizer.schedule": ("nope", 5, []),
+    "model.optimizer.final_fraction": SHARE,
+    "data.batch_size": COUNT,
+    "data.num_workers": (*WORDS, -1, 1.5, 10**6, 2**40),
+    "data.seed": ("text", [1], -1, 1.5, NAN),
+    "trainer.max_steps": (*WORDS, -5, 1.5),
+    "trainer.max_epochs": (*WORDS, -5, 1.5),
+    "trainer.accumulate_grad_batches": COUNT,
+    "trainer.gradient_clip_val": ("text", [1], NAN, -1, INFINITY),
+    "trainer.gradient_clip_algorithm": ("nope", 5, []),
+    "trainer.log_every_n_steps": (*WORDS, -1, 1.5),
+    "trainer.devices": (0, -5, "text", {}, NAN),
+    "trainer.num_nodes": COUNT,
+    "trainer.precision": ("99", "text", []),
+    "trainer.accelerator": ("abacus", 5, []),
+    "trainer.strategy": ("nope", 5, []),
+    "trainer.val_check_interval": ("text", [1], -1, NAN),
+    "trainer.limit_train_batches": ("text", [1], -1, NAN, 1.5),
+    "trainer.check_val_every_n_epoch": (0, -1, "text", 1.5),
+    "trainer.max_time": ("text", [1], -1),
+    "trainer.num_sanity_val_steps": (-5, "text", 1.5),
+    "checkpoint.every_n_train_steps": COUNT,
+    "checkpoint.keep_last": COUNT,
+    "early_stopping": (5, "text", [], {"monitor": "nope"}, {"patience": -1}),
+    "evaluation": (5, "text", [], {"every_n_steps": 0}),
+    "push_to_hub": (5, [], {}),
+}
+OF_VLM = {"model.reducer.layer", "model.reducer.stage"}
+OF_LM = {"model.reducer.page_size", "model.reducer.window"}
+UNKNOWN = (
+    "unknown",
+    "model.unknown",
+    "model.lora.rnak",
+    "trainer.callback",
+    "data.files",
+    "__class__",
+    "model.__init__",
+    "trainer.model",
+)
+HARMLESS = (
+    {},
+    {"seed_everything": 5},
+    {"model.optimizer.learning_rate": 1e-3},
+    {"model.routing.kept_groups": 2},
+    {"trainer.accumulate_grad_batches": 2},
+    {"trainer.gradient_clip_val": 0.5},
+    {"data.seed": 7},
+    {"model.lora.rank": 4},
+)
+
+
+def read(place: Place, name: str) -> dict[str, Any]:
+    """A valid recipe of the pool."""
+    content: dict[str, Any] = yaml.safe_load((place.pool / f"{name}.yaml").read_text())
+    return content
+
+
+def with_key(recipe: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The recipe with a dotted key set, its groups made where they are absent."""
+    *groups, last = key.split(".")
+    recipe = changed(recipe, (next(iter(recipe)),), next(iter(recipe.values())))
+    band = recipe
+    for group in groups:
+        band = band.setdefault(group, {})
+    band[last] = value
+    return recipe
+
+
+def parsing(draw: random.Random, config: str, *further: str, train: bool = True) -> tuple[list[str], tuple[str, ...]]:
+    """A command that parses a recipe, and what it may write."""
+    kinds = ["check", "check", "check", "preview", "sweep", *(["fit"] if train else [])]
+    kind = draw.choice(kinds)
+    if kind == "sweep":
+        return ["sweep", "--config", config, "--set", "data.seed=0,1", "--dry-run", "--output_dir", "swept"], ()
+    if kind == "preview":
+        return ["preview", "--config", config, "--count", "1", *further], ()
+    if kind == "fit":
+        return ["fit", "--config", config, *further], ("run", "run.old", ".")
+    return ["check", "--config", config, *draw.choice(((), ("--offline",))), *further], ()
+
+
+def make(draw: random.Random, place: Place) -> Case:
+    """A recipe with one thing wrong in it, or none."""
+    name = draw.choice((VLM, VLM, LM))
+    recipe, kind = read(place, name), draw.choice(("invalid",) * 5 + ("unknown", "any", "any", "override", "control"))
+    further: list[str] = []
+    expect = Expect.REFUSED
+    if kind == "control":
+        settings = draw.choice(HARMLESS)
+        for key, value in settings.items():
+            recipe = with_key(recipe, key, value)
+        what, expect = f"valid, with {settings}", Expect.TAKEN
+    elif kind == "unknown":
+        key = draw.choice(UNKNOWN)
+        recipe, what = with_key(recipe, key, draw.choice((1, "x", [], {}))), f"unknown key {key}"
+    elif kind == "any":
+        recipe, what = mutated(draw, recipe)
+        expect = Expect.EITHER
+    else:
+        keys = [key for key in INVALID if key not in (OF_LM if name == VLM else OF_VLM)]
+        key = draw.choice(keys)
+        value = draw.choice(INVALID[key])
+        what = f"{key} is {shown(value)}"
+        if kind == "override" and isinstance(value, str | int | float) and abs(hash(value)) < 10**30:
+            further = [f"--{key}={value}"]
+            expect = Expect.EITHER if value == "" or isinstance(value, int) else expect  # 5 is a text here
+        else:
+            recipe = with_key(recipe, key, value)
+    place.write("recipe.yaml", as_yaml(recipe, draw))
+    words, writes = parsing(draw, "recipe.yaml", *further)
+    if words[0] == "sweep" and further:
+        expect = Expect.TAKEN
+    if words[0] == "sweep" and expect is Expect.REFUSED and what.startswith("model.backbone.path"):
+        expect = Expect.EITHER  # a grid is parsed, nothing that it names is opened
+    return Case(f"{words[0]}: {what}", words, expect, writes)

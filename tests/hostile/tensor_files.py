@@ -1,0 +1,106 @@
+"""Tensor files that are damaged, hold what no weight is, or are pickles that run something."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hostile.case import Expect
+from hostile.values import INFINITY, NAN, damaged
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float64)
+INTEGERS = (torch.int8, torch.int64, torch.uint8, torch.bool)
+STRANGE_NAMES = ("x", "../../x", "", "a" * 2000, "\x1b[31m")
+OFFSETS = ([0, 2**62], [10, 0], [-5, 5], [0, 0], "x", None)
+
+
+class Touch:
+    """Its pickle makes the canary."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, ("../CANARY", "w"))
+
+
+def canary_pickle(protocol: int = 2) -> bytes:
+    """A pickle that touches the canary when it is read."""
+    return pickle.dumps(Touch(), protocol=protocol)
+
+
+def _with_one(draw: random.Random, tensor: Tensor, value: float) -> Tensor:
+    tensor = tensor.clone()
+    tensor.view(-1)[draw.randrange(tensor.numel())] = value
+    return tensor
+
+
+Change = Callable[[random.Random, Tensor], Tensor]
+REFUSED_TENSORS: dict[str, Change] = {
+    "nan": lambda draw, tensor: _with_one(draw, tensor, NAN),
+    "inf": lambda draw, tensor: _with_one(draw, tensor, draw.choice((INFINITY, -INFINITY))),
+    "integer": lambda draw, tensor: tensor.to(draw.choice(INTEGERS)),
+    "shape": lambda draw, tensor: torch.zeros(*tensor.shape, 1),
+    "one more": lambda draw, tensor: tensor[None],
+    "scalar": lambda draw, tensor: torch.tensor(1.0),
+    "empty": lambda draw, tensor: torch.zeros(0, *tensor.shape[1:]),
+}
+ODD_TENSORS: dict[str, Change] = {
+    "other floats": lambda draw, tensor: tensor.to(draw.choice(FLOATS)),
+    "huge": lambda draw, tensor: torch.full_like(tensor, 3e38),
+}
+
+
+def spoil_tensors(draw: random.Random, path: Path) -> tuple[str, Expect]:
+    """Damage a safetensors file; what was done and whether it is known to be wrong."""
+    tensors = load_file(path)
+    name = draw.choice(sorted(tensors))
+    kinds = (*REFUSED_TENSORS, *ODD_TENSORS, "gone", "more", *FILES)
+    kind = draw.choice(kinds)
+    if kind in FILES:
+        return FILES[kind](draw, path, name)
+    if kind == "gone":
+        del tensors[name]
+    elif kind == "more":
+        tensors[draw.choice(STRANGE_NAMES)] = torch.zeros(2, 2)
+    else:
+        tensors[name] = {**REFUSED_TENSORS, **ODD_TENSORS}[kind](draw, tensors[name])
+    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
+    return f"{name}: {kind}", Expect.EITHER if kind in ODD_TENSORS else Expect.REFUSED
+
+
+def _as_pickle(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+    path.write_bytes(canary_pickle(draw.choice((0, 2, 4))))
+    return "a pickle with a tensor file's name", Expect.REFUSED
+
+
+def _length(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+    content = path.read_bytes()
+    length = draw.choice((0, 1, 2**63, 2**40, len(content) * 2, 10**8))
+    path.write_bytes(struct.pack("<Q", length) + content[8:])
+    return f"length of the header {length}", Expect.REFUSED
+
+
+def _header(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + size])
+    header[name]["data_offsets"] = draw.choice(OFFSETS)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    return f"header of {name}", Expect.REFUSED
+
+
+def _damage(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+    content, what = damaged(draw, path.read_bytes())
+    path.write_bytes(content)
+    return what, Expect.EITHER
+
+
+FILES = {"pickle": _as_pickle, "length": _length, "header": _header, "damage": _damage, "more damage": _damage}

@@ -1,0 +1,24 @@
+"""Five hundred hostile inputs: no traceback, no hang, nothing run, nothing lost, nothing accepted that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from hostile.campaign import bad, plan, run_cases
+from hostile.registry import CLASSES
+
+SEED, PARTS, EACH = 1, 10, 50
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_hostile_inputs_are_answered_in_words(pool, tmp_path, part):
+    cases = plan(SEED, PARTS * EACH)[part::PARTS]
+    outcomes = list(run_cases(cases, tmp_path, pool))
+    assert len(outcomes) == EACH
+    assert bad(outcomes) == []
+
+
+def test_every_class_has_its_turn():
+    names = [name for name, _ in plan(SEED, PARTS * EACH)]
+    assert set(names) == set(CLASSES)
+    assert min(map(names.count, CLASSES)) >= 15

@@ -1,0 +1,187 @@
+"""Values that do not belong where they are put, and damage to bytes, texts and whole files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+NAN, INFINITY = float("nan"), float("inf")
+HUGE = 10**400
+ODD_NUMBERS: tuple[Any, ...] = (
+    0,
+    -1,
+    1,
+    2,
+    -(2**63),
+    2**63,
+    2**31,
+    10**12,
+    HUGE,
+    -0.0,
+    0.5,
+    1e308,
+    1e-320,
+    NAN,
+    INFINITY,
+    -INFINITY,
+)
+NAMES = (
+    "", " ", ".", "..", "../beside/notes.txt", "../../etc", "/etc/passwd", "a/b", "a\\b", "x" * 5000, "\x00", "a\nb",
+    "\x1b[31mred",
+    "[red]x[/red]", "[/bold]", "[link=http://x]y[/link]", "=1+1", "+1", "-1", "@sum", "\u202egnp", "\ud800",
+    "\ufeffname", "~", "$HOME",
+    "`id`", "$(touch CANARY)", "{0.__class__}", "%s%n", "NaN", "null", "None", "con", "a" * 300, "\N{GRINNING FACE}",
+    "<script>", "--help",
+)  # fmt: skip
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, False, [], {}, [[]], [None], {"": None}, {"a": {"b": {}}}, [1, "a", None], "text", *NAMES, *ODD_NUMBERS,
+)  # fmt: skip
+NUMBERS_ONLY = tuple(value for value in ODD_VALUES if not isinstance(value, int | float))
+"""Where a number belongs, none of these."""
+TEXTS_ONLY = tuple(value for value in ODD_VALUES if not isinstance(value, str | None))
+
+
+def paths_of(tree: Any, start: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of every value in a tree of dicts and lists, the tree itself left out."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield (*start, key)
+        yield from paths_of(value, (*start, key))
+
+
+def at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """The value at a place."""
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value at a place."""
+    tree = deepcopy(tree)
+    at(tree, path[:-1])[path[-1]] = value
+    return tree
+
+
+def without(tree: Any, path: tuple[Any, ...]) -> Any:
+    """A copy without a place."""
+    tree = deepcopy(tree)
+    del at(tree, path[:-1])[path[-1]]
+    return tree
+
+
+def mutated(
+    draw: random.Random, tree: Any, only: Callable[[tuple[Any, ...]], bool] = lambda path: True
+) -> tuple[Any, str]:
+    """A tree with one thing wrong in it, and what: another value, a key less or more, a value nested or moved."""
+    path = draw.choice([path for path in paths_of(tree) if only(path)])
+    dotted = ".".join(map(str, path))
+    kind = draw.choice(("value", "value", "value", "gone", "more", "nested", "swapped"))
+    if kind == "gone":
+        return without(tree, path), f"{dotted} is gone"
+    if kind == "more" and isinstance(at(tree, path[:-1]), dict):
+        name = draw.choice(("unknown", "__class__", "", *NAMES))
+        return changed(tree, (*path[:-1], name), at(tree, path)), f"{name!r} beside {dotted}"
+    if kind == "nested":
+        depth = draw.choice((1, 2, 70, 600, 3000))
+        return changed(tree, path, nested(depth, draw.random() < 0.5)), f"{dotted} nested {depth} deep"
+    if kind == "swapped":
+        other = draw.choice(list(paths_of(tree)))
+        return changed(tree, path, deepcopy(at(tree, other))), f"{dotted} holds what {'.'.join(map(str, other))} holds"
+    value = draw.choice(ODD_VALUES)
+    return changed(tree, path, value), f"{dotted} is {shown(value)}"
+
+
+def nested(depth: int, lists: bool) -> Any:
+    """A list in a list in a list, or dicts."""
+    tree: Any = 1
+    for _ in range(depth):
+        tree = [tree] if lists else {"a": tree}
+    return tree
+
+
+def shown(value: Any) -> str:
+    """A value in a few characters."""
+    text = f"a number of {len(str(value))} digits" if isinstance(value, int) and abs(value) > 10**30 else repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def written(tree: Any) -> str:
+    """JSON of any tree, however deep; NaN and Infinity as Python writes them, lone surrogates as escapes."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        return json.dumps(tree)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def as_yaml(tree: Any, draw: random.Random) -> str:
+    """YAML of any tree; what is too deep for the library that writes it is written as JSON, which YAML holds."""
+    try:
+        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=draw.random() < 0.5)
+    except RecursionError:
+        return written(tree)
+
+
+def _flipped(draw: random.Random, content: bytes, place: int) -> bytes:
+    spoilt = bytearray(content or b"x")
+    for _ in range(draw.choice((1, 3, 30))):
+        spoilt[draw.randrange(len(spoilt))] ^= 1 << draw.randrange(8)
+    return bytes(spoilt)
+
+
+NOTHING = (b"", b"\n", b" ", b"\0", b"null", b"[]", b"{}", b"0", b'""')
+DAMAGE: dict[str, Callable[[random.Random, bytes, int], bytes]] = {
+    "cut": lambda draw, content, place: content[:place],
+    "bits flipped": _flipped,
+    "bits flipped again": _flipped,
+    "zeros": lambda draw, content, place: content[:place] + b"\0" * 64 + content[place + 64 :],
+    "twice": lambda draw, content, place: content + content,
+    "a byte-order mark": lambda draw, content, place: b"\xef\xbb\xbf" + content,
+    "UTF-16": lambda draw, content, place: content.decode("latin-1").encode("utf-16"),
+    "no UTF-8": lambda draw, content, place: content[:place] + b"\xe9\xff" + content[place:],
+    "next to nothing": lambda draw, content, place: draw.choice(NOTHING),
+    "noise": lambda draw, content, place: content[:place] + draw.randbytes(40) + content[place:],
+    "control characters": lambda draw, content, place: content[:place] + b"\x1b]0;x\x07\x08" + content[place:],
+    "CRLF": lambda draw, content, place: content.replace(b"\n", b"\r\n"),
+}
+
+
+def damaged(draw: random.Random, content: bytes) -> tuple[bytes, str]:
+    """Bytes that a disk, a network or an editor has spoilt, and how."""
+    kind, place = draw.choice(list(DAMAGE)), draw.randrange(max(1, len(content)))
+    return DAMAGE[kind](draw, content, place), f"{kind} at {place} of {len(content)} bytes"
+
+
+FILE_KINDS = ("folder", "pipe", "link to nothing", "link to itself", "device", "random", "absent", "socket")
+
+
+def no_file(draw: random.Random, path: Path) -> str:
+    """Put something that is no file of its kind in a file's place; what it is."""
+    kind = draw.choice(FILE_KINDS)
+    if path.is_dir() and not path.is_symlink():
+        path.rename(path.with_name(f"{path.name}-away"))
+    else:
+        path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link to nothing":
+        path.symlink_to("nowhere")
+    elif kind == "link to itself":
+        path.symlink_to(path.name)
+    elif kind in ("device", "random"):
+        path.symlink_to("/dev/zero" if kind == "device" else "/dev/urandom")
+    elif kind == "socket":
+        os.mknod(path, 0o140600)
+    return kind
