@@ -17,6 +17,8 @@ import yaml
 MAX_BYTES = 2**26
 MAX_DEPTH = 64
 MAX_NODES = 100_000  # of a YAML document, with its aliases written out
+_NOT_PLAIN = [f"tag:yaml.org,2002:{name}" for name in ("omap", "pairs", "set", "binary")]
+"""Tags of YAML whose values are tuples, sets and bytes; who looks through plain values would not see into them."""
 
 
 class InvalidYAML(ValueError):
@@ -116,6 +118,9 @@ def parse_yaml(text: str, place: str) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise _too_deep(place)
+            if (tag := getattr(event, "tag", None)) in _NOT_PLAIN:
+                line = event.start_mark.line + 1
+                raise ValueError(f"{place}, line {line}: the tag !!{tag.rpartition(':')[2]} is not read; leave it out")
         node = yaml.compose(text, yaml.SafeLoader)
         if node is not None:
             _count(node, {}, place)

@@ -119,6 +119,7 @@ def load_weights(family: type[Family], config: BackboneConfig) -> Any:
     try:
         model, report = family.auto_model.from_pretrained(
             resolve(config.path),
+            config=_read_config(config),
             revision=config.revision,
             trust_remote_code=False,
             dtype=_dtype(config),
@@ -228,7 +229,9 @@ def _read_config(config: BackboneConfig) -> Any:
             raise FileNotFoundError(source)
         if Path(source).is_dir():
             check_local_files(Path(source))
-        return AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=False)
+        content = AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=False)
+        content._attn_implementation = None  # the recipe says it; a file could name a kernel, code that the Hub gives
+        return content
     except OSError as error:
         raise ValueError(
             f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "

@@ -93,19 +93,20 @@ class ClassCheck:
         if "class_path" in value:
             self._last.pop(key, None)
             yield from self._class(key, value["class_path"])
-        settings: dict[str, Any] = {name: each for name, each in value.items() if name not in _SPEC}
+        groups = [{name: each for name, each in value.items() if name not in _SPEC}]
         for group in _SPEC[1:]:
             given = value.get(group)
             if isinstance(given, dict):
-                settings |= given
+                groups.append(given)
             elif given is not None:
                 raise ValueError(f"{place}.{group} is {shown(given)}; it must be a group of keys")
-        if not settings or ("class_path" in value and key not in self._last):
+        if not any(groups) or ("class_path" in value and key not in self._last):
             return  # nothing more, or complained of already
         if key not in self._last:
             yield f"{place} has settings of a class that no class_path before them names"
             return
-        yield from _settings(ALLOWED[key], self._last[key], settings, place)
+        for settings in groups:  # each by itself: a name that stands in two of them is read twice
+            yield from _settings(ALLOWED[key], self._last[key], settings, place)
 
 
 def _settings(allowed: Allowed, path: str, settings: dict[str, Any], place: str) -> Iterator[str]:
@@ -149,7 +150,7 @@ def _plain(value: Any, place: str, free_keys: bool = False) -> Iterator[str]:
                 yield f"{place} holds {shown(key)}"
             else:
                 yield from _plain(each, f"{place}.{key}", free_keys)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple | set):
         for each in value:
             yield from _plain(each, place, free_keys)
 

@@ -218,6 +218,7 @@ class RecipeCLI(LightningCLI):
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
         temporary = path.with_name(path.name + ".partial")
+        temporary.unlink(missing_ok=True)  # a link there would lead elsewhere
         temporary.write_text(self.recipe_text(), encoding="utf-8")
         os.replace(temporary, path)
 

@@ -50,7 +50,7 @@ class FolderImages:
 
 
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
-    """``folder / name``, which must lie in the folder once ``..`` and links are followed.
+    """``folder / name``, which must lie in the folder once ``..`` and links are followed; so must ``find_image`` of it.
 
     Args:
         folder: where names start; it may itself be a link.
@@ -62,7 +62,7 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
     """
     path = folder / name
     if not outside:
-        root, place = os.path.realpath(folder), os.path.realpath(path)
+        root, place = os.path.realpath(folder), os.path.realpath(find_image(path))
         if os.path.commonpath([root, place]) != root:
             raise ValueError(
                 f"image {name[:120]!r} lies outside of {folder} (an absolute path, '..' or a link); name a folder that "
@@ -73,9 +73,9 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
 
 def find_image(path: Path) -> Path:
     """``path``, or where there is no such file the same name with another of ``SUFFIXES``, if that is there."""
-    if path.exists():
+    if os.path.exists(path):  # unlike Path.exists: false where a name is too long, which opening it says
         return path
-    return next((other for other in map(path.with_suffix, SUFFIXES) if other.exists()), path)
+    return next((other for other in map(path.with_suffix, SUFFIXES) if os.path.exists(other)), path)
 
 
 def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:

@@ -154,11 +154,12 @@ class RunFolder:
             keep: whether what has no whole checkpoint stays; else it goes, as far as this call made it.
         """
         if self._empty and not keep and not has_work(self.current):
-            RUN.remove(self.current)
+            current = real_folder(self.current)
+            RUN.remove(current)
             if self._made:
                 unmake_folders(self._made)
             else:
-                self.current.mkdir(exist_ok=True)
+                current.mkdir(exist_ok=True)
         self._empty = False
         if self.staged and self.place.is_symlink():
             self.place.unlink()

@@ -87,6 +87,7 @@ def write_run_marker(folder: Path, marker: RunMarker) -> None:
     """Mark a folder; whole or not at all."""
     path = folder / MARKER_FILE
     temporary = path.with_name(path.name + ".partial")
+    temporary.unlink(missing_ok=True)  # a link there would lead elsewhere
     temporary.write_text(json.dumps(asdict(marker), indent=1) + "\n", encoding="utf-8")
     flush(temporary)
     temporary.replace(path)

@@ -30,6 +30,7 @@ class SampleLog(Callback):
         lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.exists() else []
         kept = lines[: self._consumed(trainer)]
         temporary = self._path.with_suffix(".partial")
+        temporary.unlink(missing_ok=True)  # a link there would lead elsewhere
         temporary.write_text("".join(kept), encoding="utf-8")
         os.replace(temporary, self._path)
 

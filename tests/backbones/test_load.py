@@ -167,3 +167,17 @@ def test_a_folder_without_weights_or_tokenizer_is_a_worded_error(tiny_family, tm
         path.unlink()
     with pytest.raises(ValueError, match=r"of backbone .* cannot be read"):
         load_family(BackboneConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_backbone_names_no_attention_of_its_own(folder, key):
+    """transformers would fetch a kernel, code, from the Hub."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    for part in (content, content["text_config"], content["vision_config"]):
+        part[key] = "kernels-community/flash-attn2"
+    path.write_text(json.dumps(content))
+    for read in (layout_family, load_family):
+        family = read(BackboneConfig(str(folder)))
+        parts = (family.model.config, family.decoder.config, family.model.config.vision_config)
+        assert {part._attn_implementation for part in parts} <= {"sdpa", "eager"}

@@ -46,7 +46,10 @@ def test_a_saved_recipe_passes_again(tmp_path, key, path):
     overlay, saved = tmp_path / "overlay.yaml", tmp_path / "recipe.yaml"
     overlay.write_text(yaml.safe_dump({"trainer": {key: [spec] if ALLOWED[key].many else spec}}))
     first = RecipeCLI(["--config", RECIPE, "--config", str(overlay)])
+    (tmp_path / "recipe.yaml.partial").symlink_to(overlay)
+    before = overlay.read_text()
     first.save_recipe(saved)
+    assert (overlay.read_text(), saved.is_symlink()) == (before, False)  # a link there leads nowhere
     assert RecipeCLI(["--config", str(saved)]).resolved() == first.resolved()
 
 

@@ -57,6 +57,10 @@ WAYS = {
     "one callback": at("trainer.callbacks", of(f"{CANARY}.Bird")),
     "callbacks, appended": at("trainer.callbacks+", [of(f"{CANARY}.Bird")]),
     "a callback of functions": at("trainer.callbacks", [of(f"{CALLBACKS}.LambdaCallback", setup=f"{CANARY}.sing")]),
+    "settings that another group repeats": at(
+        "trainer.strategy",
+        {"class_path": DDP, "init_args": {"ddp_comm_state": POPEN}, "dict_kwargs": {"ddp_comm_state": None}},
+    ),
     "console settings": at("trainer.callbacks", [of(RICH, console_kwargs={"file": POPEN})]),
     "a theme by text": at("trainer.callbacks", [of(RICH, theme=f"{CANARY}.Bird")]),
     "a theme": at("trainer.callbacks", [of(RICH, theme=POPEN)]),
@@ -125,6 +129,17 @@ def assert_refused(capsys, argv, sung):
 @pytest.mark.parametrize("content", WAYS.values(), ids=WAYS.keys())
 def test_nothing_that_a_recipe_names_runs(capsys, tmp_path, sung, content):
     assert_refused(capsys, ["check", "--offline", "--config", str(hostile_file(tmp_path, content))], sung)
+
+
+@pytest.mark.parametrize("tag", ["!!pairs", "!!omap", "!<tag:yaml.org,2002:pairs>"])
+def test_tags_that_hide_values_are_refused(capsys, tmp_path, sung, tag):
+    config = f"{{dump_state: {tag} [a: {{class_path: {CANARY}.Bird}}]}}"
+    (tmp_path / "recipe.yaml").write_text(
+        f"trainer: {{strategy: {{class_path: {ZERO}, init_args: {{config: {config}}}}}}}\n"
+    )
+    argv = ["check", "--offline", "--config", str(RECIPE)]
+    assert_refused(capsys, [*argv, "--config", "recipe.yaml"], sung)
+    assert_refused(capsys, [*argv, f"--trainer.strategy={ZERO}", f"--trainer.strategy.config={config}"], sung)
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system ['touch SUNG']", "!include hostile.yaml"])

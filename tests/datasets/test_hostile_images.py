@@ -53,6 +53,15 @@ def test_paths_stay_in_the_image_folder(folder, name):
     assert open_image(allowed[0].images[0], "one").size == (8, 8)
 
 
+def test_a_link_under_another_suffix_stays_in_the_image_folder(folder):
+    (folder / "images" / "link.png").symlink_to(folder / "secret.png")
+    path = data_file(folder, "link.jpg")
+    with pytest.raises(ValueError, match="lies outside of"):
+        InstructionRecords(path, folder / "images")[0]
+    allowed = InstructionRecords(path, folder / "images", images_outside_folder=True)[0]
+    assert open_image(allowed.images[0], "one").size == (8, 8)
+
+
 def test_what_lies_in_the_folder_is_read_however_it_is_named(folder):
     (folder / "root").symlink_to(folder / "images")
     for images, name in ((folder / "root", "a.png"), (folder / "images", str(folder / "images" / "a.png"))):

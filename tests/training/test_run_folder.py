@@ -138,3 +138,23 @@ def test_names_in_a_marker_lead_nowhere_else(tmp_path):
     assert RunFolder(run, run).replaced() == []
     assert RunFolder(run, run).finish() == []
     assert has_work(other)
+
+
+def test_a_failed_run_leaves_a_link_to_an_empty_folder(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "run").symlink_to("theirs")
+    new = RunFolder(tmp_path / "run", tmp_path / "run")
+    new.check(resume=False)
+    new.open(resume=False)
+    new.close(keep=False)
+    assert (tmp_path / "run").is_symlink()
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_temporary_file_leads_nowhere(tmp_path):
+    run = made_run(tmp_path / "run")
+    (tmp_path / "mine").write_text("mine")
+    (run / f"{MARKER_FILE}.partial").symlink_to(tmp_path / "mine")
+    write_run_marker(run, new_marker())
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (run / MARKER_FILE).is_symlink()

@@ -31,3 +31,11 @@ def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path):
     consume(again, tmp_path, 2)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == [{"batch": n, "step": n // 2, "ids": [f"r{n}"]} for n in range(3)]
+
+
+def test_a_link_in_the_place_of_the_temporary_file_leads_nowhere(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "logs" / "samples-rank1.partial").symlink_to(tmp_path / "mine")
+    SampleLog().on_train_start(trainer(tmp_path, 0), None)
+    assert (tmp_path / "mine").read_text() == "mine"
