@@ -119,8 +119,7 @@ def parse_yaml(text: str, place: str) -> Any:
             if depth > MAX_DEPTH:
                 raise _too_deep(place)
             if (tag := getattr(event, "tag", None)) in _NOT_PLAIN:
-                line = event.start_mark.line + 1
-                raise ValueError(f"{place}, line {line}: the tag !!{tag.rpartition(':')[2]} is not read; leave it out")
+                raise ValueError(f"{place}: the tag !!{tag.rpartition(':')[2]} is not read; leave it out")
         node = yaml.compose(text, yaml.SafeLoader)
         if node is not None:
             _count(node, {}, place)
