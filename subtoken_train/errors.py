@@ -31,8 +31,8 @@ def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
     return ValueError(f"unknown {kind} {shown}.{hint} Allowed: {words}{more}")
 
 
-class DifferencesError(ValueError):
-    """A user's mistake whose message lists what differs, and is shown whole."""
+class UncutError(ValueError):
+    """A user's mistake whose message is shown whole: it lists what differs, or ends with a command to type."""
 
 
 def plain(text: str) -> str:

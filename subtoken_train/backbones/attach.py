@@ -95,13 +95,13 @@ class CompressedBackbone(nn.Module):
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         rows = Rows.whole(batch.regions_BN, family.positions(batch))
         neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
-        if isinstance(reducer, TowerReducer) and not neutral:
+        if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
             hidden, keep = self._tower_reduced(reducer, batch, rows)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)
             result = self._routed_span(call, take_rows(hidden, gather), rows, [], 0)
         else:
             hidden = family.embed(batch)
-            result = self._run_embedded(call, hidden, rows, neutral)
+            result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
         result.embeds_BND = hidden
         return result
 
@@ -157,8 +157,7 @@ class CompressedBackbone(nn.Module):
         """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, [B, N]."""
         family = self.family
         states = family.visual_states(batch, statistics=True)
-        if states is None:
-            return family.place(batch, None), rows.visible_BM
+        assert states is not None
         keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
         sizes = [len(tokens) for tokens in states.tokens]
         check_feature_count(int(visual.sum()), sum(sizes), batch)

@@ -39,7 +39,7 @@ def check_local_files(folder: Path) -> None:
         for shard in set(map(str, shards.values())):
             check_file_name(shard, f"{path}: weight_map")
             if not (folder / shard).is_file():
-                raise ValueError(f"{path} names {shard[:120]}, which {folder} does not hold: it is incomplete")
+                raise ValueError(f"{path} is incomplete: it names {shard[:120]}, which is not beside it")
 
 
 def _check_numbers(content: dict[str, Any], place: str) -> None:

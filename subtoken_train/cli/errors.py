@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from subtoken_train.errors import DifferencesError, SubTokenWarning, plain
+from subtoken_train.errors import SubTokenWarning, UncutError, plain
 
 PROGRAM = "subtoken-train"
 
@@ -72,7 +72,7 @@ def one_line(error: Exception) -> str:
     if "embedded null" in text:
         text = "a path holds a NUL character, and no file has such a name"
     text = plain(" ".join(text.split())) or type(error).__name__
-    return text if isinstance(error, DifferencesError) else shortened(text)
+    return text if isinstance(error, UncutError) else shortened(text)
 
 
 def shortened(text: str) -> str:

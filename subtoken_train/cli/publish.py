@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from subtoken_train.artifact.hub import Destination, check_backbone, check_destination, push_folder
+from subtoken_train.errors import UncutError
 
 
 def check_publishing(destination: Destination, backbone: str | None) -> None:
@@ -29,7 +30,7 @@ def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
     try:
         address = push_folder(folder, destination)
     except ValueError as error:
-        raise ValueError(
+        raise UncutError(
             f"{folder} is written, but not published: {error}. Try again with: {shlex.join(retry)}"
         ) from error
     print(f"published: {address}")

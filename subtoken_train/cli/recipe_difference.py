@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from subtoken_train.cli.recipe_source import read_recipe
-from subtoken_train.errors import DifferencesError
+from subtoken_train.errors import UncutError
 
 # A checkpoint restores or presupposes these; others (devices, loggers, workers, intervals) may change freely.
 _DECISIVE = (
@@ -46,9 +46,7 @@ def compare_recipes(saved: Path, now: str) -> str:
     if decisive:
         listed = "; ".join(_change(key, before, after) for key in decisive[:_MAX_LISTED])
         more = f"; and {len(decisive) - _MAX_LISTED} more" if len(decisive) > _MAX_LISTED else ""
-        raise DifferencesError(
-            f"the run began with another recipe ({listed}{more}); resume with {saved}, or start anew"
-        )
+        raise UncutError(f"the run began with another recipe ({listed}{more}); resume with {saved}, or start anew")
     return "; ".join(_change(key, before, after) for key in differing if key in _NOTED)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from subtoken_train.errors import UncutError
+
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
 """Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves
 some as ``.gif`` or ``.png``."""
@@ -116,7 +118,7 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
         return None
     named = sum(folder.named for folder in folders)
     command = shlex.join(["subtoken-train", "data", "images", "--file", str(data_file), "--root", str(image_folder)])
-    return ValueError(
+    return UncutError(
         f"{len(missing):,} of {named:,} images that {data_file} names are missing below {image_folder} (first: "
         f"{missing[0]}); list them: {command}"
     )

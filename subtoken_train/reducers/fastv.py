@@ -28,8 +28,6 @@ class FastV(RankingReducer):
         super().__init__(config)
         if config.stage not in _STAGES:
             raise unknown_name("FastV stage", config.stage, _STAGES)
-        if config.layer < 1:
-            raise ValueError(f"FastV layer={config.layer} must be at least 1; for a random choice use name: random")
         self.stage = config.stage
         self.scout_layers = config.layer
         self.cut_layer = config.layer if config.stage == "decoder" else 0

@@ -14,17 +14,11 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.pages import keep_pages, page_bounds, page_index, page_scores
-from subtoken_train.reducers.base import ContextReducer, ContextView, ReducerConfig
+from subtoken_train.reducers.base import ContextReducer, ContextView
 
 
 class Quest(ContextReducer):
     """Quest with ``page_size``-token pages and a protected ``window``."""
-
-    def __init__(self, config: ReducerConfig) -> None:
-        super().__init__(config)
-        for name, value, least in (("page_size", config.page_size, 1), ("window", config.window, 0)):
-            if value < least:
-                raise ValueError(f"quest {name}={value} must be {least} or more")
 
     def kept_tokens(self, tokens: int) -> int:
         """Context tokens kept of ``tokens``: whole pages, and the last one, which may be shorter."""

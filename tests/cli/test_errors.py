@@ -10,7 +10,7 @@ from rich.console import Console
 
 from subtoken_train.cli.errors import guarded, one_line
 from subtoken_train.cli.main import main
-from subtoken_train.errors import DifferencesError, plain, unknown_name
+from subtoken_train.errors import UncutError, plain, unknown_name
 from subtoken_train.evaluation.reporting.csv_file import report_csv, text_cell
 from subtoken_train.evaluation.reporting.report import make_report
 
@@ -68,7 +68,7 @@ def test_bytes_that_are_no_text():
 
 
 def test_differences_are_listed_whole():
-    assert len(one_line(DifferencesError("; ".join(map(str, range(500)))))) > 400
+    assert len(one_line(UncutError("; ".join(map(str, range(500)))))) > 400
 
 
 def test_long_lists_of_names_end():

@@ -140,7 +140,7 @@ def test_questions_stay_and_short_prompts_are_whole(tokens, context, expected):
     """A fourth of the context stays, whatever the prompt; at least one entry where there is a context."""
     family = text_family()
     ids = torch.randint(10, 60, (1, tokens), generator=torch.Generator().manual_seed(0))
-    batch = batch_from_inputs(family, ids, None, {}, context)
+    batch = batch_from_inputs(family, ids, torch.ones_like(ids).bool(), {}, context)
     plan, _ = run(compress(family), batch, Compression(build_eviction("streaming_llm"), 0.25))
     assert kept_counts(plan, batch) == [[expected]] * family.shape.num_layers
 

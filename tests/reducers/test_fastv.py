@@ -173,7 +173,7 @@ def test_several_images_are_ranked_together(tiny_family):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layer": 0}, "FastV layer=0 must be at least 1; for a random choice use name: random"),
+        ({"layer": 0}, "reducer layer is 0; it must be 1 to 10,000"),
         ({"stage": "embed"}, r"unknown FastV stage 'embed'\. Did you mean 'embeds'\? Allowed: decoder, embeds"),
         ({"layer": 5}, "FastV layer=5 does not fit a model of 4 layers"),
         ({"layer": 4, "stage": "decoder"}, r"FastV layer=4 does not fit a model of 4 layers \(decoder\)"),

@@ -56,7 +56,7 @@ def test_budgets_that_no_page_can_meet(settings, tokens, message):
 
 @pytest.mark.parametrize("settings", [{"page_size": 0}, {"window": -1}])
 def test_bad_settings(settings):
-    with pytest.raises(ValueError, match=r"quest (page_size|window)=-?[01] must be"):
+    with pytest.raises(ValueError, match=r"reducer (page_size|window) is -?[01]; it must be"):
         quest(**settings)
 
 

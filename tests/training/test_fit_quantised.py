@@ -18,6 +18,7 @@ from subtoken_train.cli.main import main
 
 from helpers import interrupted_fit, save_backbone
 from qwen_tiny import qwen_family
+from run_folders import made_run
 from tiny_llama import build_tokenizer
 
 STEPS = 12
@@ -127,8 +128,7 @@ def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family,
 
 
 def test_without_bitsandbytes_nothing_is_touched(run, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "run"
-    (folder / "adapter").mkdir(parents=True)
+    folder = made_run(tmp_path / "run")
     monkeypatch.setattr("subtoken_train.backbones.quantize.find_spec", lambda name: None)
     assert main(run("llava", "int8", "run", "--model.optimizer.name=adamw", "--overwrite")) == 2
     assert "quantization 'int8' needs bitsandbytes" in capsys.readouterr().err
@@ -136,4 +136,4 @@ def test_without_bitsandbytes_nothing_is_touched(run, tmp_path, monkeypatch, cap
     assert main(run("llava", "none", "run", "--overwrite")) == 2
     assert "optimizer.name 'paged_adamw_8bit' needs bitsandbytes" in capsys.readouterr().err
     assert (folder / "adapter").is_dir()
-    assert not (folder / "recipe.yaml").exists()
+    assert (folder / "recipe.yaml").read_text() == "old"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from subtoken_train.evaluation.reporting.latex import report_latex
 from subtoken_train.evaluation.reporting.markdown import report_markdown
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
-from subtoken_train.evaluation.results.record import SampleRecord
 
 from report_results import answers, facts, register, write_run
 
@@ -164,21 +162,3 @@ def test_two_arms_of_one_name(results):
 def test_files_of_printed_tables(results, tmp_path, content, words):
     (tmp_path / "paper.json").write_text(content)
     assert words in str(report(results, tmp_path / "paper.json"))
-
-
-def test_reading_records_stays_fast():
-    """The checks cost about as much as the parsing: 20,000 records within seconds."""
-    told = {"id": "a", "kind": "k", "prompt_sha256": "0" * 64, "reference": {"answers": ["red"]}, "score": 1.0}
-    counted = dict.fromkeys(("kv_bytes", "dense_kv_bytes", "region_bytes", "region_dense_bytes", "index_bytes"), 9)
-    rest = {"entries_before": 1, "entries_after": 1, "values_after": 1.0, "kept_visual": "ff", "new_tokens": 2}
-    timed = {"batch_size": 1, "prefill_seconds": 0.1, "decode_seconds": 0.1, "prediction": [-1.0, -2.0]}
-    line = json.dumps({**told, **counted, **rest, **timed}).encode()
-    plain = min(_seconds(lambda: SampleRecord(**json.loads(line))) for _ in range(3))
-    assert min(_seconds(lambda: SampleRecord.parse(line, "here")) for _ in range(3)) < 4 * plain
-
-
-def _seconds(action) -> float:
-    started = time.process_time()
-    for _ in range(3000):
-        action()
-    return time.process_time() - started

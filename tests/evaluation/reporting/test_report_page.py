@@ -57,7 +57,7 @@ def html(tmp_path, monkeypatch):
     (tmp_path / "data" / "pope").mkdir(parents=True)
     results = tmp_path / "results"
     paper_grid(results, PAPER_TASKS, routed=range(20))
-    hostile = facts("<b>arm</b>", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
+    hostile = facts("<b>arm", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
     hostile_place = write_run(
         results,
         facts("hostile", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor"),
@@ -109,8 +109,8 @@ def test_what_models_say_is_text(html):
     assert "<script" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert any(HOSTILE in text for text in ["".join(page.text)])
-    assert "<b>arm</b>" not in html
-    assert "&lt;b&gt;arm&lt;/b&gt;" in html
+    assert "<b>arm" not in html
+    assert "&lt;b&gt;arm" in html
 
 
 def test_without_anchors_pictures_and_kinds(tmp_path, monkeypatch):
