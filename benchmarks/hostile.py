@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -45,11 +45,15 @@ def work(jobs: Sequence[Job], folder: Path, pool: Path, send: Connection) -> Non
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        for name, seed in jobs:
-            send.send(f"{name}:{seed}")
-            for outcome in run_cases([(name, seed)], folder, pool):
-                send.send(outcome)
+        for outcome in run_cases(_told(jobs, send), folder, pool):
+            send.send(outcome)
     send.close()
+
+
+def _told(jobs: Sequence[Job], send: Connection) -> Iterator[Job]:
+    for name, seed in jobs:
+        send.send(f"{name}:{seed}")
+        yield name, seed
 
 
 class Worker:
@@ -57,7 +61,7 @@ class Worker:
 
     def __init__(self, jobs: Sequence[Job], folder: Path, pool: Path) -> None:
         self.jobs, self.folder, self.pool = list(jobs), folder, pool
-        self.restarts = 0
+        self.restarts, self.open = 0, True
         self.start()
 
     def start(self) -> None:
@@ -77,13 +81,17 @@ class Worker:
             message = self.receive.recv()
         except EOFError:
             self.process.join()
+            self.open = bool(self.jobs)
             return self.lost("the process died") if self.jobs else None
         self.since = time.monotonic()
         if isinstance(message, str):
             self.case = message
             return None
-        self.jobs.pop(0)
-        return message  # type: ignore[no-any-return]
+        if message.name == self.case:
+            self.jobs.pop(0)
+            self.case = ""
+        assert isinstance(message, Outcome)
+        return message
 
     def lost(self, why: str) -> Outcome:
         """The case that it did not come back from; goes on behind it."""
@@ -92,6 +100,7 @@ class Worker:
         name, seed = self.jobs.pop(0)
         waited = time.monotonic() - self.since
         self.restarts += 1
+        self.open = bool(self.jobs)
         if self.jobs:
             self.start()
         return Outcome(f"{name}:{seed}", "", Verdict.HANG, why, Expect.EITHER, None, waited)
@@ -102,8 +111,7 @@ def campaign(jobs: Sequence[Job], processes: int, folder: Path, pool: Path) -> t
     workers = [Worker(jobs[rank::processes], folder / f"worker-{rank}", pool) for rank in range(processes)]
     outcomes: list[Outcome] = []
     clock = time.monotonic()
-    while any(worker.jobs for worker in workers):
-        busy = {worker.receive: worker for worker in workers if worker.jobs}
+    while busy := {worker.receive: worker for worker in workers if worker.open}:
         ready = [busy[each] for each in wait(list(busy), timeout=5.0) if isinstance(each, Connection)]
         found = [worker.take() for worker in ready]
         late = [each for each in busy.values() if time.monotonic() - each.since > PATIENCE]

@@ -16,6 +16,7 @@ from PIL import Image
 
 from subtoken_train.backbones.base import Family, RenderedPrompt
 from subtoken_train.datasets.records import MAX_PIXELS, Record, open_image
+from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
 
@@ -212,8 +213,7 @@ class Collator:
         return self._pad(samples, pixel_values, grid)
 
     def _pad(self, samples: list[EncodedSample], pixel_values: torch.Tensor | None, grid: torch.Tensor | None) -> Batch:
-        tokenizer = self.family.tokenizer
-        pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        pad_id = padding_id(self.family.tokenizer)
         width = max(len(sample.input_ids) for sample in samples)
         shifts = [width - len(sample.input_ids) if self.padding_side == "left" else 0 for sample in samples]
 

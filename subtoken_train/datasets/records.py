@@ -153,13 +153,7 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
         else:
             content = find_image(source)
             check_regular(content)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
-            with Image.open(content, formats=_readers()) as image:
-                width, height = image.size
-                if width * height > max_pixels:
-                    raise ValueError(f"it has {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
-                return image.convert("RGB")
+        return _decoded(content, max_pixels)
     except FileNotFoundError:
         hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
         raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
@@ -167,6 +161,21 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         words = " ".join(text.split())[:160] or type(error).__name__
         raise ValueError(f"{of_record}image {place} cannot be read ({words}); {hint}") from None
+
+
+def _decoded(content: io.BytesIO | Path, max_pixels: int) -> Image.Image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
+        try:
+            with Image.open(content, formats=_readers()) as image:
+                width, height = image.size
+                if width * height <= max_pixels:
+                    return image.convert("RGB")
+        except (OSError, SyntaxError, Image.DecompressionBombError):
+            raise
+        except Exception as error:  # numbers that are none, and whatever else its readers trip over
+            raise ValueError("it is damaged") from error
+    raise ValueError(f"it has {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
 
 
 @cache

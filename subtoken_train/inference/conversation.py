@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from PIL import Image
 from torch import Tensor
 
 from subtoken_train.backbones.base import Family, Turn
+from subtoken_train.documents import check_characters
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.functional.images import to_rgb
 
@@ -28,6 +30,7 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Ima
     device = family.model.device
     if isinstance(prompt, str) and not prompt.strip():
         raise ValueError("the prompt is empty; write what the model should answer or go on with")
+    check_characters(prompt if isinstance(prompt, str) else list(map(astuple, prompt)), "the prompt")
     if family.image_token_id is None:
         if images or not isinstance(prompt, str):
             raise ValueError(f"{family.name} takes one text, and no images")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.types import Batch, Plan
@@ -67,12 +68,12 @@ def greedy_tokens(
         Ids [B, T], padding after a sample's end; and how many of them are the sample's own, end-of-text included, [B].
     """
     tokenizer = backbone.family.tokenizer
-    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    end, pad = tokenizer.eos_token_id, padding_id(tokenizer)
     next_B = logits_BV.argmax(-1)
     done_B, count_B = torch.zeros_like(next_B, dtype=torch.bool), torch.zeros_like(next_B)
     generated: list[Tensor] = []
     while True:
-        generated.append(next_B.masked_fill(done_B, end if pad is None else pad))
+        generated.append(next_B.masked_fill(done_B, pad))
         count_B = count_B + ~done_B
         done_B = done_B | (next_B == end)
         if ended is not None:

@@ -249,3 +249,9 @@ def test_eos_pads_where_there_is_no_pad_token(bpe_family):
     batch = Collator(bpe_family, 512)([TEXT_ONLY, record(Turn("a", "b"))])
     assert batch.input_ids_BN[1, -1] == bpe_family.tokenizer.eos_token_id
     assert batch.regions_BN[1, -1] == Region.PADDING
+
+
+def test_a_tokenizer_without_padding_and_end_is_worded(tiny_family):
+    tiny_family.tokenizer.pad_token = tiny_family.tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="the tokenizer has neither a pad nor an EOS token"):
+        Collator(tiny_family, 64)([Record("a", [], [Turn("what", "yes")])])

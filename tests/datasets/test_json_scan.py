@@ -58,7 +58,7 @@ def test_lines_are_found_with_their_places(tmp_path_factory, rows, ascii_only):
         ('[{"a": 1}]\n[]', r"line 2: invalid JSON \(Extra data\)"),
         ('[{"a": "open}]', r"line 1: invalid JSON \(Unterminated string starting at\)"),
         ("", r"line 1: invalid JSON \(Expecting value\)"),
-        ("7", "holds a JSON int; a list of records is needed"),
+        ("7", "holds 7; a list of records is needed"),
         ('{"a": 1}\n{"a": 2}', r"line 2: invalid JSON \(Extra data\); use the suffix .jsonl"),
     ],
 )

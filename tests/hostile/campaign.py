@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hostile import canary_module
-from hostile.case import Outcome, Place, Verdict
+from hostile.case import Expect, Outcome, Place, Verdict
+from hostile.pool import REPOSITORY
 from hostile.registry import CLASSES
-from hostile.runner import run_case
+from hostile.runner import run_case, snapshot
 
 
 def plan(seed: int, count: int, names: Sequence[str] = ()) -> list[tuple[str, int]]:
@@ -19,11 +20,23 @@ def plan(seed: int, count: int, names: Sequence[str] = ()) -> list[tuple[str, in
     return [(order[i % len(order)], seed * 1_000_000 + i) for i in range(count)]
 
 
-def run_cases(cases: Sequence[tuple[str, int]], folder: Path, pool: Path) -> Iterator[Outcome]:
-    """Run and judge the cases one after another in this process."""
+def run_cases(cases: Iterable[tuple[str, int]], folder: Path, pool: Path) -> Iterator[Outcome]:
+    """Run and judge the cases one after another in this process; at the end, whether the originals are as they were.
+
+    What a case does to files around it is seen at once; the pool, the recipes and the checkpoints are too much to
+    look at after each, so that one more outcome follows where any of them has changed.
+    """
     canary_module.install(folder / "modules")
+    shared = (pool, REPOSITORY / "recipes", REPOSITORY / "checkpoints", REPOSITORY / "data/digits")
+    before = [snapshot(place) for place in shared]
     for name, seed in cases:
         yield run_case(name, CLASSES[name][0], seed, Place(folder / "case", pool))
+    for place, then in zip(shared, before, strict=True):
+        now = snapshot(place)
+        changed = sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
+        changed = [path for path in changed if "__pycache__" not in path]
+        if changed:
+            yield Outcome("shared:0", f"what {place} holds", Verdict.LOST, f"{changed[:5]}", Expect.EITHER, None, 0.0)
 
 
 def bad(outcomes: Sequence[Outcome]) -> list[str]:

@@ -70,6 +70,9 @@ INVALID: dict[str, tuple[Any, ...]] = {
 }
 OF_VLM = {"model.reducer.layer", "model.reducer.stage"}
 OF_LM = {"model.reducer.page_size", "model.reducer.window"}
+SWEPT = "checkpoint.keep_last"
+OF_MODEL = ("model.backbone.", "model.routing.", SWEPT)
+"""What only the model can say of a name or a number, and what a sweep sets itself."""
 UNKNOWN = (
     "unknown",
     "model.unknown",
@@ -114,7 +117,7 @@ def parsing(draw: random.Random, config: str, *further: str, train: bool = True)
     kinds = ["check", "check", "check", "preview", "sweep", *(["fit"] if train else [])]
     kind = draw.choice(kinds)
     if kind == "sweep":
-        return ["sweep", "--config", config, "--set", "data.seed=0,1", "--dry-run", "--output_dir", "swept"], ()
+        return ["sweep", "--config", config, "--set", f"{SWEPT}=1,2", "--dry-run", "--output_dir", "swept"], ()
     if kind == "preview":
         return ["preview", "--config", config, "--count", "1", *further], ()
     if kind == "fit":
@@ -153,6 +156,6 @@ def make(draw: random.Random, place: Place) -> Case:
     words, writes = parsing(draw, "recipe.yaml", *further)
     if words[0] == "sweep" and further:
         expect = Expect.TAKEN
-    if words[0] == "sweep" and expect is Expect.REFUSED and what.startswith("model.backbone.path"):
-        expect = Expect.EITHER  # a grid is parsed, nothing that it names is opened
+    if words[0] == "sweep" and expect is Expect.REFUSED and what.startswith(OF_MODEL):
+        expect = Expect.EITHER  # a grid is parsed; what a model says of it is known when its run starts
     return Case(f"{words[0]}: {what}", words, expect, writes)

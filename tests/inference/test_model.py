@@ -172,6 +172,7 @@ MISTAKES = {
     "setting": (lambda m: tokens(m, max_newtokens=3), "has no argument 'max_newtokens'. Did you mean 'max_new_tokens'"),
     "no ids": (lambda m: m.generate(max_new_tokens=3), "generate needs input_ids with at least one token"),
     "empty": (lambda m: m.chat("  "), "the prompt is empty"),
+    "half a character": (lambda m: m.chat("a\ud800"), "the prompt holds half of a surrogate pair"),
     "too few images": (lambda m: m.chat("<image> <image>\nhi", [PICTURE]), "2 image placeholders but 1 images"),
     "too many images": (lambda m: m.chat("<image>\nhi", [PICTURE] * 2), "1 image placeholders but 2 images"),
     "no pixels": (lambda m: m.generate(input_ids=m.inputs("a", [PICTURE])["input_ids"]), "but no pixel_values"),

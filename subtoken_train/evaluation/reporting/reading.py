@@ -169,7 +169,7 @@ def _read_run(folder: Path) -> Run:
             scores = {name: float(value) for name, value in metric.compute().items()}
             scores_n = np.array([metric.score(record.prediction, record.reference) for record in records])
         except Exception as error:  # references are whatever the files hold, and metrics take theirs apart
-            words = str(error)[:200] if type(error) is ValueError else "they are of other types than the task's own"
+            words = str(error)[:200] if type(error) is ValueError else "not of the form that the task gives them"
             raise ValueError(f"{folder}: its references and predictions cannot be scored ({words})") from error
         if manifest.primary not in scores:
             raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('score', manifest.primary, scores)}")

@@ -103,7 +103,7 @@ def test_records_that_the_metric_cannot_read(tmp_path):
     place = write_run(tmp_path, facts("a"), "pope", answers(range(3)))
     path = place / "samples-0-of-1.jsonl"
     path.write_text(path.read_text().replace('"answer"', '"other"'))
-    assert "its records cannot be scored (KeyError 'answer')" in refused(tmp_path)
+    assert "its references and predictions cannot be scored (not of the form" in refused(tmp_path)
 
 
 def test_runs_that_do_not_belong_together(tmp_path):
