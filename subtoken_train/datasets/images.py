@@ -120,5 +120,5 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
     command = shlex.join(["subtoken-train", "data", "images", "--file", str(data_file), "--root", str(image_folder)])
     return UncutError(
         f"{len(missing):,} of {named:,} images that {data_file} names are missing below {image_folder} (first: "
-        f"{missing[0]}); list them: {command}"
+        f"{missing[0][:100]}); list them: {command}"
     )
