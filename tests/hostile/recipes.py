@@ -71,8 +71,8 @@ INVALID: dict[str, tuple[Any, ...]] = {
 OF_VLM = {"model.reducer.layer", "model.reducer.stage"}
 OF_LM = {"model.reducer.page_size", "model.reducer.window"}
 SWEPT = "checkpoint.keep_last"
-OF_MODEL = ("model.backbone.", "model.routing.", SWEPT)
-"""What only the model can say of a name or a number, and what a sweep sets itself."""
+BUILT = ("model.", "early_stopping", "evaluation", SWEPT)
+"""What is known of a value once the run is laid out (``check``, ``fit``); the other commands parse a recipe."""
 UNKNOWN = (
     "unknown",
     "model.unknown",
@@ -156,6 +156,6 @@ def make(draw: random.Random, place: Place) -> Case:
     words, writes = parsing(draw, "recipe.yaml", *further)
     if words[0] == "sweep" and further:
         expect = Expect.TAKEN
-    if words[0] == "sweep" and expect is Expect.REFUSED and what.startswith(OF_MODEL):
-        expect = Expect.EITHER  # a grid is parsed; what a model says of it is known when its run starts
+    if words[0] in ("sweep", "preview") and expect is Expect.REFUSED and what.startswith(BUILT):
+        expect = Expect.EITHER
     return Case(f"{words[0]}: {what}", words, expect, writes)
