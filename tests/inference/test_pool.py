@@ -164,7 +164,6 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
         ("backbone", {"backbone": "elsewhere"}, "is not an adapter"),
         ("merged", {"backbone": "elsewhere"}, "holds its own backbone"),
         ("routed", {"reducer": ReducerConfig(name="quest")}, "evicts the context of a language model"),
-        ("routed", {"reducer": ReducerConfig(name="nothing")}, "nothing"),
     ],
 )
 def test_mistakes_are_worded_and_leave_a_pool_that_goes_on(places, name, options, words):
