@@ -15,8 +15,9 @@ _HOLDS = {
     "lr_schedulers": list,
     "epoch": int,
     "global_step": int,
+    "random_state": list,
 }
-"""What Lightning restores beside the tensors, and of which type."""
+"""What is restored beside the tensors, and of which type."""
 
 
 def read_state(state: Path, resumes: bool = False) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def saved(content: object) -> bytes:
 
 
 def state(**changes: object) -> dict[str, object]:
-    parts = {"loops": {}, "optimizer_states": [], "lr_schedulers": [], "epoch": 0, "global_step": 2}
+    parts = {"loops": {}, "optimizer_states": [], "lr_schedulers": [], "epoch": 0, "global_step": 2, "random_state": []}
     return {"state_dict": {"a": torch.ones(4, 4)}, **parts, **changes}
 
 

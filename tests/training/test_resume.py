@@ -18,7 +18,14 @@ def written(folder, strategy="DDPStrategy", shards=False):
     if shards:
         (partial / "state.ckpt").mkdir()
     else:
-        parts = {"loops": {}, "optimizer_states": [], "lr_schedulers": [], "epoch": 0, "global_step": 1}
+        parts = {
+            "loops": {},
+            "optimizer_states": [],
+            "lr_schedulers": [],
+            "epoch": 0,
+            "global_step": 1,
+            "random_state": [],
+        }
         torch.save({"state_dict": Toy().layer.state_dict(prefix="layer."), **parts}, partial / "state.ckpt")
     return finish(partial, Marker(1, 2, strategy, trained_shapes(Toy())))
 
