@@ -224,9 +224,9 @@ def free(draw: random.Random, place: Place) -> Case:
         "--config=",
     )
     words += [draw.choice((*options, *NAMES, *NUMBERS)) for _ in range(draw.randrange(4))]
-    known = len(words) == 1 or any(word in ("-h", "--help", "--version", "ls") for word in words) or words[0] == "env"
     if "copy" in words or "--print_config" in words:
         words = [word for word in words if word not in ("copy", "--print_config")]
+    known = len(words) == 1 or any(word in ("-h", "--help", "--version", "ls") for word in words) or words[0] == "env"
     return Case(
         f"free: {words}"[:200], words, Expect.EITHER if known or words[0] in ("recipes", "", "data") else Expect.REFUSED
     )

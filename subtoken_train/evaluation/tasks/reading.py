@@ -223,7 +223,9 @@ def _from_files(paths: list[Path]) -> Dataset:
 
 
 def _reason(error: BaseException) -> str:
-    return "a text that is not UTF-8" if isinstance(error, UnicodeError) else " ".join(str(error).split())
+    if isinstance(error, UnicodeError):
+        return "a text that is not UTF-8"
+    return " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "its description is damaged"
 
 
 def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Dataset:
