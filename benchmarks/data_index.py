@@ -25,10 +25,9 @@ from typing import Any
 import datasets
 from torch.utils.data import DataLoader, get_worker_info
 
+from benchmarks.pairs import hardware, write
 from subtoken_train.datasets.record_index import open_index
 from subtoken_train.datasets.records import InstructionRecords
-
-from pairs import hardware, write
 
 OUT = Path(__file__).resolve().parent / "results" / "data" / "index.json"
 MIX = {  # records, exchanges, words of an answer; what the public file counts by its `image` keys

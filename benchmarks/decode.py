@@ -20,12 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
-from subtoken_train.backbones.attention import use_packed_attention
+from benchmarks.pairs import cell, hardware, interleaved, ratio, write
+from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
-
-from pairs import cell, hardware, interleaved, ratio, write
-from shaped import HEAD_DIM, HEADS, llama_config
+from subtoken_train.engine.packed_attention import use_packed_attention
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, VOCABULARY = 8, 4096

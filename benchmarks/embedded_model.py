@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.load import BackboneConfig, load_family
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.answer import answer_all
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.scoring import score
+from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.reducers import ReducerConfig, build_reducer
 
 

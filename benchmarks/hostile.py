@@ -22,14 +22,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "checkpoints")]
+from benchmarks.pairs import hardware
+from tests.hostile.campaign import plan, run_cases
+from tests.hostile.case import Expect, Outcome, Verdict
+from tests.hostile.figures import counts, table
+from tests.hostile.pool import make_pool
 
-from hostile.campaign import plan, run_cases  # noqa: E402
-from hostile.case import Expect, Outcome, Verdict  # noqa: E402
-from hostile.figures import counts, table  # noqa: E402
-from hostile.pool import make_pool  # noqa: E402
-from pairs import hardware  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 RESULT = ROOT / "benchmarks/results/hostile.json"
 PATIENCE = 180.0

@@ -24,16 +24,15 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaModel
 from transformers.masking_utils import create_causal_mask
 
-from subtoken_train.backbones.attention import use_packed_attention
+from benchmarks.pairs import cell, hardware, interleaved, ratio, write
+from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH, llama_config
 from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.engine.packed_attention import use_packed_attention
 from subtoken_train.evictions import Candidates, LayerView, build_eviction
-from subtoken_train.functional.ledger import KVShape
+from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region
-
-from pairs import cell, hardware, interleaved, ratio, write
-from shaped import HEAD_DIM, HEADS, WIDTH, llama_config
 
 ROOT = Path(__file__).resolve().parents[1]
 WINDOWED = ("streaming_llm", "snapkv", "pyramidkv", "knorm")

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from subtoken_train.backbones.attention_row import attention_row
-from subtoken_train.backbones.base import Turn
-from subtoken_train.backbones.load import BackboneConfig, load_family
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.scenes import CELL, GRID, KINDS, PLACES, Scene, ask, draw_scene
+from subtoken_train.engine.attention_rows import attention_row
+from subtoken_train.families.base import Turn
+from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.types import Region
 
 PER_KIND = 100

@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from subtoken_train.backbones.attach import CompressedBackbone
+from benchmarks.pairs import hardware, write
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import TextSample, collate_text
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import generate_batch
@@ -35,8 +36,6 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.loading import load_backbone
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.types import Batch
-
-from pairs import hardware, write
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "checkpoints/tiny-llama"

@@ -20,17 +20,16 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import BackboneConfig
+from benchmarks.training_cases import Case, join
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.window import AccumulationWindows
+from subtoken_train.engine.build import assemble
+from subtoken_train.families.load import BackboneConfig
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
 from subtoken_train.types import Batch
-
-from training_cases import Case, join
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "tiny_fastv25_s16k4.yaml"
 """For the trainer's settings alone: its callbacks and loggers are those of every recipe."""

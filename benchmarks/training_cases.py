@@ -16,17 +16,16 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, CLIPVisionConfig, LlavaConfig
 
-from subtoken_train.backbones.base import Family
-from subtoken_train.backbones.llava import LlavaFamily
-from subtoken_train.backbones.load import resolve
-from subtoken_train.backbones.lora import LoraSettings
-from subtoken_train.backbones.offline import offline_config
-from subtoken_train.backbones.text import TextFamily
+from benchmarks.shaped import llama_config
+from subtoken_train.families.base import Family
+from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.load import resolve
+from subtoken_train.families.lora import LoraSettings
+from subtoken_train.families.offline import offline_config
+from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
-
-from shaped import llama_config
 
 VOCABULARY, IMAGE_TOKEN = 2048, 5
 PATCH = 14

@@ -24,11 +24,14 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import FAMILIES, BackboneConfig, load_weights
-from subtoken_train.backbones.lora import LoraSettings
+from benchmarks.live_tensors import LiveTensors, tensors_of
+from benchmarks.memory_models import EMBEDDED, SIZES, TEXT_MODELS, save_model
+from benchmarks.pairs import hardware, write
 from subtoken_train.cli.quiet import quiet_libraries
+from subtoken_train.engine.build import assemble
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.load import FAMILIES, BackboneConfig, load_weights
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
@@ -36,10 +39,6 @@ from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
 from subtoken_train.types import Batch, Region
-
-from live_tensors import LiveTensors, tensors_of
-from memory_models import EMBEDDED, SIZES, TEXT_MODELS, save_model
-from pairs import hardware, write
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks/results/memory/training-cpu.json"

@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from checkpoints.pretraining import PretrainingRun, parse_arguments, warmed_cosine
+from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.types import Batch, Region
-
-from pretraining import PretrainingRun, parse_arguments, warmed_cosine
-from tiny_llama import build_model, build_tokenizer
 
 CONTEXT_WEIGHT = 0.2  # of the next-token loss on the context; the answers' has weight 1
 

@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from checkpoints.pretraining import PretrainingRun, parse_arguments, warmed_cosine
+from checkpoints.scene_batches import SECOND_PHASE, SceneBatches, draw_kinds
+from checkpoints.tiny_llava import WIDTH, build_model, build_processor
 from subtoken_train.datasets.scenes import COLORS, KINDS
-
-from pretraining import PretrainingRun, parse_arguments, warmed_cosine
-from scene_batches import SECOND_PHASE, SceneBatches, draw_kinds
-from tiny_llava import WIDTH, build_model, build_processor
 
 GROWTH, FIRST_LAYERS = 8500, 4
 

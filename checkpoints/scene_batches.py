@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from checkpoints.tiny_llava import PATCH, VISUAL_TOKENS, build_processor
 from subtoken_train.datasets.scenes import (
     CELL,
     COLORS,
@@ -16,8 +17,6 @@ from subtoken_train.datasets.scenes import (
     ask,
     draw_scene,
 )
-
-from tiny_llava import PATCH, VISUAL_TOKENS, build_processor
 
 IGNORE = -100
 SECOND_PHASE, THIRD_MIX = 7000, 9500

@@ -41,8 +41,8 @@ from recipe_texts import (
     VISION_TRAIN,
 )
 
-from subtoken_train.functional.geometries import geometry
-from subtoken_train.functional.ledger import KVBudget, kept_count, solve_anchor
+from subtoken_train.ledger.geometries import geometry
+from subtoken_train.ledger.ledger import KVBudget, kept_count, solve_anchor
 
 FOLDER = Path(__file__).resolve().parent
 

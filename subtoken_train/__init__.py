@@ -9,14 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from subtoken_train.functional.ledger import KVBudget
     from subtoken_train.inference.model import SubTokenModel
+    from subtoken_train.ledger.ledger import KVBudget
 
 __version__ = "0.1.0"
 __all__ = ["KVBudget", "SubTokenModel", "__version__"]
 
 _HOMES = {
-    "KVBudget": "subtoken_train.functional.ledger",
+    "KVBudget": "subtoken_train.ledger.ledger",
     "SubTokenModel": "subtoken_train.inference.model",
 }
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "checkpoints"))
 
 
 @pytest.fixture
@@ -27,9 +25,8 @@ def tiny_family():
     """A LlavaFamily over a randomly initialised tiny LLaVA (64 visual tokens, 4 layers)."""
     import torch
 
-    from subtoken_train.backbones.llava import LlavaFamily
-
-    from tiny_llava import build_model, build_processor
+    from checkpoints.tiny_llava import build_model, build_processor
+    from subtoken_train.families.llava import LlavaFamily
 
     torch.manual_seed(0)
     return LlavaFamily(build_model(text_layers=4).eval(), build_processor())
@@ -38,7 +35,7 @@ def tiny_family():
 @pytest.fixture(scope="session")
 def vlm_adapter(tmp_path_factory) -> Path:
     """An adapter folder over a random tiny LLaVA, see ``helpers``."""
-    from helpers import write_vlm_adapter
+    from tests.support.helpers import write_vlm_adapter
 
     return write_vlm_adapter(tmp_path_factory.mktemp("vlm"))
 
@@ -46,7 +43,7 @@ def vlm_adapter(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def text_adapter(tmp_path_factory) -> Path:
     """An adapter folder over a random tiny Llama, see ``helpers``."""
-    from helpers import write_text_adapter
+    from tests.support.helpers import write_text_adapter
 
     return write_text_adapter(tmp_path_factory.mktemp("text"))
 
@@ -55,8 +52,7 @@ def text_adapter(tmp_path_factory) -> Path:
 def dummy_evictions(monkeypatch):
     """Registers the eviction methods ``first`` and ``first_visual``."""
     from subtoken_train.evictions import EVICTIONS
-
-    from helpers import FirstEntries, FirstVisual
+    from tests.support.helpers import FirstEntries, FirstVisual
 
     for method in (FirstEntries, FirstVisual):
         monkeypatch.setitem(EVICTIONS, method.name, method)

@@ -10,13 +10,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "subtoken_train"
 
 ROOMS = [
-    {"functional", "types", "errors", "resources", "documents", "typed"},
+    {"types", "errors", "resources", "documents", "typed"},
+    {"functional"},
+    {"ledger"},
     {"kernels"},
     {"routing", "reducers", "evictions", "cache"},
-    {"artifact", "backbones"},
+    {"families"},
+    {"engine"},
+    {"artifact"},
     {"datasets", "inference"},
     {"training", "evaluation"},
-    {"cli", "plugins", "__main__"},
+    {"cli"},
+    {"plugins", "__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 STRANGERS = {frozenset({"training", "evaluation"})}
@@ -86,6 +91,56 @@ def test_imports_point_down(path):
     assert direction_errors(room, imported_rooms(ast.parse(path.read_text()), package)) == []
 
 
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """Some circle of a graph, first name again at its end; empty where there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        found = next((found for target in sorted(arrows.get(name, ())) if (found := visit(target, [*way, name]))), [])
+        done.add(name)
+        return found
+
+    return next((found for name in sorted(arrows) if (found := visit(name, []))), [])
+
+
+def file_arrows() -> dict[str, set[str]]:
+    """Every file of the package and the files it imports from, wherever the import stands."""
+    files = {
+        label(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): label(path) for path in SOURCES
+    }
+    arrows = {}
+    for path in SOURCES:
+        names = imported_names(ast.parse(path.read_text()), list(path.relative_to(ROOT).parent.parts))
+        targets = {files.get(name) or files.get(name.rpartition(".")[0]) for name in names}
+        arrows[label(path)] = {target for target in targets if target is not None and target != label(path)}
+    return arrows
+
+
+def folder_arrows() -> dict[str, set[str]]:
+    """The same of folders: a room inside a room is one of its own; a registry (``__init__``) belongs to its folder."""
+    arrows: dict[str, set[str]] = {}
+    for name, targets in file_arrows().items():
+        folder = name.rpartition("/")[0]
+        if folder != PACKAGE:  # the top holds files of many heights, see ROOMS
+            found = {target.rpartition("/")[0] for target in targets}
+            arrows.setdefault(folder, set()).update(found - {folder, PACKAGE})
+    return arrows
+
+
+@pytest.mark.parametrize("arrows", [file_arrows, folder_arrows])
+def test_imports_go_in_no_circle(arrows):
+    assert " -> ".join(circle(arrows())) == ""
+
+
+def test_the_circle_rule_itself():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=label)
 def test_public_names_have_docstrings(path):
     assert list(undocumented(ast.parse(path.read_text()), path.stem)) == []
@@ -101,10 +156,10 @@ def test_files_stay_short(folder):
     ("room", "source", "wrong"),
     [
         ("routing", "def f():\n    from subtoken_train.training import module", ["routing may not import training"]),
-        ("routing", "from ..backbones.base import Family", ["routing may not import backbones"]),
+        ("routing", "from ..families.base import Family", ["routing may not import families"]),
         ("reducers", "import subtoken_train.cli.main", ["reducers may not import cli"]),
         ("training", "if TYPE_CHECKING:\n    from subtoken_train import evaluation", ["training may not import eval"]),
-        ("datasets", "from subtoken_train.backbones import llava", []),
+        ("datasets", "from subtoken_train.families import llava", []),
         ("artifact", "from subtoken_train import __version__", []),
         ("cache", "from . import packed\nimport torch", []),
     ],

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from subtoken_train.backbones.load import BackboneConfig, load_family
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.evaluation.recall import answer_recall
 from subtoken_train.evaluation.report import arm_facts
+from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-
-from helpers import compress
+from tests.support.helpers import compress
 
 FOLDER = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny-llama"
 QUEST = {"name": "quest", "page_size": 4, "window": 16}

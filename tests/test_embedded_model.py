@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.backbones.load import BackboneConfig, load_family
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.answer import answer_all
+from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-
-from helpers import compress
+from tests.support.helpers import compress
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 

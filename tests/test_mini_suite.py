@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 from xml.etree import ElementTree
 
+from benchmarks.mini_suite import ARMS, CSV_FILE, END, ROOT, SCENES, START, SVG_FILE, table
 from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.suites import suite
-
-from mini_suite import ARMS, CSV_FILE, END, ROOT, SCENES, START, SVG_FILE, table
 
 
 def rows() -> list[dict[str, str]]:

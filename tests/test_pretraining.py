@@ -3,13 +3,13 @@
 import json
 from argparse import Namespace
 
-import pretrain_tiny_llama
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from pretraining import attention_fp32, warmed_cosine
+from checkpoints import pretrain_tiny_llama
+from checkpoints.pretraining import attention_fp32, warmed_cosine
 
 
 @pytest.fixture

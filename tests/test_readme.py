@@ -12,8 +12,7 @@ import pytest
 from subtoken_train.cli.main import main
 from subtoken_train.cli.parser import Parser, check_options
 from subtoken_train.cli.registry import COMMANDS
-
-from readme_blocks import DOCUMENTS, README, ROOT, Block, blocks, command_line
+from tests.support.readme_blocks import DOCUMENTS, README, ROOT, Block, blocks, command_line
 
 BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
 SHELL = [block for block in BLOCKS if block.mark != "shows" and not block.language]

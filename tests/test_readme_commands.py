@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from readme_blocks import README, ROOT, blocks
+from tests.support.readme_blocks import README, ROOT, blocks
 
 
 def others(folder: str, names: list[str]) -> set[str]:

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from subtoken_train.backbones.build import assemble
+from benchmarks import training_arms, training_cases
+from checkpoints.tiny_llava import build_model
+from subtoken_train.engine.build import assemble
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.types import Region
-
-import training_arms
-import training_cases
-from text_families import text_family
-from tiny_llava import build_model
+from tests.support.text_families import text_family
 
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/speed/training-cpu-float32.json"
 

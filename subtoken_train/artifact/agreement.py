@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.artifact.tensors import read_shapes
-from subtoken_train.backbones.load import FAMILIES
-from subtoken_train.backbones.local_files import PEFT_FILE, check_local_files
-from subtoken_train.backbones.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.documents import read_json
 from subtoken_train.errors import unknown_name
+from subtoken_train.families.load import FAMILIES
+from subtoken_train.families.local_files import PEFT_FILE, check_local_files
+from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.typed import shown
 
 LORA_FILE = "adapter_model.safetensors"

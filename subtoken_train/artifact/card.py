@@ -9,8 +9,8 @@ from huggingface_hub import ModelCardData
 
 from subtoken_train.artifact.licences import licence_of
 from subtoken_train.artifact.scores import Evaluation, model_index, score_table
-from subtoken_train.backbones.load import is_hub_id
-from subtoken_train.functional.ledger import KVBudget
+from subtoken_train.families.load import is_hub_id
+from subtoken_train.ledger.ledger import KVBudget
 
 _CARD = """---
 {metadata}

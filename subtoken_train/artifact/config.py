@@ -9,10 +9,10 @@ from typing import Any
 from subtoken_train.artifact.agreement import check_adapter_files, check_merged_files
 from subtoken_train.artifact.identity import Identity
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
-from subtoken_train.backbones.load import BackboneConfig, check_backbone
-from subtoken_train.backbones.lora import LoraSettings, check_lora
-from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.documents import check_file_name, read_json
+from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.families.load import BackboneConfig, check_backbone
+from subtoken_train.families.lora import LoraSettings, check_lora
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.typed import checked, shown, typed

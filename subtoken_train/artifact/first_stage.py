@@ -15,9 +15,9 @@ from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.folder import lora_tensors
 from subtoken_train.artifact.identity import check_identity, identify
 from subtoken_train.artifact.source import adapter_in
-from subtoken_train.backbones.base import Family
-from subtoken_train.backbones.load import BackboneConfig
-from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.families.base import Family
+from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 
 

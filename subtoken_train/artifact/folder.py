@@ -24,11 +24,11 @@ from subtoken_train.artifact.config import SCHEMA_VERSION, AdapterConfig, read_c
 from subtoken_train.artifact.identity import check_identity, identify
 from subtoken_train.artifact.tensors import check_finite, read_exactly
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, whole_folder
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.base import Family
-from subtoken_train.backbones.build import add_adapters
-from subtoken_train.backbones.load import BackboneConfig, layout_family, load_family
-from subtoken_train.backbones.lora import MAIN_ADAPTER, OUTPUT_ADAPTER
+from subtoken_train.engine.build import add_adapters
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.base import Family
+from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RouterBank
 

@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from subtoken_train.artifact.hub_errors import NO_TOKEN, hub_errors
-from subtoken_train.backbones.load import is_hub_id
+from subtoken_train.families.load import is_hub_id
 
 _OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", "recipe.yaml"]
 """What an earlier push may have left and a new one has not: it would make the folder disagree with itself."""

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from subtoken_train.backbones.hub import silence
+from subtoken_train.families.hub import silence
 
 NO_TOKEN = (
     "no Hugging Face token was found: run 'hf auth login', or set HF_TOKEN, with a token that may write "

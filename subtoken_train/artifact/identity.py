@@ -6,8 +6,8 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from subtoken_train.backbones.base import Family
-from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.families.base import Family
+from subtoken_train.families.load import BackboneConfig
 from subtoken_train.functional.quantized import dense_shape
 
 

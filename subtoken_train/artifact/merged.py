@@ -11,7 +11,7 @@ from subtoken_train.artifact.card import CardSections
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.artifact.folder import write_rest
 from subtoken_train.artifact.whole_folder import whole_folder
-from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 
 
 def write_merged(

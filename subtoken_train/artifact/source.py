@@ -9,8 +9,8 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from subtoken_train.artifact.hub_errors import hub_errors
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
-from subtoken_train.backbones.hub import hub_asked
-from subtoken_train.backbones.load import check_revision, is_hub_id, resolve
+from subtoken_train.families.hub import hub_asked
+from subtoken_train.families.load import check_revision, is_hub_id, resolve
 
 RUN_ADAPTER, CHECKPOINTS = "adapter", "checkpoints"
 """Of a run's folder."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from subtoken_train.functional.geometries import GEOMETRIES, geometry
 from subtoken_train.functional.groups import check_groups
-from subtoken_train.functional.ledger import KVBudget, KVShape, kept_count, nominal_ledger, solve_anchor
+from subtoken_train.ledger.geometries import GEOMETRIES, geometry
+from subtoken_train.ledger.ledger import KVBudget, KVShape, kept_count, nominal_ledger, solve_anchor
 
 HELP = """What a KV budget keeps, before anything is trained.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.artifact.card import CardSections
-from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.scores_file import read_scores
 from subtoken_train.training.preflight import NominalPrompt, layer_bands, nominal_prompt, prompt_ledger
 

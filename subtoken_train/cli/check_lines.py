@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.lora import LoraSettings
-from subtoken_train.backbones.stage2 import Stage2Config
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
-from subtoken_train.functional.ledger import Anchor, Ledger
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.families.lora import LoraSettings
+from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.memory import estimate_memory

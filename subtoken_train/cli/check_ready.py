@@ -11,11 +11,11 @@ import torch
 from lightning.pytorch.strategies import Strategy
 
 from subtoken_train.artifact.hub import check_backbone, check_name
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cli.fit import destination_of
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.training.preflight import at_hand, count_devices
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import strategy_class

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from subtoken_train.backbones.base import Family
     from subtoken_train.evaluation.diagnostics_files import LayerRow
+    from subtoken_train.families.base import Family
     from subtoken_train.types import Batch
 
 SCENES = "data/scenes/dev.json"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from subtoken_train.artifact.card import CardSections
     from subtoken_train.artifact.config import AdapterConfig
     from subtoken_train.artifact.hub import Destination
-    from subtoken_train.backbones.attach import CompressedBackbone
     from subtoken_train.cli.recipe_source import RecipeSource
+    from subtoken_train.engine.compressed_backbone import CompressedBackbone
 
 HELP = """Write an adapter folder from a run, one of its checkpoints, or an adapter, and publish it on request.
 
@@ -163,7 +163,7 @@ def _with_weights(
     from peft import get_peft_model_state_dict
 
     from subtoken_train.artifact.folder import put_lora
-    from subtoken_train.backbones.build import build
+    from subtoken_train.engine.build import build
 
     loaded, loaded_peft = build(config.backbone, config.lora, config.reducer, config.routing, config.stage2)
     for adapter in peft_model.peft_config:

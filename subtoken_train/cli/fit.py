@@ -118,9 +118,9 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
         ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
     """
     from subtoken_train.artifact.whole_folder import check_target
-    from subtoken_train.backbones.load import with_processor
     from subtoken_train.cli.fit_training import hand_over
     from subtoken_train.datasets.unknown_tokens import say_unknown
+    from subtoken_train.families.load import with_processor
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.answer import answer_all
 from subtoken_train.training.midway import Evaluate, EvaluationConfig
 

@@ -26,9 +26,9 @@ def run_raw(argv: list[str]) -> int:
     quiet_libraries()
     from rich.console import Console
 
-    from subtoken_train.backbones.load import layout_family, with_processor
     from subtoken_train.cli.preview_lines import LEGEND, sample_lines
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.families.load import layout_family, with_processor
     from subtoken_train.training.preflight import nominal_prompt
 
     cli = RecipeCLI(source)

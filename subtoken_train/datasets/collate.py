@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 import torch
 from PIL import Image
 
-from subtoken_train.backbones.base import Family, RenderedPrompt
 from subtoken_train.datasets.records import MAX_PIXELS, Record, open_image
 from subtoken_train.datasets.text_batches import padding_id
+from subtoken_train.families.base import Family, RenderedPrompt
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
 

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from subtoken_train.backbones.base import Turn
 from subtoken_train.datasets.images import EncodedImage, FolderImages, ImageSource, compare_images, find_image, inside
 from subtoken_train.datasets.record_format import image_names, record_id, used_turns
 from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import check_regular
+from subtoken_train.families.base import Turn
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from lightning.fabric.utilities import move_data_to_device
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.scoring import score
-from subtoken_train.functional.emptied import emptied_regions, emptied_words
-from subtoken_train.functional.ledger import KVShape, Ledger
-from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.ledger.emptied import emptied_regions, emptied_words
+from subtoken_train.ledger.ledger import KVShape, Ledger
+from subtoken_train.ledger.measure import measured_ledger
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.attention_row import region_attention
+from subtoken_train.engine.attention_rows import region_attention
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import global_mask
 from subtoken_train.functional.usage import best_of_each, by_relevance, group_counts, kept_histogram, shared_pairs

@@ -17,8 +17,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from subtoken_train.backbones.base import Family
 from subtoken_train.evaluation.charts import INK, PAPER, side_by_side
+from subtoken_train.families.base import Family
 from subtoken_train.functional.images import pad_to_square
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 

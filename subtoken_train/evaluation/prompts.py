@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from subtoken_train.backbones.base import Family
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.families.base import Family
 from subtoken_train.types import Batch
 
 

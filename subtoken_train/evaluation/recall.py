@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.answer import Answer, Answers, merged_ledger
-from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.ledger.measure import measured_ledger
 
 KIND = "recall"
 

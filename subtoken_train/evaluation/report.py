@@ -11,11 +11,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import plain
 from subtoken_train.evaluation.answer import Answers
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.functional.ledger import KVBudget, nominal_ledger, share_words
+from subtoken_train.ledger.ledger import KVBudget, nominal_ledger, share_words
 
 BYTES_NOTE = "KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache"
 

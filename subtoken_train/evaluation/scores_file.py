@@ -10,7 +10,7 @@ from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.documents import read_json
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.functional.ledger import share_words
+from subtoken_train.ledger.ledger import share_words
 from subtoken_train.typed import checked, shown
 
 _KINDS: dict[str, Any] = {

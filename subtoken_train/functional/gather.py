@@ -51,3 +51,8 @@ def take_rows(tensor: Tensor, index_BM: Tensor) -> Tensor:
     """Rows ``index_BM`` of [B, N, ...] along the second axis, [B, M, ...]."""
     index = index_BM.reshape(*index_BM.shape, *[1] * (tensor.dim() - 2)).expand(-1, -1, *tensor.shape[2:])
     return tensor.gather(1, index)
+
+
+def count_positions(visible_BN: Tensor) -> Tensor:
+    """Position ids [B, N] that count real tokens only, whatever the padding side."""
+    return (visible_BN.long().cumsum(-1) - 1).clamp(min=0)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.cache.shares import sample_shares, slice_bytes
-from subtoken_train.functional.emptied import emptied_regions
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.opening import Opened
+from subtoken_train.ledger.emptied import emptied_regions
 from subtoken_train.types import Batch, LayerPlan, Region
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.accounting import Measured, PromptBytes, account
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.continuations import appended_tokens, check_continuations, first_tokens

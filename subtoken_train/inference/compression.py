@@ -11,10 +11,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.backbones.base import Family
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import Candidates, Eviction, LayerScores, LayerView, Scope, TaskView
 from subtoken_train.evictions.observers import last_marked
+from subtoken_train.families.base import Family
 from subtoken_train.types import Batch, Region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]

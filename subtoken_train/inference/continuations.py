@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.prefill import append
 from subtoken_train.types import Batch, Region
 

@@ -9,9 +9,9 @@ from dataclasses import astuple
 from PIL import Image
 from torch import Tensor
 
-from subtoken_train.backbones.base import Family, Turn
 from subtoken_train.documents import check_characters
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.base import Family, Turn
 from subtoken_train.functional.images import to_rgb
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
 from subtoken_train.types import Batch

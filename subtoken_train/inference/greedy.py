@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.types import Batch, Plan

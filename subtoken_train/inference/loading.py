@@ -11,9 +11,9 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.source import find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.load import BackboneConfig, load_family
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
+from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.reducers import ReducerConfig, build_reducer
 
 

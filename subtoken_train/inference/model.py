@@ -12,13 +12,12 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.base import Turn
-from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import Scope, build_eviction
-from subtoken_train.functional.emptied import emptied_regions, emptied_words
+from subtoken_train.families.base import Turn
+from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.arguments import check_settings, copies_asked
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.conversation import inputs_of
@@ -28,6 +27,7 @@ from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompts import IMAGE_INPUTS, batch_from_inputs
 from subtoken_train.inference.report import CacheReport, report
 from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
+from subtoken_train.ledger.emptied import emptied_regions, emptied_words
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.types import Batch, Plan
 

@@ -16,8 +16,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX

@@ -9,11 +9,11 @@ from typing import Literal, get_args
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.folder import put_adapter
 from subtoken_train.artifact.source import find_adapter
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.base import Family
-from subtoken_train.backbones.load import BackboneConfig, load_family, resolve
-from subtoken_train.backbones.lora import remove_lora
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
+from subtoken_train.families.base import Family
+from subtoken_train.families.load import BackboneConfig, load_family, resolve
+from subtoken_train.families.lora import remove_lora
 from subtoken_train.inference.loading import device_of
 from subtoken_train.reducers import ReducerConfig, build_reducer
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.backbones.base import Family
+from subtoken_train.families.base import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
 

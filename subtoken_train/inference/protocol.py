@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from subtoken_train.backbones.attach import CompressedBackbone
+    from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.inference.compression import Compression
 
 Protocol = Literal["query_aware", "context_first"]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.cache.cache import PackedCache, PackedLayer
-from subtoken_train.functional.ledger import KVBudget, Ledger, nominal_ledger, share_words
-from subtoken_train.functional.measure import measured_ledger
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.ledger.ledger import KVBudget, Ledger, nominal_ledger, share_words
+from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 

@@ -10,9 +10,9 @@ from typing import Any, get_args
 from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
-from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import Scope
+from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.compression import KVDtype
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.options import parse_keep, parse_settings

@@ -16,10 +16,10 @@ from lmms_eval.api.model import lmms
 from PIL import Image
 from tqdm import tqdm
 
-from subtoken_train.backbones.base import Turn
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.datasets.records import Record
+from subtoken_train.families.base import Turn
 from subtoken_train.plugins.arguments import read_arguments
 from subtoken_train.plugins.running import Runner, Scored
 from subtoken_train.plugins.settings import greedy_settings

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range, unknown_name
 from subtoken_train.functional.gather import keep_best, rank_candidates
-from subtoken_train.functional.ledger import check_keep_ratio, kept_count
+from subtoken_train.ledger.ledger import check_keep_ratio, kept_count
 from subtoken_train.types import MergedStates, Region, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]

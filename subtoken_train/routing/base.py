@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subtoken_train.errors import MAX_SEED, check_range, unknown_name
 from subtoken_train.functional.groups import Layout, check_groups
-from subtoken_train.functional.ledger import KVShape
+from subtoken_train.ledger.ledger import KVShape
 
 BudgetKind = Literal["per_token", "global", "ranked"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]

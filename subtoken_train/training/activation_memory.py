@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.training.optimizer import OptimizerName
 

@@ -10,9 +10,9 @@ import torch
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.artifact.folder import put_lora
 from subtoken_train.artifact.identity import identify
-from subtoken_train.backbones.base import Family
-from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import layout_family
+from subtoken_train.engine.build import assemble
+from subtoken_train.families.base import Family
+from subtoken_train.families.load import layout_family
 from subtoken_train.training.checkpoints import read_marker, state_path
 from subtoken_train.training.module import FIRST_STAGE_KEY, SubTokenModule
 from subtoken_train.training.state_file import read_state

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import nn
 
-from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
 from subtoken_train.training.activation_memory import FP32_BYTES, ActivationBytes, Step
 from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.base import Family
-from subtoken_train.backbones.blank import see_blank_image
-from subtoken_train.backbones.build import build
-from subtoken_train.backbones.load import BackboneConfig
-from subtoken_train.backbones.lora import LoraSettings
-from subtoken_train.backbones.rows import PromptPass
-from subtoken_train.backbones.stage2 import Stage2Config
+from subtoken_train.engine.blank import see_blank_image
+from subtoken_train.engine.build import build
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.rows import PromptPass
+from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.families.base import Family
+from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.base import Family
-from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import BackboneConfig, layout_family, with_processor
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
-from subtoken_train.functional.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
+from subtoken_train.engine.build import assemble
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.base import Family
+from subtoken_train.families.load import BackboneConfig, layout_family, with_processor
+from subtoken_train.ledger.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
 from subtoken_train.reducers import build_reducer
 from subtoken_train.training.module import SubTokenModule
 

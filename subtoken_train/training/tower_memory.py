@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from subtoken_train.backbones.base import Family
+from subtoken_train.families.base import Family
 
 _FP32 = 4
 

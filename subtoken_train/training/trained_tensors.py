@@ -11,9 +11,9 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import layout_family
+from subtoken_train.engine.build import assemble
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.load import layout_family
 from subtoken_train.training.state_file import check_archive, read_state
 
 DEEPSPEED_TAG = "checkpoint"

@@ -16,8 +16,7 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.source import find_adapter
-
-from damage import put
+from tests.support.damage import put
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"

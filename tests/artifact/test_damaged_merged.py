@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.backbones.load import BackboneConfig, layout_family
-
-from damage import Canary, put
-from helpers import save_backbone
+from subtoken_train.families.load import BackboneConfig, layout_family
+from tests.support.damage import Canary, put
+from tests.support.helpers import save_backbone
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters" / "tiny_fastv25_s16k4"
 

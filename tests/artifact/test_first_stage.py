@@ -11,13 +11,12 @@ from safetensors.torch import load_file
 from subtoken_train.artifact.first_stage import read_first_stage
 from subtoken_train.artifact.folder import AdapterConfig, write_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.backbones.build import build
-from subtoken_train.backbones.load import BackboneConfig, layout_family, load_family
-from subtoken_train.backbones.lora import LoraSettings, add_lora
+from subtoken_train.engine.build import build
+from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
-
-from helpers import save_backbone
+from tests.support.helpers import save_backbone
 
 LORA = LoraSettings(rank=4, alpha=8, dropout=0.1)
 REDUCER = ReducerConfig(name="fastv", keep_ratio=0.25)

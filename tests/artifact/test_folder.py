@@ -13,13 +13,12 @@ from transformers import AutoModelForImageTextToText
 
 from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.backbones.build import build
-from subtoken_train.backbones.load import BackboneConfig
-from subtoken_train.backbones.lora import LoraSettings
+from subtoken_train.engine.build import build
+from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
-
-from helpers import make_batch, save_backbone
+from tests.support.helpers import make_batch, save_backbone
 
 
 @pytest.fixture
@@ -138,9 +137,8 @@ def test_stray_router_file(tmp_path, tiny_family):
 def test_adapter_of_another_backbone(written, tmp_path):
     from transformers import LlavaForConditionalGeneration
 
-    from subtoken_train.backbones.llava import LlavaFamily
-
-    from tiny_llava import build_processor
+    from checkpoints.tiny_llava import build_processor
+    from subtoken_train.families.llava import LlavaFamily
 
     folder, backbone = written
     config = backbone.family.model.config

@@ -9,16 +9,15 @@ import pytest
 from huggingface_hub import ModelCard
 
 from subtoken_train.datasets.scene_files import write_scenes
-
-from hub_server import Hub
-from hub_session import Session
+from tests.support.hub_server import Hub
+from tests.support.hub_session import Session
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
 
 LOADED = """
 import torch
 from subtoken_train import SubTokenModel
-from subtoken_train.backbones.load import BackboneConfig
+from subtoken_train.families.load import BackboneConfig
 ours = SubTokenModel.from_pretrained({adapter!r}).backbone
 model = SubTokenModel.from_pretrained("alice/mine", revision={revision!r}).backbone
 theirs = dict(model.named_parameters())

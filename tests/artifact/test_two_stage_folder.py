@@ -14,14 +14,13 @@ from transformers import AutoModelForImageTextToText
 
 from subtoken_train.artifact.folder import SCHEMA_VERSION, AdapterConfig, read_adapter, read_config, write_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.backbones.build import build
-from subtoken_train.backbones.load import BackboneConfig
-from subtoken_train.backbones.lora import LoraSettings
-from subtoken_train.backbones.stage2 import Stage2Config
+from subtoken_train.engine.build import build
+from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
-
-from helpers import make_batch, save_backbone
+from tests.support.helpers import make_batch, save_backbone
 
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "checkpoints" / "adapters").iterdir())
 STAGE2 = Stage2Config("runs/first/adapter", LoraSettings(rank=2, alpha=4, dropout=0.0))

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 
 from subtoken_train.artifact.whole_folder import whole_folder
-
-from run_folders import kill_in
+from tests.support.run_folders import kill_in
 
 
 def write(folder, text, overwrite=False):

@@ -7,8 +7,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from subtoken_train.cache.cache import SLACK, PackedCache, PackedLayer
-
-from packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
+from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 
 def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]:

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from subtoken_train.cache.cache import PackedLayer
 from subtoken_train.cache.pack import MAX_INDEX, Packing, pack_layer
-from subtoken_train.functional.ledger import KVShape
-from subtoken_train.functional.measure import measured_ledger
+from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import LayerPlan, Plan, Region
-
-from packing import SETS, dense
+from tests.support.packing import SETS, dense
 
 LAYOUTS = ("contiguous", "per_head")
 

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from subtoken_train.cli.main import main
-
-from tiny_fits import tiny_fit
+from tests.support.tiny_fits import tiny_fit
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 

@@ -9,10 +9,9 @@ import torch
 from PIL import Image
 
 from subtoken_train.cli.main import main
-
-from check_command import checked, refused
-from helpers import save_backbone
-from qwen_tiny import qwen_family
+from tests.support.check_command import checked, refused
+from tests.support.helpers import save_backbone
+from tests.support.qwen_tiny import qwen_family
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 LLAVA = ["--config", str(RECIPES / "llava7b_fastv25_s16k4.yaml")]
@@ -21,7 +20,7 @@ LLAVA = ["--config", str(RECIPES / "llava7b_fastv25_s16k4.yaml")]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """The tiny recipe on a randomly initialised model of the same architecture."""
-    from tiny_llava import build_model, build_processor
+    from checkpoints.tiny_llava import build_model, build_processor
 
     folder = str(tmp_path_factory.mktemp("tiny-llava"))
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from check_command import checked, refused
+from tests.support.check_command import checked, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAVA = ["--config", str(ROOT / "recipes" / "llava7b_fastv25_s16k4.yaml")]

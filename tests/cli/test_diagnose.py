@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train.artifact.folder import AdapterConfig, write_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.backbones.build import build
-from subtoken_train.backbones.load import BackboneConfig
-from subtoken_train.backbones.lora import LoraSettings
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.engine.build import build
+from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
-
-from tiny_llama import build_model, build_tokenizer
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 ROUTED = str(ADAPTERS / "tiny_fastv25_s16k4")

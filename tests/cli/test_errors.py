@@ -13,8 +13,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.errors import UncutError, plain, unknown_name
 from subtoken_train.evaluation.reporting.csv_file import report_csv, text_cell
 from subtoken_train.evaluation.reporting.report import make_report
-
-from report_results import answers, facts, register, write_run
+from tests.support.report_results import answers, facts, register, write_run
 
 
 def raised(error: BaseException) -> int:

@@ -23,8 +23,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.training.checkpoints import Marker, begin, finish
 from subtoken_train.training.trained_tensors import shapes_of
-
-from helpers import make_batch, save_backbone
+from tests.support.helpers import make_batch, save_backbone
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
 STEPS = 2
@@ -49,9 +48,8 @@ def train(root, name, *extra):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    from subtoken_train.backbones.llava import LlavaFamily
-
-    from tiny_llava import build_model, build_processor
+    from checkpoints.tiny_llava import build_model, build_processor
+    from subtoken_train.families.llava import LlavaFamily
 
     folder = tmp_path_factory.mktemp("export")
     torch.manual_seed(0)

@@ -10,13 +10,12 @@ import yaml
 from rich.console import Console
 from transformers import LlamaConfig
 
+from checkpoints.tiny_llama import build_tokenizer
+from checkpoints.tiny_llava import build_processor
 from subtoken_train.cli.main import main
 from subtoken_train.cli.preview_lines import sample_lines
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Batch, Region
-
-from tiny_llama import build_tokenizer
-from tiny_llava import build_processor
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 TINY = ["--config", str(RECIPES / "tiny_fastv25_s16k4.yaml"), "--data.val_file", "null"]

@@ -8,8 +8,7 @@ import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
-
-from report_results import answers, facts, paper_grid, register, write_run
+from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 
 @pytest.fixture

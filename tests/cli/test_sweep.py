@@ -14,8 +14,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.sweep_grid import grid, parse_setting, slurm_script
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, finish
-
-from tiny_fits import RECIPE, tiny_fit
+from tests.support.tiny_fits import RECIPE, tiny_fit
 
 GROUPS, RATE = "model.routing.kept_groups=2,4", "model.optimizer.learning_rate=1e-4,2e-4,3e-4"
 

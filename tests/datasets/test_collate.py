@@ -8,9 +8,9 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from subtoken_train.backbones.base import Turn
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.records import Record
+from subtoken_train.families.base import Turn
 from subtoken_train.types import Region
 
 VISUAL = 64  # of the tiny LLaVA

@@ -6,9 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS, RecallRecords, RecallTask, recall_accuracy
-
-from tiny_llama import build_tokenizer
 
 _FACT = re.compile(r"Code (\w+) (\w+ \w+)\.")
 

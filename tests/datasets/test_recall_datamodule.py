@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.types import Region
-
-from tiny_llama import build_tokenizer
 
 
 def ready(**options):

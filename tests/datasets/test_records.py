@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from subtoken_train.backbones.base import Turn
 from subtoken_train.datasets import record_index
 from subtoken_train.datasets.records import InstructionRecords, open_image
+from subtoken_train.families.base import Turn
 
 
 def talk(*values: str) -> list[dict[str, str]]:

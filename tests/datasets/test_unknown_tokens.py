@@ -19,8 +19,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
 from subtoken_train.resources import resource
-
-from tiny_fits import RECIPE
+from tests.support.tiny_fits import RECIPE
 
 WORDS, PIECES = resource("checkpoints/tiny-llava"), resource("checkpoints/tiny-llama")
 

@@ -13,8 +13,7 @@ from subtoken_train.evaluation.answer import answer_all
 from subtoken_train.evaluation.report import arm_facts
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
-
-from helpers import FirstVisual, compress
+from tests.support.helpers import FirstVisual, compress
 
 
 @pytest.fixture

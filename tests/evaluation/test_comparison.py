@@ -18,7 +18,7 @@ from subtoken_train.evaluation.comparison import (
     read_comparison,
     read_records,
 )
-from subtoken_train.functional.ledger import KVBudget
+from subtoken_train.ledger.ledger import KVBudget
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 RESULTS = RECIPES.parent / "benchmarks" / "results"

@@ -10,7 +10,7 @@ import pytest
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scenes import KINDS
 from subtoken_train.evaluation.comparison import Arm, comparison_markdown, read_comparison
-from subtoken_train.functional.ledger import KVBudget
+from subtoken_train.ledger.ledger import KVBudget
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 SCORES = (("a", 0.75), ("b", 0.5))

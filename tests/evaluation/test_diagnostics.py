@@ -11,9 +11,8 @@ from subtoken_train.evaluation.diagnostics import diagnose, global_budget, obser
 from subtoken_train.evaluation.prompts import record_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-
-from helpers import compress, gqa_family, make_batch, sharpen
-from text_families import text_batch, text_family
+from tests.support.helpers import compress, gqa_family, make_batch, sharpen
+from tests.support.text_families import text_batch, text_family
 
 S4K1 = RoutingConfig(num_groups=4, kept_groups=1)
 GLOBAL = RoutingConfig(num_groups=4, kept_groups=1, budget="global")

@@ -21,10 +21,9 @@ from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool
-
-from eval_runs import ADAPTERS
-from paper_folders import FOLDERS, ROWS, write_benchmarks
-from paper_run import (
+from tests.support.eval_runs import ADAPTERS
+from tests.support.paper_folders import FOLDERS, ROWS, write_benchmarks
+from tests.support.paper_run import (
     ANCHOR,
     COLUMNS,
     IMAGE_ARMS,

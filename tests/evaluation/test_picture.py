@@ -9,9 +9,8 @@ from PIL import Image
 
 from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
 from subtoken_train.types import LayerPlan, Plan, Region
-
-from helpers import make_batch
-from qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.helpers import make_batch
+from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 
 RED = (200, 0, 0)
 

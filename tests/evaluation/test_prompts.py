@@ -5,8 +5,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.evaluation.prompts import recall_prompts, record_prompts
 from subtoken_train.types import Region
-
-from text_families import text_family
+from tests.support.text_families import text_family
 
 
 def test_records_in_order_up_to_the_limit(tiny_family, tmp_path):

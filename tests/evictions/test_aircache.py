@@ -10,10 +10,19 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.aircache import AirCache, elite_tokens, layer_weights, skewness
 from subtoken_train.evictions.base import LayerView
 from subtoken_train.types import Region
-
-from golden_record import record
-from helpers import random_scores
-from prompt_views import PROMPTS, WITH_IMAGE, Q, V, check_budget, check_padding, dense_attention, layer_views, plan
+from tests.support.golden_record import record
+from tests.support.helpers import random_scores
+from tests.support.prompt_views import (
+    PROMPTS,
+    WITH_IMAGE,
+    Q,
+    V,
+    check_budget,
+    check_padding,
+    dense_attention,
+    layer_views,
+    plan,
+)
 
 SETTINGS = [{"window": each} for each in ("elite", "last", "text", "visual")]
 SETTINGS += [{"budgets": each} for each in ("strength", "skewness", "mean", "pyramid")]

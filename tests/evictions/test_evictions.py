@@ -7,8 +7,15 @@ import torch
 
 from subtoken_train.evictions import EVICTIONS, Candidates, LayerView, build_eviction
 from subtoken_train.types import Region
-
-from prompt_views import PROMPTS, WITH_IMAGE, candidates_of, check_budget, check_padding, layer_views, plan
+from tests.support.prompt_views import (
+    PROMPTS,
+    WITH_IMAGE,
+    candidates_of,
+    check_budget,
+    check_padding,
+    layer_views,
+    plan,
+)
 
 SETTINGS = {"snapkv": {"window": 4}, "pyramidkv": {"window": 4, "beta": 4}}
 

@@ -5,10 +5,9 @@ import torch
 
 from subtoken_train.evictions import Candidates, LayerView, build_eviction
 from subtoken_train.types import Region
-
-from golden_cases import close, golden_view, keep_of, load, same_places
-from prompt_views import dense_attention, layer_views
-from spies import LargestTensor
+from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
+from tests.support.prompt_views import dense_attention, layer_views
+from tests.support.spies import LargestTensor
 
 
 def test_golden_official_prompt(shared):

@@ -3,9 +3,8 @@
 import torch
 
 from subtoken_train.evictions import build_eviction
-
-from golden_cases import close, golden_view, keep_of, load, same_places
-from prompt_views import layer_views
+from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
+from tests.support.prompt_views import layer_views
 
 
 def test_golden_press(shared):

@@ -17,10 +17,17 @@ from subtoken_train.evictions.kvcompose import (
     score_curve,
     token_scores,
 )
-
-from golden_record import record
-from helpers import random_mask, random_scores
-from prompt_views import PROMPTS, candidates_of, check_budget, check_padding, dense_attention, layer_views, plan
+from tests.support.golden_record import record
+from tests.support.helpers import random_mask, random_scores
+from tests.support.prompt_views import (
+    PROMPTS,
+    candidates_of,
+    check_budget,
+    check_padding,
+    dense_attention,
+    layer_views,
+    plan,
+)
 
 SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}

@@ -5,9 +5,8 @@ import torch
 
 from subtoken_train.evictions.observers import column_sums, last_marked, over_groups, task_rows, unasked
 from subtoken_train.functional.attention_statistics import attention_blocks
-
-from helpers import random_mask, random_scores
-from prompt_views import PROMPTS, dense_attention
+from tests.support.helpers import random_mask, random_scores
+from tests.support.prompt_views import PROMPTS, dense_attention
 
 EXPECTED = {
     "text before and after": range(23, 29),

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from subtoken_train.evictions import Candidates, LayerScores, build_eviction
 from subtoken_train.evictions.pyramidkv import exact_pyramid, kvpress_pyramid, original_pyramid
-
-from golden_cases import golden_view, keep_of, load, same_places
-from golden_record import record
+from tests.support.golden_cases import golden_view, keep_of, load, same_places
+from tests.support.golden_record import record
 
 
 def column(value, layers):

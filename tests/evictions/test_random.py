@@ -3,9 +3,8 @@
 import torch
 
 from subtoken_train.evictions import build_eviction
-
-from golden_cases import keep_of
-from prompt_views import layer_views
+from tests.support.golden_cases import keep_of
+from tests.support.prompt_views import layer_views
 
 
 def test_reproducible_and_different_everywhere():

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-
-from golden_cases import close, golden_view, keep_of, load, same_places
-from prompt_views import dense_attention, layer_views
+from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
+from tests.support.prompt_views import dense_attention, layer_views
 
 
 def build(params, **settings):

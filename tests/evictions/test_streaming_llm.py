@@ -5,9 +5,8 @@ import torch
 
 from subtoken_train.evictions import Candidates, build_eviction
 from subtoken_train.types import Region
-
-from golden_cases import golden_view, keep_of, load, same_places
-from prompt_views import layer_views
+from tests.support.golden_cases import golden_view, keep_of, load, same_places
+from tests.support.prompt_views import layer_views
 
 
 @pytest.mark.parametrize("call", ["call", "evict_for_space_5"])

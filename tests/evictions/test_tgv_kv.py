@@ -8,9 +8,18 @@ from safetensors.torch import load_file
 
 from subtoken_train.evictions.base import Candidates, keep_best_entries
 from subtoken_train.evictions.tgv_kv import TGVKV, ends, image_parts, released_counts, text_first, text_weights
-
-from golden_record import record
-from prompt_views import PROMPTS, WITH_IMAGE, DenseView, Q, V, check_budget, check_padding, dense_attention, layer_views
+from tests.support.golden_record import record
+from tests.support.prompt_views import (
+    PROMPTS,
+    WITH_IMAGE,
+    DenseView,
+    Q,
+    V,
+    check_budget,
+    check_padding,
+    dense_attention,
+    layer_views,
+)
 
 GOLDENS = ["tgvkv_ratio0.5", "tgvkv_ratio0.8"]
 

@@ -9,9 +9,18 @@ from safetensors.torch import load_file
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
-
-from golden_record import record
-from prompt_views import PROMPTS, DenseView, Q, V, check_budget, check_padding, dense_attention, layer_views, plan
+from tests.support.golden_record import record
+from tests.support.prompt_views import (
+    PROMPTS,
+    DenseView,
+    Q,
+    V,
+    check_budget,
+    check_padding,
+    dense_attention,
+    layer_views,
+    plan,
+)
 
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
 

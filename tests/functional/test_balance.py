@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.functional.balance import balance_loss
 from subtoken_train.functional.masks import fixed_mask, global_mask
-
-from helpers import random_mask, random_scores
+from tests.support.helpers import random_mask, random_scores
 
 
 @st.composite

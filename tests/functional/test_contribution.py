@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.functional.contribution import contribution_norms, head_grams
 from subtoken_train.functional.groups import apply_group_mask
-
-from helpers import random_scores
+from tests.support.helpers import random_scores
 
 LAYOUTS = st.sampled_from(["contiguous", "per_head"])
 

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.functional.gather import keep_best, kept_index, rank_candidates, take_rows
-
-from helpers import random_mask, random_scores
+from tests.support.helpers import random_mask, random_scores
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 9))
 SEEDS = st.integers(0, 10_000)

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.functional.groups import apply_group_mask, check_groups, expand_group_mask, split_groups
-
-from helpers import random_mask, random_scores
+from tests.support.helpers import random_mask, random_scores
 
 LAYOUTS = ("contiguous", "per_head")
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, top_indices
-
-from helpers import random_mask, random_scores
+from tests.support.helpers import random_mask, random_scores
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 9))
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from subtoken_train.functional.merging import contextual_targets, contextual_tokens, dominant_tokens
-
-from helpers import random_scores
+from tests.support.helpers import random_scores
 
 
 def merged_by_loop(tokens, keys, targets):

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.functional.objective import IGNORE_INDEX, answer_loss, predicting_rows
-
-from helpers import random_mask, random_scores
+from tests.support.helpers import random_mask, random_scores
 
 
 @settings(max_examples=50, deadline=None)

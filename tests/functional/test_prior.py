@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask
 from subtoken_train.functional.prior import standardised_log
-
-from helpers import random_mask, random_scores
+from tests.support.helpers import random_mask, random_scores
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 9))
 

@@ -20,8 +20,7 @@ from subtoken_train.functional.usage import (
     shared_pairs,
     usage_entropy,
 )
-
-from helpers import random_mask, random_scores
+from tests.support.helpers import random_mask, random_scores
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 9))
 SEEDS = st.integers(0, 1000)

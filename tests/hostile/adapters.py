@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from hostile.case import Answer, Case, Expect, Place
-from hostile.pool import LM, VLM
-from hostile.tensor_files import canary_pickle, spoil_tensors
-from hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, changed, damaged, mutated, no_file, shown, written
+from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.pool import LM, VLM
+from tests.hostile.tensor_files import canary_pickle, spoil_tensors
+from tests.hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, changed, damaged, mutated, no_file, shown, written
 
 CONFIG, PEFT, LORA, ROUTER = (
     "subtoken_config.json",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from hostile.case import Case, Expect, Place
-from hostile.pool import LM, VLM
-from hostile.values import NAMES
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.pool import LM, VLM
+from tests.hostile.values import NAMES
 
 NUMBERS = (
     "0",

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from hostile.case import Case, Expect, Place
-from hostile.pool import LM, VLM
-from hostile.recipes import read, with_key
-from hostile.tensor_files import canary_pickle, spoil_tensors
-from hostile.values import HUGE, INFINITY, NAN, changed, damaged, mutated, no_file, shown, written
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.pool import LM, VLM
+from tests.hostile.recipes import read, with_key
+from tests.hostile.tensor_files import canary_pickle, spoil_tensors
+from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, mutated, no_file, shown, written
 
 BAD: tuple[Any, ...] = ("x", [], {}, -1, NAN, INFINITY, HUGE, 1.5)
 INVALID: dict[str, tuple[Any, ...]] = {

@@ -6,8 +6,8 @@ import json
 import random
 from pathlib import Path
 
-from hostile.case import Case, Expect, Place
-from hostile.values import damaged, mutated, no_file, written
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.values import damaged, mutated, no_file, written
 
 TEXTS = (".json", ".jsonl", ".csv", ".tsv", ".txt")
 

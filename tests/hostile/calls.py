@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from hostile.case import Answer, Case, Expect, Place
-from hostile.pool import LM, VLM
-from hostile.values import NAN
+from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.pool import LM, VLM
+from tests.hostile.values import NAN
 
 SETTINGS: tuple[tuple[str, tuple[Any, ...], Expect], ...] = (
     ("max_new_tokens", (0, -1, 1.5, "x", NAN), Expect.REFUSED),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hostile import canary_module
-from hostile.case import Expect, Outcome, Place, Verdict
-from hostile.pool import REPOSITORY
-from hostile.registry import CLASSES
-from hostile.runner import run_case, snapshot
+from tests.hostile import canary_module
+from tests.hostile.case import Expect, Outcome, Place, Verdict
+from tests.hostile.pool import REPOSITORY
+from tests.hostile.registry import CLASSES
+from tests.hostile.runner import run_case, snapshot
 
 
 def plan(seed: int, count: int, names: Sequence[str] = ()) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hostile.pool import make_pool
+from tests.hostile.pool import make_pool
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from hostile.case import Case, Expect, Place
-from hostile.pool import VLM
-from hostile.recipes import with_key
-from hostile.values import NAMES, changed, damaged, mutated, nested, no_file, shown, written
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.pool import VLM
+from tests.hostile.recipes import with_key
+from tests.hostile.values import NAMES, changed, damaged, mutated, nested, no_file, shown, written
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
 TWO_IMAGES = [{"from": "human", "value": "<image><image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hostile.case import Expect, Outcome, Verdict
+from tests.hostile.case import Expect, Outcome, Verdict
 
 COUNTED = {
     "tracebacks": Verdict.TRACEBACK,

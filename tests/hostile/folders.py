@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from hostile.case import Case, Expect, Place
-from hostile.pool import VLM
-from hostile.recipes import read, with_key
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.pool import VLM
+from tests.hostile.recipes import read, with_key
 
 MINE = (
     "thesis.txt",

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from hostile.case import Case, Expect, Place
-from hostile.recipe_files import TEXTS
-from hostile.values import HUGE, NAN, as_yaml, changed, damaged, mutated, no_file, shown, without
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.recipe_files import TEXTS
+from tests.hostile.values import HUGE, NAN, as_yaml, changed, damaged, mutated, no_file, shown, without
 
 NUMBER = ("x", [], {}, 1.5, NAN, True)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {

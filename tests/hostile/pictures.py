@@ -10,10 +10,10 @@ from typing import Any
 
 from PIL import Image
 
-from hostile.case import Answer, Case, Expect, Place
-from hostile.pool import VLM
-from hostile.tensor_files import canary_pickle
-from hostile.values import damaged, no_file
+from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.pool import VLM
+from tests.hostile.tensor_files import canary_pickle
+from tests.hostile.values import damaged, no_file
 
 SUFFIXES = ("png", "jpg", "gif", "bmp", "tiff", "webp", "ppm", "ico")
 PIXELS = 100_000_000

@@ -13,8 +13,8 @@ import datasets
 import yaml
 from PIL import Image
 
-from paper_folders import write_benchmarks
-from paper_run import write_printed_tables
+from tests.support.paper_folders import write_benchmarks
+from tests.support.paper_run import write_printed_tables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VLM, LM = "tiny_fastv25_s16k4", "tinylm_quest25_s16k12"

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from hostile.case import Case, Expect, Place
-from hostile.pool import LM, VLM
-from hostile.recipes import parsing, read, with_key
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.pool import LM, VLM
+from tests.hostile.recipes import parsing, read, with_key
 
 TOUCH = "touch ../CANARY"
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from hostile.case import Case, Expect, Place
-from hostile.pool import LM, VLM
-from hostile.recipes import parsing
-from hostile.values import damaged, no_file
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.pool import LM, VLM
+from tests.hostile.recipes import parsing
+from tests.hostile.values import damaged, no_file
 
 BOMB = "\n".join(
     [

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from hostile.case import Case, Expect, Place
-from hostile.pool import LM, VLM
-from hostile.values import HUGE, INFINITY, NAN, as_yaml, changed, mutated, shown
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.pool import LM, VLM
+from tests.hostile.values import HUGE, INFINITY, NAN, as_yaml, changed, mutated, shown
 
 WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, "", NAN, INFINITY, -INFINITY)
 """Values that no number of a recipe takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostile import (
+from tests.hostile import (
     adapters,
     arguments,
     backbones,
@@ -18,7 +18,7 @@ from hostile import (
     results,
     runs,
 )  # fmt: skip
-from hostile.runner import Make
+from tests.hostile.runner import Make
 
 CLASSES: dict[str, tuple[Make, int]] = {
     "recipes": (recipes.make, 4),

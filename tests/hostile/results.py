@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hostile.case import Answer, Case, Expect, Place
-from hostile.values import HUGE, INFINITY, NAMES, NAN, changed, damaged, mutated, no_file, shown, written
+from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.values import HUGE, INFINITY, NAMES, NAN, changed, damaged, mutated, no_file, shown, written
 
 NOT_A_NUMBER = ("x", None, [], {}, NAN, INFINITY, True)
 INVALID_RECORD: dict[str, tuple[Any, ...]] = {

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from hostile import canary_module
-from hostile.case import CANARY, Answer, Case, Expect, Outcome, Place, Verdict
-from hostile.watch import Stopped, watched
+from tests.hostile import canary_module
+from tests.hostile.case import CANARY, Answer, Case, Expect, Outcome, Place, Verdict
+from tests.hostile.watch import Stopped, watched
 
 PREFIX = "subtoken-train: "
 LIMIT = 400

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from hostile.case import Case, Expect, Place
-from hostile.tensor_files import Touch, canary_pickle
-from hostile.values import HUGE, INFINITY, NAN, changed, damaged, mutated, no_file, shown, written
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.tensor_files import Touch, canary_pickle
+from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, mutated, no_file, shown, written
 
 INVALID_MARKER: dict[str, tuple[Any, ...]] = {
     "step": ("x", None, [], {}, NAN),

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hostile.case import Expect
-from hostile.values import INFINITY, NAN, damaged
+from tests.hostile.case import Expect
+from tests.hostile.values import INFINITY, NAN, damaged
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int8, torch.int64, torch.uint8, torch.bool)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hostile.campaign import bad, plan, run_cases
-from hostile.registry import CLASSES
+from tests.hostile.campaign import bad, plan, run_cases
+from tests.hostile.registry import CLASSES
 
 SEED, PARTS, EACH = 1, 10, 50
 

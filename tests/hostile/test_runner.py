@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hostile import canary_module, watch
-from hostile.case import Case, Expect, Place, Verdict
-from hostile.runner import message_fault, run_case
+from tests.hostile import canary_module, watch
+from tests.hostile.case import Case, Expect, Place, Verdict
+from tests.hostile.runner import message_fault, run_case
 
 HELP = ["recipes", "--help"]
 
@@ -123,7 +123,7 @@ def test_a_failure_of_ours_is_a_traceback(judge, monkeypatch):
 
 
 def test_a_case_is_made_anew_from_its_name(tmp_path, pool):
-    from hostile.registry import CLASSES
+    from tests.hostile.registry import CLASSES
 
     for name, (make, _) in CLASSES.items():
         first, again = (run_case(name, make, 7, Place(tmp_path / folder / "case", pool)) for folder in ("a", "b"))

@@ -6,20 +6,19 @@ import pytest
 import torch
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.functional.measure import measured_ledger
 from subtoken_train.inference import batched
 from subtoken_train.inference import continuations as scoring
 from subtoken_train.inference.accounting import account
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.greedy import generate_greedy
 from subtoken_train.inference.opening import open_prompts
+from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Region
-
-from helpers import compress, only_sample
-from reference import recompute
-from text_families import text_family
-from truth_cells import backbone_of, compression_of, decoded
-from truth_models import family_of, prompts
+from tests.support.helpers import compress, only_sample
+from tests.support.reference import recompute
+from tests.support.text_families import text_family
+from tests.support.truth_cells import backbone_of, compression_of, decoded
+from tests.support.truth_models import family_of, prompts
 
 CELL = {
     "family": "llava_gqa",

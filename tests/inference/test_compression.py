@@ -12,9 +12,8 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.prompts import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-
-from helpers import FirstEntries, FirstVisual, compress, make_batch
-from text_families import text_batch, text_family
+from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
+from tests.support.text_families import text_batch, text_family
 
 PER_HEAD = ("h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_cache")
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""

@@ -13,11 +13,10 @@ from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-
-from helpers import compress, only_sample
-from reference import recompute, tapped, truths
-from truth_cells import KV_HEADS, OwnSets, SharedSet, backbone_of
-from truth_models import family_of, prompts
+from tests.support.helpers import compress, only_sample
+from tests.support.reference import recompute, tapped, truths
+from tests.support.truth_cells import KV_HEADS, OwnSets, SharedSet, backbone_of
+from tests.support.truth_models import family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 PLAIN = Compression()

@@ -16,10 +16,9 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
+from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.inference.arguments import INPUTS, REFUSED, REFUSED_IF_GIVEN, SERVED, check_settings, setting
-
-from generation_cells import PLAIN, inputs_of, model_of
-from tiny_llama import build_tokenizer
+from tests.support.generation_cells import PLAIN, inputs_of, model_of
 
 ONE = torch.ones(1, 1)
 VALUES = {

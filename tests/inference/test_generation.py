@@ -12,10 +12,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from subtoken_train.inference.greedy import generate_greedy
 from subtoken_train.inference.model import SubTokenModel
-
-from generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
-from reference import recompute
-from truth_cells import decoded
+from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
+from tests.support.reference import recompute
+from tests.support.truth_cells import decoded
 
 
 @pytest.mark.parametrize("pad_left", [True, False])

@@ -8,9 +8,8 @@ import torch
 from subtoken_train.inference.greedy import generate_greedy
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
-
-from helpers import compress, make_batch
-from qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.helpers import compress, make_batch
+from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 
 PROMPTS = [(1, 6), (2, 9), (0, 7)]
 

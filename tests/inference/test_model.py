@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from subtoken_train import SubTokenModel
-from subtoken_train.backbones.base import Turn
-from subtoken_train.backbones.load import BackboneConfig
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.base import Turn
+from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import ReducerConfig
 

@@ -12,10 +12,9 @@ import torch
 
 from subtoken_train.inference.greedy import generate_greedy
 from subtoken_train.inference.prefill import decode
-
-from pairwise import Cell, allowed_pairs, pairs_of, pairwise
-from reference import recompute
-from truth_cells import (
+from tests.support.pairwise import Cell, allowed_pairs, pairs_of, pairwise
+from tests.support.reference import recompute
+from tests.support.truth_cells import (
     BOUNDS,
     FACTORS,
     allowed,

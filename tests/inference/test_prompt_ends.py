@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from subtoken_train.types import Region
-
-from helpers import compress, only_sample
-from truth_models import family_of, prompts
+from tests.support.helpers import compress, only_sample
+from tests.support.truth_models import family_of, prompts
 
 A, V, P = int(Region.ANSWER), int(Region.VISUAL), int(Region.PADDING)
 REDUCTIONS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.greedy import generate_greedy
@@ -12,11 +13,9 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.prompts import batch_from_inputs, context_tokens
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-
-from helpers import compress, gqa_family, make_batch
-from qwen_tiny import qwen_batch, qwen_family, qwen_records
-from text_families import text_family
-from tiny_llama import build_tokenizer
+from tests.support.helpers import compress, gqa_family, make_batch
+from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.text_families import text_family
 
 
 def inputs_of(batch):

@@ -9,17 +9,16 @@ import pytest
 import torch
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-from subtoken_train.backbones.llava import LlavaFamily
+from checkpoints.tiny_llava import build_processor
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.inference.report import report
 from subtoken_train.routing import RoutingConfig
-
-from helpers import compress, make_batch
-from text_families import text_batch, text_family
-from tiny_llava import build_processor
-from truth_cells import KV_HEADS, OwnSets
+from tests.support.helpers import compress, make_batch
+from tests.support.text_families import text_batch, text_family
+from tests.support.truth_cells import KV_HEADS, OwnSets
 
 ROUTING = RoutingConfig(num_groups=16, kept_groups=4)
 HEADS = 4

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from subtoken_train.backbones.attention import use_packed_attention
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import collate_text
+from subtoken_train.engine.packed_attention import use_packed_attention
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference import prefill
 from subtoken_train.inference import second_pass as module
@@ -21,11 +21,10 @@ from subtoken_train.inference.loading import load_backbone
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.second_pass import repeated, second_pass
 from subtoken_train.types import Region
-
-from helpers import compress, only_sample
-from text_families import text_batch, text_family
-from truth_cells import backbone_of, difference
-from truth_models import prompts
+from tests.support.helpers import compress, only_sample
+from tests.support.text_families import text_batch, text_family
+from tests.support.truth_cells import backbone_of, difference
+from tests.support.truth_models import prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 KVCOMPOSE = build_eviction("kvcompose")

@@ -8,15 +8,14 @@ from functools import cache
 import pytest
 import torch
 
-from subtoken_train.backbones.load import BackboneConfig, load_family
+from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.prompts import context_tokens
 from subtoken_train.inference.text_prompts import encode_rolling, encode_text, text_batch
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-
-from helpers import compress
-from truth_models import family_of
+from tests.support.helpers import compress
+from tests.support.truth_models import family_of
 
 TEXT = "The old man saw a ship.  It was far away, and the sea was calm.\n\nWhere was it?"
 

@@ -9,8 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 from subtoken_train.inference.tokens_given import check_ids, visible_tokens
-
-from generation_cells import PLAIN, inputs_of, model_of, settings_of
+from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
 
 FAMILIES = ["llava_gqa", "qwen2_5_vl", "llama"]
 GREEDY = {"max_new_tokens": 5, "do_sample": False}

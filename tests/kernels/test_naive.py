@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.kernels import naive
-
-from packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
+from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 SHAPES = [
     (1, 1, 8, 4),

@@ -7,10 +7,9 @@ from subtoken_train.inference.batched import Outcome
 from subtoken_train.inference.compression import Compression
 from subtoken_train.plugins.counting import Counted
 from subtoken_train.routing import RoutingConfig
-
-from helpers import compress
-from measured import MEASURED
-from text_families import text_family
+from tests.support.helpers import compress
+from tests.support.measured import MEASURED
+from tests.support.text_families import text_family
 
 OUTCOME = Outcome(
     **{**MEASURED, "kv_bytes": 60, "dense_kv_bytes": 100, "region_bytes": 20, "region_dense_bytes": 50},

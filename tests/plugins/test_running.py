@@ -11,9 +11,8 @@ from subtoken_train.plugins import running
 from subtoken_train.plugins.arguments import ModelArguments
 from subtoken_train.plugins.running import Runner
 from subtoken_train.plugins.settings import GreedySettings
-
-from helpers import compress
-from text_families import text_family
+from tests.support.helpers import compress
+from tests.support.text_families import text_family
 
 FAMILY = text_family()
 COMPRESSION = Compression(build_eviction("snapkv", window=2), keep=0.3)

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints import tiny_llama
+from checkpoints.tiny_llama import KV_HEADS, LAYERS
+from checkpoints.tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.functional.geometries import GEOMETRIES
-from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger, solve_anchor
+from subtoken_train.ledger.geometries import GEOMETRIES
+from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger, solve_anchor
 from subtoken_train.reducers import build_reducer
-
-import tiny_llama
-from tiny_llama import KV_HEADS, LAYERS
-from tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 RECIPES = sorted(FOLDER.glob("*.yaml"))

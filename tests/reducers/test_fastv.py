@@ -8,13 +8,12 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.backbones.attach import CompressedBackbone
-from subtoken_train.backbones.attention_row import attention_row
-from subtoken_train.backbones.base import Family
+from subtoken_train.engine.attention_rows import attention_row
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.base import Family
 from subtoken_train.reducers import ReducerConfig, ReducerView, build_reducer
 from subtoken_train.types import Batch, Region
-
-from helpers import compress, make_batch, only_sample, sharpen
+from tests.support.helpers import compress, make_batch, only_sample, sharpen
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.functional.ledger import KVBudget
+from subtoken_train.ledger.ledger import KVBudget
 from subtoken_train.reducers import ContextView, ReducerConfig, build_reducer
-
-from helpers import random_scores
+from tests.support.helpers import random_scores
 
 
 def quest(keep_ratio=0.25, **settings):

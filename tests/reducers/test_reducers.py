@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.reducers import ReducerConfig, ReducerView, build_reducer
 from subtoken_train.types import Region
-
-from helpers import compress, make_batch, only_sample, random_scores
+from tests.support.helpers import compress, make_batch, only_sample, random_scores
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 

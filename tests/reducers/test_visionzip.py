@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from subtoken_train.backbones.clip import class_attention
+from subtoken_train.families.vision_tower import class_attention
 from subtoken_train.functional.merging import contextual_targets, contextual_tokens, dominant_tokens
 from subtoken_train.inference.greedy import generate_greedy
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.types import Region, VisualStates
-
-from helpers import compress, make_batch, only_sample, unread
+from tests.support.helpers import compress, make_batch, only_sample, unread
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 

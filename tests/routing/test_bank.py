@@ -7,17 +7,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from subtoken_train.backbones.lora import LoraSettings, add_lora
+from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.balance import balance_loss
 from subtoken_train.functional.groups import split_groups
-from subtoken_train.functional.ledger import KVShape
 from subtoken_train.functional.masks import ranked_counts
+from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.routing.base import BudgetKind
 from subtoken_train.types import Region
-
-from helpers import compress, make_batch, sharpen
+from tests.support.helpers import compress, make_batch, sharpen
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from subtoken_train.backbones.lora import LoraSettings, add_lora
+from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.balance import balance_loss
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import fixed_mask
@@ -13,8 +13,7 @@ from subtoken_train.functional.prior import standardised_log
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.gate import ValueGate
 from subtoken_train.types import Region
-
-from helpers import compress, make_batch, random_scores
+from tests.support.helpers import compress, make_batch, random_scores
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 FASTV = {"name": "fastv", "keep_ratio": 0.25}

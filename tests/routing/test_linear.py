@@ -6,8 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from subtoken_train.routing.linear import fp32_linear
-
-from helpers import random_scores
+from tests.support.helpers import random_scores
 
 HALF = [torch.bfloat16, torch.float16]
 

@@ -4,15 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from subtoken_train.backbones.lora import LoraSettings, add_lora
+from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.contribution import contribution_norms, head_grams
-from subtoken_train.functional.ledger import KVShape
 from subtoken_train.functional.masks import fixed_mask
+from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.output_norm import OutputNorms
-
-from helpers import compress, gqa_family, make_batch, random_scores
+from tests.support.helpers import compress, gqa_family, make_batch, random_scores
 
 BATCH = [(1, 9), (0, 6)]
 READERS = [RoutingConfig(selector="output_norm"), RoutingConfig(score_prior="output_norm")]

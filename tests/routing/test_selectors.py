@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from subtoken_train.functional.ledger import KVShape
 from subtoken_train.functional.masks import fixed_mask
+from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
-
-from helpers import random_scores
+from tests.support.helpers import random_scores
 
 WIDTH, GROUPS = 128, 16
 LEARNED = ("linear", "mlp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiny_fits import tiny_fit
+from tests.support.tiny_fits import tiny_fit
 
 
 @pytest.fixture

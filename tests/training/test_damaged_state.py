@@ -15,8 +15,7 @@ from subtoken_train.training.checkpoints import Marker, read_marker
 from subtoken_train.training.resume import check_resumable
 from subtoken_train.training.state_file import read_state
 from subtoken_train.training.trained_tensors import trained_tensors
-
-from damage import Canary, put
+from tests.support.damage import Canary, put
 
 SHAPES = {"a": [4, 4]}
 

@@ -14,8 +14,7 @@ import torch
 
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
-
-from helpers import interrupted_fit, last_state
+from tests.support.helpers import interrupted_fit, last_state
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

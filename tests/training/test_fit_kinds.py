@@ -7,8 +7,7 @@ import pytest
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-
-from helpers import moved_by_fit
+from tests.support.helpers import moved_by_fit
 
 KINDS = {
     "visionzip-linear": ["--model.reducer.name=visionzip"],

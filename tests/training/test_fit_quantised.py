@@ -14,12 +14,11 @@ import yaml
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.cli.main import main
-
-from helpers import interrupted_fit, save_backbone
-from qwen_tiny import qwen_family
-from run_folders import made_run
-from tiny_llama import build_tokenizer
+from tests.support.helpers import interrupted_fit, save_backbone
+from tests.support.qwen_tiny import qwen_family
+from tests.support.run_folders import made_run
 
 STEPS = 12
 TEXT = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
@@ -129,7 +128,7 @@ def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family,
 
 def test_without_bitsandbytes_nothing_is_touched(run, tmp_path, monkeypatch, capsys):
     folder = made_run(tmp_path / "run")
-    monkeypatch.setattr("subtoken_train.backbones.quantize.find_spec", lambda name: None)
+    monkeypatch.setattr("subtoken_train.families.quantize.find_spec", lambda name: None)
     assert main(run("llava", "int8", "run", "--model.optimizer.name=adamw", "--overwrite")) == 2
     assert "quantization 'int8' needs bitsandbytes" in capsys.readouterr().err
     monkeypatch.setattr("subtoken_train.training.optimizer.find_spec", lambda name: None)

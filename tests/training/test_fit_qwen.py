@@ -7,9 +7,8 @@ import pytest
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-
-from helpers import moved_by_fit, save_backbone
-from qwen_tiny import qwen_family
+from tests.support.helpers import moved_by_fit, save_backbone
+from tests.support.qwen_tiny import qwen_family
 
 KINDS = {
     "fastv-linear": ["--model.reducer.name=fastv"],

@@ -9,8 +9,7 @@ import torch
 
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
-
-from helpers import interrupted_fit, last_state
+from tests.support.helpers import interrupted_fit, last_state
 
 OUTPUT = "--model.stage2.output_lora={rank: 4, alpha: 8, dropout: 0.1}"
 

@@ -9,6 +9,7 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
@@ -16,9 +17,7 @@ from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.run_marker import new_marker, write_run_marker
-
-from helpers import moved_by_fit
-from tiny_llama import build_tokenizer
+from tests.support.helpers import moved_by_fit
 
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8}
 ROUTING = {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"}

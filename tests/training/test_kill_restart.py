@@ -6,10 +6,9 @@ import random
 import signal
 from pathlib import Path
 
+from benchmarks.kill_restart import Scene, complete_run, differences, kill_at, kill_writing, wait_until
+from benchmarks.run_server import RunServer
 from subtoken_train.datasets.scene_files import write_scenes
-
-from kill_restart import Scene, complete_run, differences, kill_at, kill_writing, wait_until
-from run_server import RunServer
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "kill_restart.json"
 

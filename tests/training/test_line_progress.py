@@ -1,8 +1,7 @@
 """Progress in a log file: one line every so many optimiser steps."""
 
 from subtoken_train.training.line_progress import LineProgress
-
-from toy_fit import Toy, fit_toy
+from tests.support.toy_fit import Toy, fit_toy
 
 
 class Logged(Toy):

@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from subtoken_train.backbones.build import assemble
-from subtoken_train.backbones.load import BackboneConfig, load_family
-from subtoken_train.backbones.lora import LoraSettings
+from benchmarks import recipe_memory, training_memory
+from benchmarks.live_tensors import LiveTensors, tensors_of
+from subtoken_train.engine.build import assemble
+from subtoken_train.families.load import BackboneConfig, load_family
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.memory import check_strategy, estimate_memory
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
-
-import recipe_memory
-import training_memory
-from helpers import save_backbone
-from live_tensors import LiveTensors, tensors_of
+from tests.support.helpers import save_backbone
 
 STEP = Step(batch_size=2, length=160, compressed=64, labelled=90)
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,15 +6,14 @@ import signal
 
 import pytest
 
+from benchmarks.kill_restart import wait_until
+from benchmarks.run_server import RunServer
 from subtoken_train.cli.main import main
 from subtoken_train.training import run_marker
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_marker import MARKER_FILE, RUN
-
-from cpu_fit import run_fit
-from helpers import interrupted_fit, last_state
-from kill_restart import wait_until
-from run_server import RunServer
+from tests.support.cpu_fit import run_fit
+from tests.support.helpers import interrupted_fit, last_state
 
 SHORT = "--trainer.max_steps=1"
 OTHER = ("--trainer.max_steps=3", "--checkpoint.every_n_train_steps=1", "--model.lora.rank=4")

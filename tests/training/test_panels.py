@@ -8,9 +8,9 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
-from subtoken_train.backbones.load import BackboneConfig
-from subtoken_train.backbones.rows import Rows
-from subtoken_train.functional.flops import DecoderSize, TrainingFlops
+from subtoken_train.engine.rows import Rows
+from subtoken_train.families.load import BackboneConfig
+from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import SubTokenModule

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
+from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.training.preflight import StepPlan, count_devices, layer_bands, plan_steps
 
 

@@ -9,8 +9,7 @@ from subtoken_train.training.checkpoints import Marker, begin, finish
 from subtoken_train.training.resume import check_resumable, requeued_with_work
 from subtoken_train.training.run_checkpoints import trained_shapes
 from subtoken_train.training.run_marker import new_marker, write_run_marker
-
-from toy_fit import Toy
+from tests.support.toy_fit import Toy
 
 
 def written(folder, strategy="DDPStrategy", shards=False):

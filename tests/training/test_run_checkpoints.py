@@ -15,8 +15,7 @@ from subtoken_train.training.checkpoints import incomplete, newest_complete, rea
 from subtoken_train.training.divergence import weights_are_finite
 from subtoken_train.training.interrupt import CheckpointFailed, TrainingDiverged, TrainingInterrupted
 from subtoken_train.training.run_checkpoints import RunCheckpoints
-
-from toy_fit import At, Toy, fit_toy, present_handlers, send
+from tests.support.toy_fit import At, Toy, fit_toy, present_handlers, send
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from subtoken_train.training import run_marker
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.run_marker import MARKER_FILE, has_work, lock_run, new_marker, write_run_marker
 from subtoken_train.training.run_places import place_beside
-
-from run_folders import checkpoint, made_run, states
+from tests.support.run_folders import checkpoint, made_run, states
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,7 @@ import pytest
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.run_marker import has_work, read_run_marker
 from subtoken_train.training.run_places import final_names, place_beside, settle_after_kill
-
-from run_folders import begun, checkpoint, complete, kill_in, made_run, states
+from tests.support.run_folders import begun, checkpoint, complete, kill_in, made_run, states
 
 
 def test_the_old_run_goes_when_the_new_one_is_whole_and_what_is_not_of_a_run_stays(tmp_path):

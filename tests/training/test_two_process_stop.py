@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).with_name("two_process_stop.py")
+PROGRAM = Path(__file__).parents[1] / "support" / "two_process_stop.py"
 
 
 def test_both_stop_and_go_on_alike(tmp_path):

@@ -12,13 +12,12 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.backbones.llava import LlavaFamily
 from subtoken_train.cli.main import main
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.training.panels import throughput
-
-from tiny_fits import tiny_fit
-from tiny_llava import build_model, build_processor
+from tests.support.tiny_fits import tiny_fit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "watching.md"
 STEPS = 6

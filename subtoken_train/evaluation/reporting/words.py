@@ -10,7 +10,7 @@ from subtoken_train.evaluation.reporting.layout import Row
 from subtoken_train.evaluation.reporting.paper import Comparison
 from subtoken_train.evaluation.reporting.reading import Arm
 from subtoken_train.evaluation.reporting.report import TaskFacts
-from subtoken_train.functional.ledger import share_words
+from subtoken_train.ledger.ledger import share_words
 
 NOTHING = "-"
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.source import adapter_folder, find_adapter
-from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks.base import Modality
-from subtoken_train.functional.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.inference.protocol import check_context_first
+from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 

@@ -11,8 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.backbones.attach import CompressedBackbone
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
 from subtoken_train.evaluation.runner.alone import Alone
 from subtoken_train.evaluation.runner.anchors import with_anchors
@@ -23,8 +23,8 @@ from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.check import check_complete, check_samples
-from subtoken_train.functional.emptied import emptied_words
 from subtoken_train.inference.pool import ModelPool
+from subtoken_train.ledger.emptied import emptied_words
 
 Say = Callable[[str], None]
 Counter = Callable[[str], Callable[[int, int], None]]

@@ -17,10 +17,10 @@ from datasets import Dataset, Image, load_dataset
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 from pyarrow import ArrowInvalid
 
-from subtoken_train.backbones.hub import hub_asked, silence
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.documents import check_regular
 from subtoken_train.evaluation.tasks.base import Task
+from subtoken_train.families.hub import hub_asked, silence
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.parquet")

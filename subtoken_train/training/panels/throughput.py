@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from subtoken_train.functional.flops import DecoderSize, TrainingFlops
+from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.names import kind_and_layer
 from subtoken_train.training.panels.steps import logs_now

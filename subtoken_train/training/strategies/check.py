@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 
-from subtoken_train.backbones.attach import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.training.preflight import count_devices
 from subtoken_train.training.strategies import STRATEGIES
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy

@@ -11,8 +11,7 @@ import torch.multiprocessing
 
 from subtoken_train.evaluation.metrics import caption_cider
 from subtoken_train.evaluation.tasks import TASKS, build_task
-
-from metric_cases import CASES
+from tests.support.metric_cases import CASES
 
 
 def words(rows):

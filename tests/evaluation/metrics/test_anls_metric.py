@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.metrics.anls import ANLS, levenshtein
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 words = st.text(alphabet="ab ", max_size=7)
 

@@ -12,8 +12,7 @@ from subtoken_train.evaluation.metrics.caption_cider import (
     ptb_tokens,
     word_overlap,
 )
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="the PTB tokenizer is a Java program")
 CAPTIONS = [("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hund", ["a cat"]), ("", ["two red cars", "cars"])]

@@ -3,8 +3,7 @@
 import pytest
 
 from subtoken_train.evaluation.metrics.exact_match import ExactMatch, llava_answer
-
-from vqa_cases import mean_of, reference_cases
+from tests.support.vqa_cases import mean_of, reference_cases
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 import pytest
 
 from subtoken_train.evaluation.metrics.mathvista import MathVistaAccuracy, equal, extract, normalise
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 CHOICES = ["135°", "140°", "145°"]
 

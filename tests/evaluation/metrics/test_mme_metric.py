@@ -5,8 +5,7 @@ import random
 import pytest
 
 from subtoken_train.evaluation.metrics.mme import SUBTASKS, MMEScores, lmms_answer, official_answer
-
-from vqa_cases import expected_scores, real_answers, reference_cases
+from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 
 def scores_of(rows):

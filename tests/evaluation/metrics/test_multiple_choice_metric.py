@@ -1,8 +1,7 @@
 """Accuracy by log-likelihood."""
 
 from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 
 def test_the_first_of_the_likeliest_is_chosen():

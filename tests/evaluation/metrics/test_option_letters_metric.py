@@ -8,8 +8,7 @@ from subtoken_train.evaluation.metrics.option_letters import (
     plain_letter,
     vlmevalkit_letter,
 )
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
 

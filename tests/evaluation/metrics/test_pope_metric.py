@@ -3,8 +3,7 @@
 import pytest
 
 from subtoken_train.evaluation.metrics.pope import POPEScores, llava_answer, lmms_answer
-
-from vqa_cases import expected_scores, real_answers, reference_cases
+from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 LLAVA = {
     "Accuracy": "accuracy",

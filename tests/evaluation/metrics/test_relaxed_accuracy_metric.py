@@ -3,8 +3,7 @@
 import pytest
 
 from subtoken_train.evaluation.metrics.relaxed_accuracy import RelaxedAccuracy, relaxed_match
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from subtoken_train.evaluation.metrics.ruler import RulerMatch, ruler_score
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import pytest
 
 from subtoken_train.evaluation.metrics.scienceqa import LETTERS, ScienceQAScores, llava_choice, llava_letter, lmms_right
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 
 @pytest.mark.parametrize(

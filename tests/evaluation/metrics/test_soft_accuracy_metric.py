@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.evaluation.metrics.soft_accuracy import SoftAccuracy, leave_one_out
 from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
-
-from vqa_cases import mean_of, reference_cases
+from tests.support.vqa_cases import mean_of, reference_cases
 
 
 def left_out_one_by_one(answer, people):

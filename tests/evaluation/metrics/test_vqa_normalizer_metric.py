@@ -14,8 +14,7 @@ from subtoken_train.evaluation.metrics.vqa_normalizer import (
     without_marks,
     word_tokens,
 )
-
-from vqa_cases import reference_cases
+from tests.support.vqa_cases import reference_cases
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 
 from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
 from subtoken_train.evaluation.metrics.vqav2 import VQAv2Accuracy
-
-from vqa_cases import mean_of, reference_cases
+from tests.support.vqa_cases import mean_of, reference_cases
 
 READINGS = {
     "official_accuracy": lambda case: case["official_vqaeval_pct"] / 100,

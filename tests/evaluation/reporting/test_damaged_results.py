@@ -13,8 +13,7 @@ from subtoken_train.evaluation.reporting.latex import report_latex
 from subtoken_train.evaluation.reporting.markdown import report_markdown
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
-
-from report_results import answers, facts, register, write_run
+from tests.support.report_results import answers, facts, register, write_run
 
 ODD = [None, -1, 10**30, "x", [], {"a": {}}]
 

@@ -6,8 +6,7 @@ import pytest
 
 from subtoken_train.evaluation.reporting.curves import area, make_curves, method_words, within
 from subtoken_train.evaluation.reporting.reading import read_results
-
-from report_results import answers, facts, register, write_run
+from tests.support.report_results import answers, facts, register, write_run
 
 
 def test_area_is_the_mean_over_the_range():

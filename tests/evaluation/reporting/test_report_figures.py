@@ -16,8 +16,7 @@ from subtoken_train.evaluation.reporting.figures import (
     score_figure,
 )
 from subtoken_train.evaluation.reporting.reading import Arm, read_results
-
-from report_results import answers, facts, register, write_run
+from tests.support.report_results import answers, facts, register, write_run
 
 
 def by_name(folder) -> dict[str, Arm]:

@@ -7,8 +7,7 @@ import pytest
 from subtoken_train.evaluation.reporting.layout import PAPER_TASKS, make_tables
 from subtoken_train.evaluation.reporting.reading import read_results
 from subtoken_train.evaluation.tasks import TASKS
-
-from report_results import answers, facts, paper_grid, register, write_run
+from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,7 @@ import pytest
 from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
-
-from report_results import answers, facts, paper_grid, register, write_run
+from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 VOID = {"meta", "link", "img", "br"}
 HOSTILE = "</pre><script>alert(1)</script> see http://example.org/a.png & <img src=x onerror=alert(2)>"

@@ -9,8 +9,7 @@ import pytest
 from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
 from subtoken_train.evaluation.reporting.paper import compare_paper, recomputed_means
 from subtoken_train.evaluation.reporting.reading import read_results
-
-from report_results import answers, facts, paper_grid, register, write_run
+from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 CELLS = dict(zip(PAPER_TASKS.values(), [60.0, 50.0, 40.0, 80.0, 70.0, 65.0, 75.0], strict=True))
 LOWER = {name: value - 1 for name, value in CELLS.items()}

@@ -15,8 +15,7 @@ from subtoken_train.evaluation.reporting.layout import make_tables
 from subtoken_train.evaluation.reporting.plots import BOTTOM, curve_chart, difference_chart, kind_chart
 from subtoken_train.evaluation.reporting.reading import read_results
 from subtoken_train.evaluation.reporting.svg import Drawing, ticks_between
-
-from report_results import KINDS, answers, facts, register, write_run
+from tests.support.report_results import KINDS, answers, facts, register, write_run
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 
 from subtoken_train.evaluation.reporting.reading import read_results
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE
-
-from report_results import answers, facts, register, write_run
+from tests.support.report_results import answers, facts, register, write_run
 
 
 @pytest.fixture(autouse=True)

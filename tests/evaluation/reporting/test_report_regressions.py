@@ -11,8 +11,7 @@ from PIL import Image
 from subtoken_train.evaluation.reporting.pictures import FOG, SIDE, TaskFiles, kept_bits, kept_over
 from subtoken_train.evaluation.reporting.reading import read_results
 from subtoken_train.evaluation.reporting.regressions import WORST, worst_regressions
-
-from report_results import answers, facts, record, register, write_run
+from tests.support.report_results import answers, facts, record, register, write_run
 
 
 def write_pair(folder, task="pope", routed=range(30), source=None):

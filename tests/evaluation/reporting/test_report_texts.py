@@ -12,8 +12,7 @@ from subtoken_train.evaluation.reporting.latex import escape as latex_escape
 from subtoken_train.evaluation.reporting.latex import report_latex
 from subtoken_train.evaluation.reporting.markdown import escape, report_markdown
 from subtoken_train.evaluation.reporting.report import make_report
-
-from report_results import answers, facts, register, write_run
+from tests.support.report_results import answers, facts, register, write_run
 
 
 @pytest.fixture

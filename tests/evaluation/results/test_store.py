@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
 from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
 from subtoken_train.evaluation.results.store import SampleWriter, read_samples
-
-from measured import MEASURED
+from tests.support.measured import MEASURED
 
 RECORD = SampleRecord(
     id="a",

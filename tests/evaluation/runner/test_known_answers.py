@@ -12,8 +12,7 @@ from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, expand_arms
-
-from eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
+from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,15 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from subtoken_train.backbones.load import resolve
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec
+from subtoken_train.families.load import resolve
 from subtoken_train.inference.pool import ModelPool
-
-from eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
+from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 
 EVICTED = replace(WHOLE, name="arm", eviction="snapkv", eviction_keep=0.25, scope="visual")
 REDUCED = replace(WHOLE, name="arm", reducer="random", keep_ratio=0.25)

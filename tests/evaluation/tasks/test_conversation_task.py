@@ -2,9 +2,8 @@
 
 import pytest
 
-from subtoken_train.backbones.base import Turn
-
-from vqa_cases import reference_cases
+from subtoken_train.families.base import Turn
+from tests.support.vqa_cases import reference_cases
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "

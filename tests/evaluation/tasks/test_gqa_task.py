@@ -4,10 +4,9 @@ import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
-
-from benchmark_folders import gqa_own
-from benchmark_folders import gqa_parquet as parquet
-from vqa_cases import picture, prompts_of, reference_prompts
+from tests.support.benchmark_folders import gqa_own
+from tests.support.benchmark_folders import gqa_parquet as parquet
+from tests.support.vqa_cases import picture, prompts_of, reference_prompts
 
 ASKED = "<image>\nIs it overcast?\nAnswer the question using a single word or phrase."
 

@@ -6,8 +6,7 @@ import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
-
-from vqa_cases import write_rows
+from tests.support.vqa_cases import write_rows
 
 PEOPLE = [{"answer": "yes", "answer_id": n} for n in range(10)]
 FILES = {

@@ -4,10 +4,9 @@ import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
-
-from benchmark_folders import mmbench_parquet as parquet
-from benchmark_folders import mmbench_table as table
-from vqa_cases import prompts_of, reference_cases
+from tests.support.benchmark_folders import mmbench_parquet as parquet
+from tests.support.benchmark_folders import mmbench_table as table
+from tests.support.vqa_cases import prompts_of, reference_cases
 
 PROMPTS = {
     "llava": (

@@ -6,9 +6,8 @@ import pytest
 
 from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
 from subtoken_train.evaluation.tasks import build_task
-
-from benchmark_folders import mmlu_letters, mmlu_numbers, mmlu_parquet
-from vqa_cases import reference_cases
+from tests.support.benchmark_folders import mmlu_letters, mmlu_numbers, mmlu_parquet
+from tests.support.vqa_cases import reference_cases
 
 PREFIX = (
     "The following are multiple choice questions (with answers) about high school physics.\n\n"

@@ -6,11 +6,10 @@ import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
-
-from benchmark_folders import pope_own as own_form
-from benchmark_folders import pope_parquet as parquet
-from benchmark_folders import write_files
-from vqa_cases import expected_scores, picture, prompts_of, real_answers, reference_prompts
+from tests.support.benchmark_folders import pope_own as own_form
+from tests.support.benchmark_folders import pope_parquet as parquet
+from tests.support.benchmark_folders import write_files
+from tests.support.vqa_cases import expected_scores, picture, prompts_of, real_answers, reference_prompts
 
 ASKED = "<image>\nIs there a snowboard in the image?\nAnswer the question using a single word or phrase."
 CATEGORIES = ("adversarial", "popular", "random")

@@ -7,12 +7,11 @@ import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
-
-from benchmark_folders import SCIENCEQA_PROBLEM as PROBLEM
-from benchmark_folders import scienceqa_own as own_form
-from benchmark_folders import scienceqa_parquet as parquet
-from benchmark_folders import write_files
-from vqa_cases import picture, prompts_of, reference_prompts
+from tests.support.benchmark_folders import SCIENCEQA_PROBLEM as PROBLEM
+from tests.support.benchmark_folders import scienceqa_own as own_form
+from tests.support.benchmark_folders import scienceqa_parquet as parquet
+from tests.support.benchmark_folders import write_files
+from tests.support.vqa_cases import picture, prompts_of, reference_prompts
 
 HOW = "\nAnswer with the option's letter from the given choices directly."
 ASKED = f"<image>\nContext: Look at the map.\nWhich is farthest north?\nA. Ohio\nB. Utah{HOW}"

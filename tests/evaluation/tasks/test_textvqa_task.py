@@ -6,12 +6,11 @@ import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
-
-from benchmark_folders import TEXTVQA_ANSWERS as ANSWERS
-from benchmark_folders import TEXTVQA_QUESTIONS as QUESTIONS
-from benchmark_folders import textvqa_llava
-from benchmark_folders import textvqa_parquet as parquet
-from vqa_cases import picture, prompts_of, reference_prompts
+from tests.support.benchmark_folders import TEXTVQA_ANSWERS as ANSWERS
+from tests.support.benchmark_folders import TEXTVQA_QUESTIONS as QUESTIONS
+from tests.support.benchmark_folders import textvqa_llava
+from tests.support.benchmark_folders import textvqa_parquet as parquet
+from tests.support.vqa_cases import picture, prompts_of, reference_prompts
 
 HOW = "Answer the question using a single word or phrase."
 CAMERA = "what is the brand of this camera?"

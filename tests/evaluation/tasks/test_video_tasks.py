@@ -10,8 +10,7 @@ from subtoken_train.evaluation.results.record import SampleRecord
 from subtoken_train.evaluation.results.store import SampleWriter
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.frames import evenly_spaced, write_judge_file
-
-from measured import MEASURED
+from tests.support.measured import MEASURED
 
 MMBENCH = (
     "You will be provided with 2 separate frames uniformly sampled from a video, the frames are provided in "

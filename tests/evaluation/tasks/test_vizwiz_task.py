@@ -3,8 +3,7 @@
 import pytest
 
 from subtoken_train.evaluation.tasks import build_task
-
-from vqa_cases import prompts_of, real_lines, reference_prompts, write_rows
+from tests.support.vqa_cases import prompts_of, real_lines, reference_prompts, write_rows
 
 
 def parquet(folder, documents):

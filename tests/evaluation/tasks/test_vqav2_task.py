@@ -4,11 +4,10 @@ import pytest
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import build_task
-
-from benchmark_folders import VQAV2_QUESTIONS as QUESTIONS
-from benchmark_folders import people, vqav2_own
-from benchmark_folders import vqav2_parquet as parquet
-from vqa_cases import picture, prompts_of, reference_prompts
+from tests.support.benchmark_folders import VQAV2_QUESTIONS as QUESTIONS
+from tests.support.benchmark_folders import people, vqav2_own
+from tests.support.benchmark_folders import vqav2_parquet as parquet
+from tests.support.vqa_cases import picture, prompts_of, reference_prompts
 
 ASKED = [
     {"question_id": 262148000, "image_id": 262148, "question": "Where is he looking?"},

@@ -9,9 +9,8 @@ import torch
 
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.scene_files import write_scenes
-
-from helpers import save_backbone
-from strategy_runs import Arena
+from tests.support.helpers import save_backbone
+from tests.support.strategy_runs import Arena
 
 TEXT_ONLY = [{"from": "human", "value": "what is blue ?"}, {"from": "gpt", "value": "red 8"}]
 
@@ -25,9 +24,8 @@ def _mixed_kinds(monkeypatch):
 @pytest.fixture(scope="module")
 def arena(tmp_path_factory) -> Arena:
     """Random tiny LLaVA of three layers; 22 records with an image and, at the end of batches, 22 of text only."""
-    from subtoken_train.backbones.llava import LlavaFamily
-
-    from tiny_llava import build_model, build_processor
+    from checkpoints.tiny_llava import build_model, build_processor
+    from subtoken_train.families.llava import LlavaFamily
 
     folder = tmp_path_factory.mktemp("arena")
     torch.manual_seed(0)

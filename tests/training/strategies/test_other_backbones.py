@@ -7,16 +7,15 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.training.strategies.check import check_parts
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
-
-from cpu_fit import run_fit
-from helpers import save_backbone
-from qwen_tiny import qwen_family
-from strategy_runs import Run, assert_same
-from tiny_llama import build_tokenizer
+from tests.support.cpu_fit import run_fit
+from tests.support.helpers import save_backbone
+from tests.support.qwen_tiny import qwen_family
+from tests.support.strategy_runs import Run, assert_same
 
 RECALL = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16}
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

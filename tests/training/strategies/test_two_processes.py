@@ -10,8 +10,7 @@ import torch
 from subtoken_train.datasets.sampler import ResumableSampler
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.training.trained_tensors import trained_tensors
-
-from strategy_runs import GLOBAL_BATCH, assert_same
+from tests.support.strategy_runs import GLOBAL_BATCH, assert_same
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 SHORT = ["--trainer.max_steps=3"]

@@ -1,0 +1,105 @@
+"""Rows of one layer's attention, without an N x N matrix: what FastV ranks by, and what diagnostics call relevance.
+
+Legend: B batch, N positions, R attending rows, D model width, H query heads, h key-value heads, d head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from subtoken_train.engine.evaluation_mode import evaluation_mode
+from subtoken_train.engine.sharding import whole
+from subtoken_train.families.base import Family
+from subtoken_train.functional.gather import kept_index, take_rows
+
+ROW_BLOCK = 32
+"""Rows whose attention over all heads is held at once."""
+
+
+@torch.no_grad()
+def attention_row(
+    family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
+) -> Tensor:
+    """Head-mean attention that position ``row_B`` pays to all positions in ``layer``, [B, N] in fp32.
+
+    Args:
+        family: the backbone; its layer's own norm and q/k projections (LoRA included) are used.
+        layer: layer index.
+        hidden_BND: that layer's input.
+        visible_BN: real tokens, bool; padding is never seen.
+        position_ids: of the rows, [B, N] or [3, B, N].
+        row_B: index of the query row of each sample; negative rows are read as 0 (their result is meaningless).
+    """
+    with whole(family.decoder.layers[layer]):
+        attention = _LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
+        return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1)
+
+
+@torch.no_grad()
+def scouted_row(
+    family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
+) -> Tensor:
+    """``attention_row`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows."""
+    length = int(row_B.max().clamp(min=0)) + 1
+    visible, position = visible_BN[:, :length], position_ids[..., :length]
+    with evaluation_mode(family.decoder):
+        below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer)
+        row = attention_row(family, layer, below, visible, position, row_B)
+    return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
+
+
+@torch.no_grad()
+def region_attention(
+    family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, region_BN: Tensor
+) -> Tensor:
+    """Attention that a region pays to all positions in ``layer``, the mean over its rows and heads, [B, N] in fp32.
+
+    Args:
+        family: as in ``attention_row``, like the arguments after it.
+        layer: layer index.
+        hidden_BND: that layer's input.
+        visible_BN: real tokens, bool.
+        position_ids: of the rows, [B, N] or [3, B, N].
+        region_BN: the attending rows, bool; a sample without any gets zeros.
+    """
+    attention = _LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
+    index_BR, valid_BR = kept_index(region_BN, pad_left=False)
+    total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
+    for start in range(0, index_BR.shape[1], ROW_BLOCK):
+        block = slice(start, start + ROW_BLOCK)
+        total_BN += (attention.rows(index_BR[:, block]) * valid_BR[:, block, None]).sum(1)
+    return total_BN / valid_BR.sum(1, keepdim=True).clamp(min=1)
+
+
+class _LayerAttention:
+    """A layer's rotated keys, and the attention of any rows over them."""
+
+    def __init__(
+        self, family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor
+    ) -> None:
+        block = family.decoder.layers[layer]
+        self.family, self.attention, self.visible_BN = family, block.self_attn, visible_BN
+        self.normed_BND = block.input_layernorm(hidden_BND)
+        cos, sin = family.decoder.rotary_emb(self.normed_BND, position_ids)
+        self.cos, self.sin = cos.expand(len(hidden_BND), -1, -1), sin.expand(len(hidden_BND), -1, -1)
+        key = self._heads(self.attention.k_proj(self.normed_BND))
+        _, self.key_BhNd = family.rotate(key, key, (self.cos, self.sin))
+
+    def rows(self, index_BR: Tensor) -> Tensor:
+        """Head-mean attention of rows ``index_BR`` over all positions, [B, R, N] in fp32."""
+        query = self._heads(self.attention.q_proj(take_rows(self.normed_BND, index_BR)))
+        places = take_rows(self.cos, index_BR), take_rows(self.sin, index_BR)
+        query_BHRd, _ = self.family.rotate(query, query, places)
+        shared = query_BHRd.shape[1] // self.key_BhNd.shape[1]
+        key_BHNd = self.key_BhNd.repeat_interleave(shared, dim=1)
+        scores_BHRN = query_BHRd @ key_BHNd.transpose(-1, -2) * self.attention.scaling
+        columns_N = torch.arange(self.visible_BN.shape[1], device=index_BR.device)
+        allowed_BRN = self.visible_BN[:, None] & (columns_N <= index_BR[..., None])
+        # a row that sees nothing (an all-padding sample) would be NaN; it sees itself instead
+        allowed_BRN = allowed_BRN | (columns_N == index_BR[..., None])
+        masked: Tensor = scores_BHRN.float().masked_fill(~allowed_BRN[:, None], -torch.inf)
+        return masked.softmax(-1).mean(1)
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.reshape(*projected.shape[:2], -1, self.attention.head_dim).transpose(1, 2)

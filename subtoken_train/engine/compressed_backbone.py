@@ -1,0 +1,246 @@
+"""A backbone with a token reducer and value-group routers: the one path of training, evaluation and generation.
+
+Legend: B batch, N positions before the reducer, M positions after it, D model width, V vocabulary, S value groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import Cache
+
+from subtoken_train.engine.attention_rows import attention_row, scouted_row
+from subtoken_train.engine.context import ContextSplit, check_sdpa
+from subtoken_train.engine.evaluation_mode import evaluation_mode
+from subtoken_train.engine.packed_attention import use_packed_attention
+from subtoken_train.engine.rows import PromptPass, Rows, rows_read
+from subtoken_train.families.base import Family
+from subtoken_train.families.vision_tower import check_feature_count
+from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.hashing import sample_seeds
+from subtoken_train.functional.objective import IGNORE_INDEX
+from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
+from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.types import Batch, Region
+
+PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
+"""Called with (layer, query, key, value, scale, regions_BM) after each layer's attention, see ``attention.Observer``.
+
+``regions_BM`` are the regions of the layer's rows, PADDING where a row is no entry of its cache.
+"""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one call of ``run`` was given."""
+
+    batch: Batch
+    cache: Cache | None
+    pad_left: bool
+    observer: PromptObserver | None
+
+
+class CompressedBackbone(nn.Module):
+    """Family + reducer + router bank. Without a bank it is a token-only arm; with reducer ``none``, the backbone."""
+
+    def __init__(self, family: Family, reducer: Reducer, bank: RouterBank | None = None) -> None:
+        super().__init__()
+        self.family = family
+        self.model = family.model
+        self.reducer = reducer
+        self.bank = bank
+        reducer.check_fit(family.name, sees_images=family.image_token_id is not None)
+        self.routes = bank is not None and not bank.neutral
+        self._hooks: list[RemovableHandle] | None = []
+        self.splits = family.image_token_id is None and (reducer.stage == "context" or self.routes)
+        """Whether context and query rows of a language model see different caches."""
+        if self.splits:
+            check_sdpa(family.decoder.config)
+            use_packed_attention(family.decoder.config)
+        if bank is not None:
+            if bank.config.budget == "ranked":
+                reducer.check_ranks()
+            attention = [layer.self_attn for layer in family.decoder.layers]
+            self._hooks = bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
+            bank.freeze_below(reducer.cut_layer)
+
+    def detach(self) -> None:
+        """Take the routers off the family, which another backbone can then use; this one runs no more."""
+        for hook in self._hooks or ():
+            hook.remove()
+        self._hooks = None
+
+    def run(
+        self,
+        batch: Batch,
+        cache: Cache | None = None,
+        pad_left: bool = False,
+        force_gather: bool = False,
+        observer: PromptObserver | None = None,
+    ) -> PromptPass:
+        """Embed, reduce, and run all decoder layers with routing.
+
+        Args:
+            batch: padded prompts, with or without answers.
+            cache: filled when given (prefill), with values as routed: dropped groups are zeros until it is packed.
+            pad_left: side on which samples with fewer kept rows are padded.
+            force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
+            observer: sees every layer's attention; needs ``use_packed_attention``.
+        """
+        assert self._hooks is not None, "this backbone's family was handed on to another"
+        family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
+        rows = Rows.whole(batch.regions_BN, family.positions(batch))
+        neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
+        if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
+            hidden, keep = self._tower_reduced(reducer, batch, rows)
+            rows, gather = rows.take(keep, pad_left, family.tower_positions)
+            result = self._routed_span(call, take_rows(hidden, gather), rows, [], 0)
+        else:
+            hidden = family.embed(batch)
+            result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
+        result.embeds_BND = hidden
+        return result
+
+    def _run_embedded(self, call: _Call, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
+        family, reducer = self.family, self.reducer
+        if self.splits and (not neutral or self.routes):
+            return self._context_split(call, hidden, rows, None if neutral else reducer)
+        if neutral:
+            return self._routed_span(call, hidden, rows, [], reducer.cut_layer)
+        assert isinstance(reducer, RankingReducer)
+        if reducer.stage == "embeds":
+            scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
+            keep, rank = reducer.select(self._view(call.batch, lambda layer: scouted_row(family, layer, *scouting)))
+            rows, gather = rows.take(keep, call.pad_left)
+            return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
+        return self._decoder_reduced(reducer, call, hidden, rows)
+
+    def logits(self, result: PromptPass, rows_BM: Tensor | None = None) -> Tensor:
+        """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
+        return self.family.logits(result.hidden_BMD if rows_BM is None else result.hidden_BMD[rows_BM])
+
+    def _context_split(self, call: _Call, hidden: Tensor, rows: Rows, reducer: Reducer | None) -> PromptPass:
+        """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
+        assert reducer is None or isinstance(reducer, ContextReducer)
+        batch, cache, regions = call.batch, call.cache, rows.regions_BM
+        if not bool((regions == Region.CONTEXT).any()):
+            if bool((batch.labels_BN == IGNORE_INDEX).all()):  # prompts too short to have a context
+                return self._routed_span(call, hidden, rows, [], 0)
+            raise ValueError(
+                f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
+                "reducer and routers need packed text (data.train) or prompts with a context"
+            )
+        asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
+        state = None if self.bank is None else self._routing_state(batch, rows, apart=True)
+        split = ContextSplit(
+            reducer=reducer,
+            visible_BN=rows.visible_BM,
+            context_BN=regions == Region.CONTEXT,
+            reads_whole_BN=(regions == Region.SYSTEM) | (regions == Region.CONTEXT),
+            asks_BN=asks,
+            bank=self.bank,
+            routing=state,
+            collects=cache is not None,
+        )
+        with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
+            hidden = self._layers(call, hidden, rows, 0, None, context_split=split)
+        if cache is not None:
+            for layer, routed_BhNd in split.routed.items():
+                cache.layers[layer].values = routed_BhNd
+        return PromptPass(hidden, rows, [], state, split.seen)
+
+    def _tower_reduced(self, reducer: TowerReducer, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, [B, N]."""
+        family = self.family
+        states = family.visual_states(batch, statistics=True)
+        assert states is not None
+        keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
+        sizes = [len(tokens) for tokens in states.tokens]
+        check_feature_count(int(visual.sum()), sum(sizes), batch)
+        merged = reducer.merge(states, list(rows_read(batch)[visual].split_with_sizes(sizes)))
+        slots = torch.cat(merged.slots)
+        keep[visual] = slots
+        return family.place(batch, family.project(torch.cat(merged.tokens)), keep), keep
+
+    def _decoder_reduced(self, reducer: RankingReducer, call: _Call, hidden: Tensor, rows: Rows) -> PromptPass:
+        """Layers below the cut see every row; the ranking is the attention of the last of them."""
+        family, cut, batch = self.family, reducer.cut_layer, call.batch
+        last = cut - 1
+        hidden = self._layers(call, hidden, rows, 0, last)
+        with evaluation_mode(family.decoder.layers[last]):
+            row = attention_row(family, last, hidden, rows.visible_BM, rows.position, batch.rank_position_B)
+        hidden = self._layers(call, hidden, rows, last, cut)
+        keep, rank = reducer.select(self._view(batch, lambda _: row))
+        kept, gather = rows.take(keep, call.pad_left)
+        return self._routed_span(call, take_rows(hidden, gather), kept, [(0, cut, rows)], cut, rank)
+
+    def _routed_span(
+        self,
+        call: _Call,
+        hidden: Tensor,
+        rows: Rows,
+        spans: list[tuple[int, int, Rows]],
+        start: int,
+        rank_BN: Tensor | None = None,
+    ) -> PromptPass:
+        """Run the layers from ``start`` on under routing; layers before it must have run (``spans``).
+
+        ``rank_BN`` is the reducer's rank of every row of the unreduced sequence.
+        """
+        depth = self.family.shape.num_layers
+        if not spans and start:  # nothing was cut: the layers below still run unrouted
+            hidden = self._layers(call, hidden, rows, 0, start)
+            spans = [(0, start, rows)]
+        spans = [*spans, (start, depth, rows)]
+        if self.bank is None:
+            return PromptPass(self._layers(call, hidden, rows, start, depth), rows, spans)
+        state = self._routing_state(call.batch, rows)
+        state.rank_BN = None if rank_BN is None else take_rows(rank_BN, rows.index_BM)
+        with self.bank.routing(state):
+            hidden = self._layers(call, hidden, rows, start, depth)
+        return PromptPass(hidden, rows, spans, state)
+
+    def _layers(
+        self,
+        call: _Call,
+        hidden: Tensor,
+        rows: Rows,
+        start: int,
+        stop: int | None,
+        context_split: ContextSplit | None = None,
+    ) -> Tensor:
+        """Decoder layers on ``rows``, seen by the call's observer."""
+        options: dict[str, object] = {} if context_split is None else {"context_split": context_split}
+        watch = call.observer
+        if watch is not None:
+
+            def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+                regions = rows.regions_BM
+                if context_split is not None:
+                    regions = regions.masked_fill(~context_split.seen[layer], Region.PADDING)
+                    value = context_split.routed.get(layer, value)
+                watch(layer, query, key, value, scale, regions)
+
+            options["observer"] = observe
+        return self.family.run_layers(hidden, rows.visible_BM, rows.position, call.cache, start, stop, **options)
+
+    def _routing_state(self, batch: Batch, rows: Rows, apart: bool = False) -> RoutingState:
+        """What the routers read of a pass over ``rows``."""
+        regions = rows.regions_BM
+        return RoutingState(
+            routed_BN=(regions == Region.VISUAL) | (regions == Region.CONTEXT),
+            query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
+            position_BN=rows.ordinal_BM,
+            sample_seed_B=sample_seeds(batch.record_ids, regions.device),
+            apart=apart,
+        )
+
+    def _view(self, batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
+        """What the reducer may look at."""
+        seeds = sample_seeds(batch.record_ids, batch.regions_BN.device)
+        return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)

@@ -1,0 +1,132 @@
+"""The rows that run through the decoder layers, and what a pass over a batch leaves behind.
+
+Legend: B batch, N positions before the reducer, M positions after it, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.gather import count_positions, kept_index, take_rows
+from subtoken_train.reducers import PositionPolicy
+from subtoken_train.routing.bank import RoutingState
+from subtoken_train.types import Batch, LayerPlan, Plan, Region
+
+
+def rows_read(batch: Batch) -> Tensor:
+    """Rows that a token is read from, bool [B, N]: the last one before each answer, and the last of a prompt.
+
+    No reducer drops these, whatever they hold. A batch whose prompts go on later (``followed``) has no last row.
+    """
+    regions_BN = batch.regions_BN
+    after_BN = torch.nn.functional.pad(regions_BN[:, 1:], (0, 1), value=int(Region.PADDING))
+    answers_BN = (after_BN == Region.ANSWER) & (regions_BN != Region.ANSWER)
+    ends_BN = (after_BN == Region.PADDING) & (not batch.followed)
+    return (regions_BN != Region.PADDING) & (answers_BN | ends_BN)
+
+
+@dataclass
+class Rows:
+    """The rows that run through a span of layers.
+
+    Attributes:
+        index_BM: row of the unreduced sequence each one came from; 0 where ``visible`` is False.
+        visible_BM: real tokens; False is padding.
+        position: position ids for the rotary embedding, [B, M], or [3, B, M] (time, height, width) under mRoPE.
+        ordinal_BM: real tokens before it in the unreduced sequence; does not depend on the padding side.
+        regions_BM: ``Region`` codes.
+        next_position: position id of the first token after the prompt, [B, 1] or [3, B, 1]: one past the largest of the
+            unreduced prompt, whatever was dropped since.
+    """
+
+    index_BM: Tensor
+    visible_BM: Tensor
+    position: Tensor
+    ordinal_BM: Tensor
+    regions_BM: Tensor
+    next_position: Tensor
+
+    @classmethod
+    def whole(cls, regions_BN: Tensor, position: Tensor) -> Rows:
+        """The rows of an unreduced sequence."""
+        visible_BN = regions_BN != Region.PADDING
+        index_BN = torch.arange(visible_BN.shape[1], device=visible_BN.device).expand(visible_BN.shape)
+        following = _one_past(position, visible_BN)
+        return cls(index_BN, visible_BN, position, count_positions(visible_BN), regions_BN, following)
+
+    def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> tuple[Rows, Tensor]:
+        """The kept rows, and the index that gathers other tensors alike.
+
+        ``policy``: kept rows stay at their own position ids (``original``, and ``mrope``), or count anew
+        (``renumber``), and then so does what follows: one past the last kept row.
+        """
+        index, valid = kept_index(keep_BM, pad_left)
+        regions = take_rows(self.regions_BM, index).masked_fill(~valid, Region.PADDING)
+        if policy == "renumber":
+            position = count_positions(valid)
+            following = _one_past(position, valid)
+        else:
+            position = self.position.gather(-1, index.expand(*self.position.shape[:-1], -1))
+            following = self.next_position
+        ordinal = take_rows(self.ordinal_BM, index)
+        return Rows(take_rows(self.index_BM, index), valid, position, ordinal, regions, following), index
+
+
+def _one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
+    """One past each sample's largest position id (under mRoPE: of all three axes), [B, 1] or [3, B, 1]."""
+    largest = position.masked_fill(~visible_BN, -1).amax(-1, keepdim=True)
+    return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
+
+
+@dataclass
+class PromptPass:
+    """What a pass over a batch left behind.
+
+    Attributes:
+        hidden_BMD: last layer's output, before the final norm.
+        rows: the rows of ``hidden``.
+        spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
+        state: what the routers did; None without routing.
+        kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
+        embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place.
+    """
+
+    hidden_BMD: Tensor
+    rows: Rows
+    spans: list[tuple[int, int, Rows]] = field(default_factory=list)
+    state: RoutingState | None = None
+    kept: dict[int, Tensor] = field(default_factory=dict)
+    embeds_BND: Tensor | None = None
+
+    def layer_rows(self) -> list[tuple[Rows, Tensor]]:
+        """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
+        if self.kept:
+            regions = self.rows.regions_BM
+            return [
+                (self.rows, regions.masked_fill(~kept_BM, Region.PADDING)) for _, kept_BM in sorted(self.kept.items())
+            ]
+        return [(rows, rows.regions_BM) for start, stop, rows in self.spans for _ in range(start, stop)]
+
+    def plan(self, keep: list[Tensor] | None = None) -> Plan:
+        """Which entries and value groups every layer's cache holds after this pass.
+
+        Args:
+            keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
+                where nothing is evicted.
+        """
+        layers = []
+        for layer, (rows, regions_BM) in enumerate(self.layer_rows()):
+            keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
+            index, valid = kept_index(keep_BhM.any(1), pad_left=False)
+            entries = take_rows(rows.index_BM, index).masked_fill(~valid, -1)
+            mask_BMS = None if self.state is None else self.state.masks.get(layer)
+            heads = None if keep_BhM.shape[1] == 1 else take_rows(keep_BhM.transpose(1, 2), index) & valid[..., None]
+            layers.append(LayerPlan(entries, None if mask_BMS is None else take_rows(mask_BMS, index), heads))
+        return Plan(layers)
+
+    def labels(self, labels_BN: Tensor) -> Tensor:
+        """Labels of the surviving rows, [B, M]; padding gets -100."""
+        return take_rows(labels_BN, self.rows.index_BM).masked_fill(~self.rows.visible_BM, -100)

@@ -1,0 +1,103 @@
+"""LLaVA-1.5 (any size) in the transformers 5 format: CLIP tower, projector, Llama-like language model.
+
+Legend: B batch, N positions, D model width, I images, T visual tokens, C tower width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from subtoken_train.families.base import Family, RenderedPrompt, Turn
+from subtoken_train.families.vision_tower import class_attention
+from subtoken_train.functional.images import pad_to_square
+from subtoken_train.types import Batch, VisualStates
+
+
+class LlavaFamily(Family):
+    """``LlavaForConditionalGeneration`` behind the family interface."""
+
+    name = "llava"
+    # Anchored: the CLIP tower has q_proj and v_proj too.
+    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
+    # 595 = 576 + 19; how the 19 split is our reading
+    paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 14}
+
+    @property
+    def decoder(self) -> Any:
+        """The Llama stack."""
+        return self.model.model.language_model
+
+    @property
+    def image_token_id(self) -> int:
+        """Id of the placeholder that stands once per visual token."""
+        return int(self.model.config.image_token_id)
+
+    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
+        r"""LLaVA-1.5's format without system text: ``<s>USER: <image>\nquestion ASSISTANT: answer</s>USER: ...``.
+
+        Image markers are moved to the front of their turn, as in LLaVA's own preprocessing.
+        """
+        marker, tokenizer = self.processor.image_token, self.tokenizer
+        text, spans = tokenizer.bos_token or "", []
+        for turn in turns:
+            count = turn.prompt.count("<image>")
+            words = turn.prompt.replace("<image>", "").strip()
+            text += "USER: " + f"{marker}\n" * count + f"{words} ASSISTANT:"
+            if turn.answer is not None:
+                start = len(text)
+                text += f" {turn.answer.strip()}{tokenizer.eos_token}"
+                spans.append((start, len(text)))
+        return RenderedPrompt(text, spans, marker)
+
+    def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
+        """Patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy)."""
+        vision = self.model.config.vision_config
+        cls_kept = self.model.config.vision_feature_select_strategy != "default"
+        return int((vision.image_size // vision.patch_size) ** 2 + cls_kept)
+
+    def process_images(self, images: list[Any]) -> tuple[Tensor, None]:
+        """Pixel values [num_images, 3, H, W]; images are padded to a square of the mean colour first."""
+        image_processor = self.processor.image_processor
+        fill = tuple(round(255 * mean) for mean in image_processor.image_mean)
+        squares = [pad_to_square(image, fill) for image in images]
+        return image_processor(squares, return_tensors="pt")["pixel_values"], None
+
+    @torch.no_grad()
+    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
+        """CLIP's hidden states of ``vision_feature_layer``; statistics are those of the layer that made them."""
+        if batch.pixel_values is None:
+            return None
+        config, tower = self.model.config, self.model.model.vision_tower
+        states = tower(batch.pixel_values.to(self.model.dtype), output_hidden_states=True).hidden_states
+        chosen = config.vision_feature_layer
+        indices = [index % len(states) for index in ([chosen] if isinstance(chosen, int) else chosen)]
+        hidden_INC = torch.cat([states[index] for index in indices], dim=-1)
+        has_cls = config.vision_feature_select_strategy == "default"
+        tokens_ITC = hidden_INC[:, 1:] if has_cls else hidden_INC
+        if not statistics:
+            return VisualStates(list(tokens_ITC))
+        if not has_cls or indices[-1] == 0:
+            raise ValueError(
+                "visionzip needs a CLIP tower whose class token is dropped (vision_feature_select_strategy: default) "
+                f"and a vision_feature_layer past the embeddings; this backbone has {chosen}, "
+                f"{config.vision_feature_select_strategy!r}"
+            )
+        below = indices[-1] - 1
+        received_IT, keys_ITd = class_attention(tower.encoder.layers[below], states[below])
+        return VisualStates(list(tokens_ITC), list(hidden_INC[:, 0]), list(received_IT), list(keys_ITd))
+
+    def project(self, states_TC: Tensor) -> Tensor:
+        """The multi-modal projector."""
+        features: Tensor = self.model.model.multi_modal_projector(states_TC)
+        return features
+
+    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Llama's rotary embedding of [B, H, N, d] queries and keys."""
+        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
+        return rotated

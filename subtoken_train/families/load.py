@@ -1,0 +1,248 @@
+"""Load a backbone from a folder or the Hub, or lay out its architecture without weights."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.families.base import Family
+from subtoken_train.families.hub import hub_asked, silence
+from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.local_files import check_local_files
+from subtoken_train.families.offline import offline_config
+from subtoken_train.families.quantize import check_quantization, prepare_quantised, quantization_config
+from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
+from subtoken_train.families.text import TextFamily
+from subtoken_train.families.windows import check_full_attention
+from subtoken_train.functional.quantized import Quantization
+from subtoken_train.resources import resource_root
+
+FAMILIES: dict[str, type[Family]] = {
+    "llava": LlavaFamily,
+    "qwen2_5_vl": Qwen25VLFamily,
+    "llama": TextFamily,
+    "qwen2": TextFamily,
+    "mistral": TextFamily,
+}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REVISION = re.compile(r"\w[\w.+/-]{0,199}")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+"""Any other text could name a kernel on the Hub, which is code."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class BackboneConfig:
+    """Which frozen model to build on.
+
+    Attributes:
+        path: a local folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), or a folder that ships with the project
+            (``checkpoints/tiny-llava``).
+        revision: branch, tag or commit on the Hub; None takes the default branch.
+        dtype: ``float32``, ``bfloat16`` or ``float16``, of the frozen weights.
+        attention: transformers' attention implementation (``sdpa``, ``eager``, ``flash_attention_2``).
+        max_pixels: cap of an image, where images keep their own size (Qwen2.5-VL); 784 pixels are one visual token.
+            None: the processor's own cap, and at most 1,003,520 (1,280 visual tokens).
+        quantization: of the decoder's linear layers: ``none``, ``nf4`` (4 bits, double quantisation) or ``int8``; by
+            bitsandbytes, with products in ``dtype``. Adapters fit a backbone however it is quantised.
+    """
+
+    path: str = "checkpoints/tiny-llava"
+    revision: str | None = None
+    dtype: str = "float32"
+    attention: str = "sdpa"
+    max_pixels: int | None = None
+    quantization: Quantization = "none"
+
+
+def resolve(path: str) -> str:
+    """A local or shipped folder's path where there is one; otherwise the name unchanged, as a Hub id."""
+    for candidate in (Path(path), resource_root() / path):
+        if candidate.is_dir():
+            return str(candidate)
+    return path
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a name reads as ``user/name`` and is no folder here."""
+    return _HUB_ID.fullmatch(path) is not None and resolve(path) == path and not Path(path).exists()
+
+
+def check_backbone(config: BackboneConfig) -> None:
+    """Raise a worded ``ValueError`` where a setting is none; nothing is looked up."""
+    _dtype(config)
+    check_quantization(config.quantization)
+    if config.attention not in ATTENTIONS:
+        raise unknown_name("attention", config.attention, ATTENTIONS)
+    if config.max_pixels is not None and config.max_pixels < 1:
+        raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
+    check_revision(config.revision)
+
+
+def check_revision(revision: str | None) -> None:
+    """Raise a worded ``ValueError`` unless a revision can be a branch, tag or commit: it names a file in the cache."""
+    if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
+        raise ValueError(f"revision {revision[:80]!r} is no branch, tag or commit")
+
+
+def load_family(config: BackboneConfig) -> Family:
+    """Load weights and processor. No code that they bring is run.
+
+    Raises:
+        ValueError: unknown path, model type, dtype or quantization; broken or incomplete files; bitsandbytes or
+            flash-attn is asked for and missing.
+    """
+    check_backbone(config)
+    with _asked(config):
+        family = _family_of(_read_config(config))
+        model = load_weights(family, config)
+        return _put_together(family, model, _read_processor(family, config), config)
+
+
+def load_weights(family: type[Family], config: BackboneConfig) -> Any:
+    """The model alone, frozen as it is used: in evaluation mode, quantised where that is asked for.
+
+    Raises:
+        ValueError: as ``load_family``.
+    """
+    quantised = quantization_config(config.quantization, _dtype(config), family.unquantised)
+    if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs nothing")
+    try:
+        model, report = family.auto_model.from_pretrained(
+            resolve(config.path),
+            config=_read_config(config),
+            revision=config.revision,
+            trust_remote_code=False,
+            dtype=_dtype(config),
+            attn_implementation=config.attention,
+            quantization_config=quantised,
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the readers of broken files raise
+        raise _unreadable("the weights", config, error) from error
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+        raise ValueError(
+            f"the weights of backbone {config.path!r} are not whole: {len(missing)} tensors are missing, "
+            f"first {missing[0]}"
+        )
+    if quantised is not None:
+        prepare_quantised(model, family(model, None).decoder)
+    return model.eval()
+
+
+def layout_family(config: BackboneConfig) -> Family:
+    """The architecture on the meta device: names, shapes and counts, no weights, no network for known Hub ids.
+
+    Its weights have the shapes of the unquantised ones.
+    """
+    check_backbone(config)
+    model_config = offline_config(config.path)
+    if model_config is None:
+        with _asked(config):
+            model_config = _read_config(config)
+    family = _family_of(model_config)
+    try:
+        with torch.device("meta"):
+            model = family.auto_model.from_config(model_config, dtype=_dtype(config))
+    except Exception as error:  # sizes that do not fit each other
+        raise _unreadable("the configuration", config, error) from error
+    laid_out = _put_together(family, model, None, config)
+    # as it will be; from_config would ask for flash attention's package
+    laid_out.decoder.config._attn_implementation = config.attention
+    return laid_out
+
+
+def with_processor(layout: Family, config: BackboneConfig) -> Family:
+    """A layout that can encode records: the same with its tokenizer and image processor.
+
+    Raises:
+        ValueError: the processor is not at hand.
+    """
+    with _asked(config):
+        return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
+
+
+def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
+    """Around what reads a backbone's files: the Hub is asked for a Hub id alone."""
+    return hub_asked() if is_hub_id(config.path) else nullcontext()
+
+
+def _silence(config: BackboneConfig) -> str | None:
+    """Why the Hub gave nothing, where it was asked for this backbone."""
+    return silence() if is_hub_id(config.path) else None
+
+
+def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
+    try:
+        return family.auto_processor.from_pretrained(
+            resolve(config.path), revision=config.revision, trust_remote_code=False
+        )
+    except Exception as error:  # whatever the readers of broken files raise
+        raise _unreadable("the tokenizer or processor", config, error) from error
+
+
+def _unreadable(what: str, config: BackboneConfig, error: Exception) -> ValueError:
+    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {_silence(config) or _words(error)}")
+
+
+def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
+    made = family(model, processor)
+    if config.max_pixels is not None:
+        made.limit_pixels(config.max_pixels)
+    return made
+
+
+def _dtype(config: BackboneConfig) -> torch.dtype:
+    if config.dtype not in DTYPES:
+        raise unknown_name("dtype", config.dtype, DTYPES)
+    return DTYPES[config.dtype]
+
+
+_PYTHON_TYPE = re.compile(r"<class '(?:NoneType|([\w.]+))'>")
+
+
+def _words(error: Exception) -> str:
+    """A library's complaint about a file, without what only its authors understand."""
+    if isinstance(error, UnicodeError):
+        return "a text that is not UTF-8"
+    if isinstance(error, TypeError | AttributeError | LookupError):
+        return "a value in it has another type than it must have, or is absent"
+    text = str(error).partition("Exception raised from")[0]  # torch adds where in its own code
+    return _PYTHON_TYPE.sub(r"\1", " ".join(text.split())).replace("NoneType", "null")[:240] or type(error).__name__
+
+
+def _read_config(config: BackboneConfig) -> Any:
+    source = resolve(config.path)
+    try:
+        if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+            raise FileNotFoundError(source)
+        if Path(source).is_dir():
+            check_local_files(Path(source))
+        content = AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=False)
+        content._attn_implementation = None  # the recipe says it; a file could name a kernel, code that the Hub gives
+        return content
+    except OSError as error:
+        raise ValueError(
+            f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "
+            + (_silence(config) or f"check the name, the network or HF_HOME ({type(error).__name__})")
+        ) from error
+    except Exception as error:  # no such model_type, or values that its configuration does not take
+        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {_words(error)}") from error
+
+
+def _family_of(model_config: Any) -> type[Family]:
+    if model_config.model_type not in FAMILIES:
+        raise unknown_name("backbone family (model_type)", model_config.model_type, FAMILIES)
+    check_full_attention(model_config)  # before any weight is read
+    return FAMILIES[model_config.model_type]

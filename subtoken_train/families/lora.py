@@ -1,0 +1,120 @@
+"""LoRA by peft with the match counts asserted: on q and v, and in two-stage training a second one on ``o_proj``."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from subtoken_train.errors import check_range
+from subtoken_train.families.base import Family
+
+MAIN_ADAPTER = "default"
+OUTPUT_ADAPTER = "output"
+"""peft's names of the q/v adapter and of the one on ``o_proj``; peft saves the second into a folder of its name."""
+
+MAX_RANK, MAX_DROPOUT = 2**16, 0.99
+
+
+@dataclass
+class LoraSettings:
+    """Adapter settings.
+
+    Attributes:
+        rank: LoRA rank.
+        alpha: ``lora_alpha`` (the paper's "scaling"); the update is multiplied by alpha / rank.
+        dropout: dropout on the adapter's input.
+    """
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_range("lora rank", self.rank, 1, MAX_RANK)
+        check_range("lora alpha", self.alpha, 1, 10**6)
+        check_range("lora dropout", self.dropout, 0, MAX_DROPOUT)
+
+
+def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
+    """Put LoRA on q and v of every language-model layer, in place, and freeze everything else.
+
+    Returns:
+        The ``PeftModel`` around ``family.model`` (which keeps working, adapters included).
+
+    Raises:
+        ValueError: the backbone's modules are not named as the family expects.
+    """
+    config = _peft_config(settings, family.lora_pattern)
+    family.model.requires_grad_(False)
+    with warnings.catch_warnings():
+        # peft's own call into transformers, at every adapter
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
+        peft_model = get_peft_model(family.model, config)
+    _check_matches(family, MAIN_ADAPTER, 2 * family.shape.num_layers, "q and v")
+    _trained_in_fp32(family)
+    return peft_model
+
+
+def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSettings) -> None:
+    """Put a second adapter on ``o_proj`` of every language-model layer; both are active, only the second trains.
+
+    Its initialisation is peft's usual one (the update starts at zero), not peft's OLoRA.
+
+    Raises:
+        ValueError: as ``add_lora``.
+    """
+    peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, family.output_pattern))
+    # the tuner takes several names, PeftModel only one; it also switches gradients on for all of them
+    peft_model.base_model.set_adapter([MAIN_ADAPTER, OUTPUT_ADAPTER])
+    for name, parameter in family.model.named_parameters():
+        parameter.requires_grad_(name.endswith(f".{OUTPUT_ADAPTER}.weight"))
+    _check_matches(family, OUTPUT_ADAPTER, family.shape.num_layers, "o_proj")
+    _trained_in_fp32(family)
+
+
+def remove_lora(family: Family) -> None:
+    """Take every LoRA out again; the weights under it were never changed."""
+    model = family.model
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.get_base_layer())
+    for trace in ("peft_config", "active_adapter"):
+        if trace in vars(model):
+            delattr(model, trace)
+
+
+def check_lora(settings: LoraSettings) -> None:
+    """Raise a worded ``ValueError`` where a setting is out of range."""
+    if settings.alpha < 1:
+        raise ValueError(f"lora alpha={settings.alpha} must be >= 1; the update is multiplied by alpha / rank")
+
+
+def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
+    check_lora(settings)
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=pattern,
+        bias="none",
+    )
+
+
+def _check_matches(family: Family, adapter: str, expected: int, where: str) -> None:
+    matched = [name for name, module in family.model.named_modules() if adapter in getattr(module, "lora_A", ())]
+    if len(matched) != expected:
+        raise ValueError(
+            f"LoRA matched {len(matched)} modules, expected {expected} ({where} of {family.shape.num_layers} "
+            f"language-model layers): this transformers version names them differently ({matched[:2]} ...)"
+        )
+
+
+def _trained_in_fp32(family: Family) -> None:
+    for parameter in family.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)

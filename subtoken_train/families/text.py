@@ -1,0 +1,78 @@
+"""Language models without images: Llama, Qwen2 and Mistral shapes behind the family interface.
+
+Legend: B batch, N positions, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from subtoken_train.families.base import Family, RenderedPrompt, Turn
+from subtoken_train.types import Batch
+
+
+class TextFamily(Family):
+    """``LlamaForCausalLM``, ``Qwen2ForCausalLM`` or ``MistralForCausalLM``; full attention in every layer."""
+
+    name = "a language model"
+    auto_model = AutoModelForCausalLM
+    auto_processor = AutoTokenizer
+    lora_pattern = r"model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+
+    @property
+    def decoder(self) -> Any:
+        """The stack of decoder layers."""
+        return self.model.model
+
+    @property
+    def image_token_id(self) -> None:
+        """There are no images."""
+        return None
+
+    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
+        """``USER: question ASSISTANT: answer</s>``, as LLaVA's format without images.
+
+        Raises:
+            ValueError: a turn holds an image.
+        """
+        text, spans = self.tokenizer.bos_token or "", []
+        for turn in turns:
+            if "<image>" in turn.prompt:
+                raise _no_images(self.model.config.model_type)
+            text += f"USER: {turn.prompt.strip()} ASSISTANT:"
+            if turn.answer is not None:
+                start = len(text)
+                text += f" {turn.answer.strip()}{self.tokenizer.eos_token or ''}"
+                spans.append((start, len(text)))
+        return RenderedPrompt(text, spans, "")
+
+    def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
+        """A language model has no visual tokens."""
+        raise _no_images(self.model.config.model_type)
+
+    def process_images(self, images: list[Any]) -> tuple[Tensor, None]:
+        """A language model takes no images."""
+        raise _no_images(self.model.config.model_type)
+
+    def visual_states(self, batch: Batch, statistics: bool = False) -> None:
+        """There are none."""
+        if batch.pixel_values is not None:
+            raise _no_images(self.model.config.model_type)
+
+    def project(self, states_TC: Tensor) -> Tensor:
+        """A language model has no projector."""
+        raise _no_images(self.model.config.model_type)
+
+    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Llama's rotary embedding of [B, H, N, d] queries and keys; Qwen2 and Mistral share it."""
+        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
+        return rotated
+
+
+def _no_images(model_type: str) -> ValueError:
+    return ValueError(f"{model_type} is a language model and takes no images; use a LLaVA or Qwen2.5-VL backbone")

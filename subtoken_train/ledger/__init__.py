@@ -1,0 +1,1 @@
+"""The one place that knows a byte: budgets, nominal and measured caches, arithmetic operations."""

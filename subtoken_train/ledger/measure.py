@@ -1,0 +1,64 @@
+"""What a plan really keeps, as ledger rows.
+
+Legend: B batch, N positions, S value groups.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.groups import Layout, expand_group_mask
+from subtoken_train.ledger.ledger import Entry, KVShape, Ledger
+from subtoken_train.types import LayerPlan, Plan, Region
+
+
+def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape, layout: Layout = "contiguous") -> Ledger:
+    """Count a plan's entries and (token, group) pairs per layer and region, summed over the batch.
+
+    Bytes are what a packed cache of this plan takes (a bit per group of entries that keep fewer than S), not what a
+    dense cache with zeroed groups occupies. Where heads keep entries of their own, ``tokens`` counts entries that any
+    head keeps, and bytes count the heads' own parts.
+
+    Args:
+        plan: one ``LayerPlan`` per layer.
+        regions_BN: ``Region`` codes of the unreduced batch.
+        shape: cache geometry.
+        layout: of the value groups; matters only where heads keep entries of their own.
+    """
+    entries = []
+    for index, layer in enumerate(plan.layers):
+        valid = layer.entries_BN >= 0
+        regions = take_rows(regions_BN, layer.entries_BN.clamp(min=0)).masked_fill(~valid, Region.PADDING)
+        for region in torch.unique(regions_BN).tolist():
+            if region == Region.PADDING:
+                continue
+            kept = regions == region
+            before, label = int((regions_BN == region).sum()), Region(region).label
+            entries.append(Entry(index, label, before, int(kept.sum()), *_bytes(layer, kept, shape, layout)))
+    return Ledger(shape, tuple(entries))
+
+
+def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) -> tuple[int, int, int]:
+    """Bytes of keys, of values and of the index of a layer's marked entries."""
+    head_bytes, heads, groups = shape.side_bytes // shape.num_kv_heads, layer.heads_BNh, layer.group_mask_BNS
+    count = int(kept_BN.sum())
+    slices = count * shape.num_kv_heads if heads is None else int(heads[kept_BN].sum())
+    if groups is None:
+        return slices * head_bytes, slices * head_bytes, 0
+    chosen, num_groups = groups[kept_BN], groups.shape[-1]
+    partial = chosen.sum(-1) < num_groups
+    if heads is None:
+        values = int(chosen.sum()) * shape.side_bytes // num_groups
+        return slices * head_bytes, values, int(partial.sum()) * math.ceil(num_groups / 8)
+    channels = expand_group_mask(chosen, shape.value_dim, shape.num_kv_heads, layout)
+    channels = channels.view(count, shape.num_kv_heads, shape.head_dim)
+    values = int((channels & heads[kept_BN][..., None]).sum()) * shape.element_bytes
+    pieces = shape.num_kv_heads * num_groups
+    if layout == "contiguous":
+        pieces = shape.value_dim // math.gcd(shape.value_dim // num_groups, shape.head_dim)
+    bits = int(heads[kept_BN][partial].sum()) * pieces // shape.num_kv_heads
+    return slices * head_bytes, values, math.ceil(bits / 8)

@@ -1,0 +1,122 @@
+"""One row of attention against the full matrix of transformers' eager attention."""
+
+import pytest
+import torch
+
+from subtoken_train.engine import attention_rows as rows_module
+from subtoken_train.engine.attention_rows import attention_row, region_attention
+from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.types import Region
+from tests.support.helpers import gqa_family, make_batch, sharpen
+
+MIXED = [(1, 9), (2, 7), (0, 12)]
+
+
+@pytest.fixture(params=["multi_head", "grouped_query"])
+def family(request, tiny_family):
+    family = tiny_family if request.param == "multi_head" else gqa_family()
+    sharpen(family)
+    return family
+
+
+def full_attention(family, batch):
+    """Head-mean attention matrices of all layers, [L, B, N, N], by transformers."""
+    family.model.set_attn_implementation("eager")
+    visible = batch.regions_BN != Region.PADDING
+    output = family.model.model.language_model(
+        inputs_embeds=family.embed(batch),
+        attention_mask=visible.long(),
+        position_ids=family.positions(batch),
+        output_attentions=True,
+        use_cache=False,
+    )
+    family.model.set_attn_implementation("sdpa")
+    return torch.stack(output.attentions).mean(2)
+
+
+def row_of(family, batch, layer, row_B):
+    visible = batch.regions_BN != Region.PADDING
+    positions = family.positions(batch)
+    below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
+    return attention_row(family, layer, below, visible, positions, row_B)
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_equals_eager_attention(family, pad_left):
+    """For rows at the start, in the middle and at the end of every sample, in every layer."""
+    batch = make_batch(MIXED, pad_left)
+    full = full_attention(family, batch)
+    real = [mask.nonzero().flatten() for mask in batch.regions_BN != Region.PADDING]
+    for layer in range(4):
+        for share in (0.0, 0.4, 1.0):
+            row_B = torch.stack([rows[int(share * (len(rows) - 1))] for rows in real])
+            row = row_of(family, batch, layer, row_B)
+            expected = full[layer][torch.arange(3), row_B]
+            assert row.dtype == torch.float32
+            assert torch.allclose(row, expected, atol=1e-5)
+    assert expected.std() > 0.01  # far from uniform, so that a wrong head or position shows
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_sees_neither_padding_nor_what_comes_later(family, pad_left):
+    batch = make_batch(MIXED, pad_left)
+    row_B = batch.rank_position_B.clamp(min=0) if not pad_left else torch.full((3,), batch.regions_BN.shape[1] - 3)
+    row = row_of(family, batch, 2, row_B)
+    columns = torch.arange(row.shape[1])
+    hidden = (batch.regions_BN == Region.PADDING) | (columns > row_B[:, None])
+    assert not row[hidden].any()
+    assert torch.allclose(row.sum(-1), torch.ones(3))
+
+
+@torch.no_grad()
+def test_a_sample_without_a_ranking_token_gives_numbers(family):
+    batch = make_batch([(0, 5), (1, 9)], pad_left=True)
+    row = row_of(family, batch, 1, batch.rank_position_B)
+    assert batch.rank_position_B[0] == -1
+    assert row.isfinite().all()
+
+
+@torch.no_grad()
+def test_lora_counts(tiny_family):
+    batch = make_batch(MIXED[:1])
+    before = row_of(tiny_family, batch, 0, batch.rank_position_B)
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
+    assert torch.equal(row_of(tiny_family, batch, 0, batch.rank_position_B), before)
+    torch.nn.init.normal_(tiny_family.decoder.layers[0].self_attn.q_proj.lora_B["default"].weight)
+    assert not torch.allclose(row_of(tiny_family, batch, 0, batch.rank_position_B), before, atol=1e-4)
+
+
+def region_of(family, batch, layer, region_BN):
+    visible = batch.regions_BN != Region.PADDING
+    positions = family.positions(batch)
+    below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
+    return region_attention(family, layer, below, visible, positions, region_BN)
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@pytest.mark.parametrize("block", [3, 32])
+@torch.no_grad()
+def test_a_region_is_the_mean_of_its_rows(family, pad_left, block, monkeypatch):
+    """Against the full matrix, for regions of different sizes, some of more rows than a block holds."""
+    monkeypatch.setattr(rows_module, "ROW_BLOCK", block)
+    batch = make_batch(MIXED, pad_left)
+    full = full_attention(family, batch)
+    region_BN = batch.regions_BN == Region.QUERY
+    assert sorted(region_BN.sum(-1).tolist()) == [5, 7, 10]
+    for layer in range(4):
+        expected = torch.stack([full[layer][i, region_BN[i]].mean(0) for i in range(3)])
+        assert torch.allclose(region_of(family, batch, layer, region_BN), expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_an_empty_region_is_zeros_and_leaves_the_others_alone(family):
+    batch = make_batch(MIXED)
+    region_BN = batch.regions_BN == Region.QUERY
+    whole = region_of(family, batch, 1, region_BN)
+    region_BN[1] = False
+    found = region_of(family, batch, 1, region_BN)
+    assert not found[1].any()
+    assert torch.allclose(found[[0, 2]], whole[[0, 2]], atol=1e-6)
+    assert not region_of(family, batch, 1, torch.zeros_like(region_BN)).any()

@@ -1,0 +1,173 @@
+"""Neutral settings are the backbone; one path for both FastV stages, any padding, several images, none."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+from tests.support.helpers import compress, make_batch
+
+MIXED = [(1, 9), (2, 7), (0, 12)]
+
+
+def hf_logits(family, batch):
+    mask = batch.regions_BN != Region.PADDING
+    positions = family.positions(batch)
+    return family.model(
+        input_ids=batch.input_ids_BN,
+        pixel_values=batch.pixel_values,
+        attention_mask=mask.long(),
+        position_ids=positions,
+        use_cache=False,
+    ).logits
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_neutral_settings_are_the_backbone_bit_for_bit(tiny_family, pad_left):
+    batch = make_batch(MIXED, pad_left)
+    expected = hf_logits(tiny_family, batch)
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
+    neutral = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=16), name="fastv", keep_ratio=1.0)
+    got = neutral.logits(neutral.run(batch))
+    real = batch.regions_BN != Region.PADDING
+    assert torch.equal(got[real], expected[real])
+
+
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_forced_gather_with_everything_kept(tiny_family, pad_left, stage):
+    batch = make_batch(MIXED, pad_left)
+    expected = hf_logits(tiny_family, batch)
+    routing = RoutingConfig(num_groups=16, kept_groups=16)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=1.0, stage=stage)
+    result = backbone.run(batch, force_gather=True, pad_left=pad_left)
+    got = backbone.logits(result)
+    real = batch.regions_BN != Region.PADDING
+    assert torch.equal(result.rows.visible_BM, real)
+    assert (got[real] - expected[real]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@torch.no_grad()
+def test_batch_of_mixed_samples_equals_each_alone(tiny_family, stage):
+    backbone = compress(
+        tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25, stage=stage
+    )
+    alone = []
+    for pad_left in (False, True):
+        batch = make_batch(MIXED, pad_left)
+        result = backbone.run(batch, pad_left=pad_left)
+        logits = backbone.logits(result)
+        for i, (images, text) in enumerate(MIXED):
+            kept = result.rows.visible_BM[i]
+            assert int(kept.sum()) == 2 + images * 16 + text
+            if not pad_left:
+                alone.append(logits[i][kept])
+            else:
+                assert (logits[i][kept] - alone[i]).abs().max() < 1e-4
+    single = make_batch(MIXED)
+    length = 2 + 64 + 9
+    one = copy.copy(single)
+    one.input_ids_BN, one.labels_BN = single.input_ids_BN[:1, :length], single.labels_BN[:1, :length]
+    one.regions_BN, one.rank_position_B = single.regions_BN[:1, :length], single.rank_position_B[:1]
+    one.pixel_values, one.record_ids = single.pixel_values[:1], single.record_ids[:1]
+    assert (backbone.logits(backbone.run(one))[0] - alone[0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@torch.no_grad()
+def test_training_pass_equals_generation_pass(tiny_family, stage):
+    """Jumps in position ids must never be read as packed sequences: with and without a cache, the same logits."""
+    batch = make_batch(MIXED[:1])
+    backbone = compress(
+        tiny_family, RoutingConfig(num_groups=8, kept_groups=2), name="fastv", keep_ratio=0.25, stage=stage
+    )
+    plain = backbone.logits(backbone.run(batch))
+    cached = backbone.logits(backbone.run(batch, cache=DynamicCache(config=tiny_family.decoder.config)))
+    assert (plain - cached).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_ranking_never_reads_answers(tiny_family):
+    batch = make_batch(MIXED)
+    backbone = compress(tiny_family, name="fastv", keep_ratio=0.25)
+    before = backbone.run(batch).rows.index_BM
+    batch.input_ids_BN = torch.where(batch.regions_BN == Region.ANSWER, 11, batch.input_ids_BN)
+    assert torch.equal(backbone.run(batch).rows.index_BM, before)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("selector", ["linear", "mlp"])
+def test_every_router_gets_a_gradient_without_balance_loss(tiny_family, selector, checkpointing):
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
+    routing = RoutingConfig(selector=selector, num_groups=16, kept_groups=4)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25)
+    backbone.train()
+    if checkpointing:
+        tiny_family.enable_checkpointing(backbone.bank)
+    result = backbone.run(make_batch(MIXED))
+    backbone.logits(result)[result.rows.visible_BM].logsumexp(-1).sum().backward()
+    for layer in backbone.bank.selectors:
+        for parameter in layer.parameters():
+            assert parameter.grad.abs().sum() > 0
+    assert all(p.grad is not None for p in backbone.model.parameters() if p.requires_grad)
+
+
+def test_checkpointing_gives_the_same_gradients(tiny_family):
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25)
+    backbone.train()
+    grads = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            tiny_family.enable_checkpointing(backbone.bank)
+        backbone.zero_grad()
+        result = backbone.run(make_batch(MIXED))
+        (backbone.logits(result).float().pow(2).mean() + result.state.mean_balance()).backward()
+        grads.append([p.grad.clone() for p in backbone.parameters() if p.requires_grad])
+    for plain, recomputed in zip(*grads, strict=True):
+        assert torch.allclose(plain, recomputed, atol=1e-7)
+        assert plain.abs().sum() >= 0
+
+
+def test_text_only_batch_touches_every_router_and_costs_nothing(tiny_family):
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25)
+    result = backbone.run(make_batch([(0, 8), (0, 6)]))
+    balance = result.state.mean_balance()
+    assert balance.item() == 0
+    (backbone.logits(result).sum() + balance).backward()
+    for parameter in backbone.bank.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().sum() == 0
+
+
+@torch.no_grad()
+def test_plan_counts_what_layers_keep(tiny_family):
+    routing = RoutingConfig(num_groups=16, kept_groups=4)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage="decoder", layer=2)
+    plan = backbone.run(make_batch([(1, 9)])).plan()
+    assert [int((layer.entries_BN >= 0).sum()) for layer in plan.layers] == [75, 75, 27, 27]
+    assert plan.layers[1].group_mask_BNS is None
+    kept = plan.layers[2].group_mask_BNS[0].sum(-1)
+    assert kept.tolist() == [16, 16, *[4] * 16, *[16] * 9]
+
+
+def test_a_decoder_cut_trains_no_router_below_it(tiny_family):
+    """A trained parameter without a gradient stops a run on several processes."""
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
+    routing = RoutingConfig(num_groups=16, kept_groups=4, value_gate=True)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage="decoder")
+    trained = {name: parameter for name, parameter in backbone.named_parameters() if parameter.requires_grad}
+    routers = {name for name in trained if name.startswith("bank.")}
+    assert {name.split(".")[2] for name in routers} == {"2", "3"}
+    result = backbone.run(make_batch(MIXED))
+    backbone.logits(result)[result.rows.visible_BM].logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None for parameter in trained.values())

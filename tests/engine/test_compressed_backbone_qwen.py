@@ -1,0 +1,190 @@
+"""Reducers and routers on Qwen2.5-VL: neutral settings are the backbone, kept rows keep their mRoPE ids."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.engine.attention_rows import attention_row
+from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+from tests.support.helpers import compress, unread
+from tests.support.qwen_tiny import TOKENS, qwen_batch, qwen_family, qwen_records
+
+ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
+ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
+REDUCTIONS = [
+    {"name": "fastv", "stage": "embeds"},
+    {"name": "fastv", "stage": "decoder"},
+    {"name": "visionzip"},
+]
+
+
+@pytest.fixture
+def family():
+    return qwen_family()
+
+
+@pytest.fixture
+def records(tmp_path):
+    return qwen_records(tmp_path)
+
+
+def hf_logits(family, batch):
+    """Transformers' own forward, which makes its mRoPE ids itself from the token types."""
+    return family.model(
+        input_ids=batch.input_ids_BN,
+        attention_mask=(batch.regions_BN != Region.PADDING).long(),
+        pixel_values=batch.pixel_values,
+        image_grid_thw=batch.image_grid_I3,
+        mm_token_type_ids=(batch.input_ids_BN == family.image_token_id).int(),
+        use_cache=False,
+    ).logits
+
+
+@pytest.mark.parametrize("reducer", ["fastv", "visionzip"])
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_neutral_settings_are_the_backbone_bit_for_bit(family, records, pad_left, reducer):
+    batch = qwen_batch(family, records, pad_left)
+    expected = hf_logits(family, batch)
+    add_lora(family, LoraSettings(dropout=0.0))
+    neutral = compress(family, ALL_GROUPS, name=reducer, keep_ratio=1.0)
+    got = neutral.logits(neutral.run(batch))
+    real = batch.regions_BN != Region.PADDING
+    assert torch.equal(got[real], expected[real])
+
+
+@torch.no_grad()
+def test_a_text_only_batch_is_the_backbone_bit_for_bit(family, records):
+    batch = qwen_batch(family, records[2:])
+    neutral = compress(family, ALL_GROUPS, name="visionzip", keep_ratio=0.25)
+    assert torch.equal(neutral.logits(neutral.run(batch)), hf_logits(family, batch))
+
+
+@torch.no_grad()
+def test_without_token_types_transformers_would_be_silently_wrong(family, records):
+    batch = qwen_batch(family, records[:1])
+    wrong = family.model(
+        input_ids=batch.input_ids_BN, pixel_values=batch.pixel_values, image_grid_thw=batch.image_grid_I3
+    ).logits
+    backbone = compress(family)
+    assert (backbone.logits(backbone.run(batch)) - wrong).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_forced_gather_with_everything_kept(records, pad_left, reduction, kv_heads):
+    """VisionZip too: without a class token and with nothing to merge it is the identity."""
+    family = qwen_family(kv_heads=kv_heads)
+    batch = qwen_batch(family, records, pad_left)
+    backbone = compress(family, ALL_GROUPS, keep_ratio=1.0, **reduction)
+    result = backbone.run(batch, force_gather=True, pad_left=pad_left)
+    real = batch.regions_BN != Region.PADDING
+    assert torch.equal(result.rows.visible_BM, real)
+    assert (backbone.logits(result)[real] - hf_logits(family, batch)[real]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
+@torch.no_grad()
+def test_a_batch_equals_its_samples_on_either_side(family, records, reduction):
+    backbone = compress(family, ROUTED, keep_ratio=0.25, **reduction)
+    alone = [qwen_batch(family, [record]) for record in records]
+    expected = [backbone.logits(backbone.run(batch))[0] for batch in alone]
+    both_ranked = reduction["name"] == "fastv"
+    kept = [3, 7 if both_ranked else 6, 0]
+    assert [len(rows) for rows in expected] == [
+        int((batch.regions_BN != Region.VISUAL).sum()) + count for batch, count in zip(alone, kept, strict=True)
+    ]
+    for pad_left in (False, True):
+        result = backbone.run(qwen_batch(family, records, pad_left), pad_left=pad_left)
+        logits = backbone.logits(result)
+        for sample, rows in enumerate(expected):
+            torch.testing.assert_close(logits[sample][result.rows.visible_BM[sample]], rows, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
+@torch.no_grad()
+def test_kept_rows_keep_their_own_ids_and_decoding_goes_on_after_them(family, records, reduction, pad_left):
+    batch = qwen_batch(family, records, pad_left)
+    rows = compress(family, keep_ratio=0.25, **reduction).run(batch, pad_left=pad_left).rows
+    before = family.positions(batch)
+    own = before.gather(-1, rows.index_BM.expand(3, -1, -1))
+    assert torch.equal(rows.position[:, rows.visible_BM], own[:, rows.visible_BM])
+    assert torch.equal(rows.next_position[..., 0], (before.amax((0, 2)) + 1).expand(3, -1))
+
+
+@torch.no_grad()
+def test_visionzip_is_what_plain_transformers_would_make_of_the_same_rows(family, records):
+    batch = qwen_batch(family, records[:1])
+    states = family.visual_states(batch, statistics=True)
+    merged = build_reducer(ReducerConfig("visionzip", 0.5), 4).merge(states, unread(states))
+    assert len(merged.tokens[0]) == TOKENS[0] // 2
+    keep = batch.regions_BN[0] != Region.VISUAL
+    keep[batch.regions_BN[0] == Region.VISUAL] = merged.slots[0]
+    embeds = family.model.get_input_embeddings()(batch.input_ids_BN)
+    embeds[0, keep & (batch.regions_BN[0] == Region.VISUAL)] = merged.tokens[0]
+    position = family.positions(batch)[..., keep]
+    ones = torch.ones(1, int(keep.sum()), dtype=torch.long)
+    state = family.decoder(inputs_embeds=embeds[:, keep], position_ids=position, attention_mask=ones)
+    backbone = compress(family, name="visionzip", keep_ratio=0.5)
+    expected = family.model.lm_head(state.last_hidden_state)
+    torch.testing.assert_close(backbone.logits(backbone.run(batch)), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(family, records):
+    batch = qwen_batch(family, records, pad_left=True)
+    visible, positions = batch.regions_BN != Region.PADDING, family.positions(batch)
+    family.model.set_attn_implementation("eager")
+    full = family.decoder(
+        inputs_embeds=family.embed(batch),
+        attention_mask=visible.long(),
+        position_ids=positions,
+        output_attentions=True,
+        use_cache=False,
+    ).attentions
+    family.model.set_attn_implementation("sdpa")
+    row_B = torch.tensor([batch.rank_position_B[0], batch.rank_position_B[1], visible.shape[1] - 1])
+    for layer in range(4):
+        below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
+        row = attention_row(family, layer, below, visible, positions, row_B)
+        expected = full[layer].mean(1)[torch.arange(3), row_B]
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
+    assert row.std() > 0.01
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
+def test_checkpointing_gives_the_same_gradients_to_every_adapter(family, records, reduction):
+    add_lora(family, LoraSettings(dropout=0.0))
+    backbone = compress(family, ROUTED, keep_ratio=0.5, **reduction)
+    backbone.train()
+    batch, grads = qwen_batch(family, records), []
+    for checkpointing in (False, True):
+        if checkpointing:
+            family.enable_checkpointing(backbone.bank)
+        backbone.zero_grad()
+        result = backbone.run(batch)
+        (backbone.logits(result).pow(2).mean() + result.state.mean_balance()).backward()
+        grads.append({name: p.grad.clone() for name, p in backbone.named_parameters() if p.grad is not None})
+    routed_layers = 4 - backbone.reducer.cut_layer
+    assert len(grads[0]) == 4 * 2 * 2 + 2 * routed_layers  # LoRA's A and B on q and v, routers' weight and bias
+    assert all(grad.abs().sum() > 0 for name, grad in grads[0].items() if "lora_A" not in name)
+    assert grads[0].keys() == grads[1].keys()
+    for name, plain in grads[0].items():
+        torch.testing.assert_close(plain, grads[1][name], rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_plan_counts_what_layers_keep(family, records):
+    batch = qwen_batch(family, records[:1])
+    text = int((batch.regions_BN != Region.VISUAL).sum())
+    plan = compress(family, ROUTED, name="visionzip", keep_ratio=0.25).run(batch).plan()
+    for layer in plan.layers:
+        assert int((layer.entries_BN >= 0).sum()) == text + 3
+        assert sorted(layer.group_mask_BNS[0].sum(-1).tolist()) == [4] * 3 + [16] * text

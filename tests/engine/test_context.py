@@ -1,0 +1,236 @@
+"""The context/query split of language models: what rows see, what caches keep, and that nothing looks ahead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.ledger.measure import measured_ledger
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Batch, Region
+from tests.support.helpers import compress, make_batch
+from tests.support.text_families import KINDS, text_batch, text_family
+
+MIXED = [(24, 6, 5), (16, 4, 7), (21, 3, 4)]
+QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
+ROUTED = RoutingConfig(num_groups=8, kept_groups=2, budget="global", query_conditioned=True)
+
+
+def only_text(batch: Batch, index: int) -> Batch:
+    """One sample without padding."""
+    real = batch.regions_BN[index] != Region.PADDING
+    start = int(real.long().argmax())
+    return Batch(
+        batch.input_ids_BN[index : index + 1, real],
+        batch.labels_BN[index : index + 1, real],
+        batch.regions_BN[index : index + 1, real],
+        batch.rank_position_B[index : index + 1] - start,
+        None,
+        batch.images_per_sample_B[index : index + 1],
+        batch.record_ids[index : index + 1],
+    )
+
+
+def hf_logits(family, batch):
+    mask = batch.regions_BN != Region.PADDING
+    positions = family.positions(batch)
+    return family.model(batch.input_ids_BN, attention_mask=mask.long(), position_ids=positions, use_cache=False).logits
+
+
+def naive_logits(backbone, batch, result):
+    """One sample: every layer with an explicit softmax per row, from the pass's own choices."""
+    family = backbone.family
+    hidden = family.embed(batch)
+    cos, sin = family.decoder.rotary_emb(hidden, family.positions(batch))
+    regions, length = batch.regions_BN[0], batch.input_ids_BN.shape[1]
+    for index, layer in enumerate(family.decoder.layers):
+        attention, normed = layer.self_attn, layer.input_layernorm(hidden)
+        query, key, value = (
+            projection(normed).view(1, length, -1, 16).transpose(1, 2)
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, cos, sin)
+        groups = result.state.masks[index][0].repeat_interleave(4, dim=-1)
+        routed = (value.transpose(1, 2).flatten(2) * groups).view(1, length, -1, 16).transpose(1, 2)
+        out = torch.zeros(1, 4, length, 16)
+        for row in range(length):
+            whole = regions[row] in (Region.SYSTEM, Region.CONTEXT)
+            columns = [c for c in range(row + 1) if whole or result.kept[index][0, c]]
+            for head in range(4):
+                weights = (query[0, head, row] @ key[0, head // 2, columns].T * 0.25).softmax(-1)
+                out[0, head, row] = weights @ (value if whole else routed)[0, head // 2, columns]
+        hidden = hidden + attention.o_proj(out.transpose(1, 2).flatten(2))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return family.logits(hidden)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_neutral_settings_are_the_backbone_bit_for_bit(kind, pad_left):
+    family, batch = text_family(kind), text_batch(MIXED, pad_left)
+    expected = hf_logits(family, batch)
+    add_lora(family, LoraSettings(dropout=0.0))
+    whole = RoutingConfig(num_groups=8, kept_groups=8)
+    real = batch.regions_BN != Region.PADDING
+    for reducer in ({"name": "none"}, {**QUEST, "keep_ratio": 1.0}):
+        neutral = compress(family, whole, **reducer)
+        assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_forced_split_with_everything_kept(kind, pad_left):
+    family, batch = text_family(kind), text_batch(MIXED, pad_left)
+    expected = hf_logits(family, batch)
+    backbone = compress(family, RoutingConfig(num_groups=8, kept_groups=8), **{**QUEST, "keep_ratio": 1.0})
+    result = backbone.run(batch, force_gather=True)
+    real = batch.regions_BN != Region.PADDING
+    assert sorted(result.kept) == [0, 1, 2]
+    assert (backbone.logits(result)[real] - expected[real]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_split_equals_a_plain_loop(kind):
+    batch = text_batch([(24, 6, 5)])
+    backbone = compress(text_family(kind), ROUTED, **QUEST)
+    result = backbone.run(batch)
+    torch.testing.assert_close(backbone.logits(result), naive_logits(backbone, batch, result), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reducer", [QUEST, {"name": "none"}])
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_batch_equals_each_sample_alone(pad_left, reducer):
+    batch, backbone = text_batch(MIXED, pad_left), compress(text_family(), ROUTED, **reducer)
+    logits = backbone.logits(backbone.run(batch))
+    for index in range(len(MIXED)):
+        alone = backbone.logits(backbone.run(only_text(batch, index)))[0]
+        real = batch.regions_BN[index] != Region.PADDING
+        torch.testing.assert_close(logits[index][real], alone, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_plan_keeps_the_same_count_in_every_layer_and_not_the_same_pages():
+    batch = text_batch([(24, 6, 5), (16, 4, 7)])
+    backbone = compress(text_family(), ROUTED, **QUEST)
+    plan = backbone.run(batch).plan()
+    regions = [batch.regions_BN.gather(1, layer.entries_BN.clamp(min=0)) for layer in plan.layers]
+    for layer, region in zip(plan.layers, regions, strict=True):
+        context = (region == Region.CONTEXT) & (layer.entries_BN >= 0)
+        assert context.sum(-1).tolist() == [12, 8]
+        kept = [row[mark].tolist() for row, mark in zip(layer.entries_BN, context, strict=True)]
+        assert all(tokens[i : i + 4] == list(range(tokens[i], tokens[i] + 4)) for tokens in kept for i in (0, 4))
+        assert [tokens[-4:] for tokens in kept] == [[21, 22, 23, 24], [13, 14, 15, 16]]
+        assert layer.group_mask_BNS[context].sum() == 2 * (12 + 8)
+    assert len({tuple(layer.entries_BN[0].tolist()) for layer in plan.layers}) > 1
+    ledger = measured_ledger(plan, batch.regions_BN, backbone.family.shape)
+    assert ledger.fraction("context") == 0.5 * (1 + 2 / 8) / 2
+    assert ledger.fraction("query") == ledger.fraction("system") == 1
+
+
+@torch.no_grad()
+def test_nothing_after_the_prefix_changes_what_came_before():
+    """Pages, summary and logits of the prefix reading depend on no predicted token."""
+    batch, backbone = text_batch(MIXED), compress(text_family(), ROUTED, **QUEST)
+    before = backbone.logits(backbone.run(batch))
+    for place in range(MIXED[0][2]):
+        changed = text_batch(MIXED)
+        answer = 1 + 24 + 6 + place
+        changed.input_ids_BN[0, answer] = 9
+        after = backbone.logits(backbone.run(changed))
+        assert torch.equal(after[0, :answer], before[0, :answer])
+        assert not torch.equal(after[0, answer], before[0, answer])
+
+
+@torch.no_grad()
+def test_the_region_reading_looks_ahead():
+    """With the whole query region asking, a predicted token changes earlier logits: never for perplexity."""
+    batch, backbone = text_batch([(24, 11, 0)]), compress(text_family(), ROUTED, **QUEST)
+    before = backbone.logits(backbone.run(batch))
+    batch.input_ids_BN[0, -1] = 9
+    assert not torch.equal(backbone.logits(backbone.run(batch))[0, :-1], before[0, :-1])
+
+
+@pytest.mark.parametrize("routing", [None, ROUTED])
+@torch.no_grad()
+def test_decoding_equals_a_pass_over_everything(routing):
+    """A cache of routed values and kept pages gives what a pass without cache gives."""
+    family = text_family()
+    backbone = compress(family, routing, **QUEST)
+    prompts = text_batch([(24, 6, 0), (16, 4, 0)], pad_left=True)
+    tokens = generate_greedy(backbone, prompts, 5).token_ids_BT
+    width = prompts.input_ids_BN.shape[1]
+    whole = text_batch([(24, 6, 5), (16, 4, 5)], pad_left=True)
+    whole.input_ids_BN = torch.cat([prompts.input_ids_BN, tokens], dim=1)
+    whole.rank_position_B = prompts.rank_position_B
+    expected = backbone.logits(backbone.run(whole))[:, width - 1 : -1].argmax(-1)
+    ends = (tokens == family.tokenizer.eos_token_id).long()
+    ended = ends.cumsum(-1) - ends
+    assert ((tokens == expected) | (ended > 0)).all()
+    assert (ended == 0).sum() > 4
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_routers_and_lora_get_gradients(checkpointing):
+    family = text_family()
+    add_lora(family, LoraSettings(dropout=0.0))
+    backbone = compress(family, ROUTED, **QUEST)
+    backbone.train()
+    if checkpointing:
+        family.enable_checkpointing(backbone.bank)
+    batch = text_batch(MIXED)
+    backbone.logits(backbone.run(batch))[batch.regions_BN == Region.ANSWER].logsumexp(-1).sum().backward()
+    gradients = {name: p.grad for name, p in backbone.named_parameters() if p.requires_grad}
+    touched = [name for name, grad in gradients.items() if grad is not None and grad.abs().max() > 0]
+    assert {name for name in gradients if "lora_A" not in name} == set(touched)
+    if not checkpointing:
+        return
+    plain = text_family()
+    add_lora(plain, LoraSettings(dropout=0.0))
+    other = compress(plain, ROUTED, **QUEST)
+    other.load_state_dict(backbone.state_dict())
+    other.logits(other.run(batch))[batch.regions_BN == Region.ANSWER].logsumexp(-1).sum().backward()
+    for name, parameter in other.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, gradients[name])
+
+
+def test_reducers_and_families_must_fit(tiny_family):
+    with pytest.raises(ValueError, match="'fastv' reduces visual tokens and a language model has none"):
+        compress(text_family(), name="fastv", keep_ratio=0.5)
+    with pytest.raises(ValueError, match="'quest' evicts the context of a language model; llava takes fastv"):
+        compress(tiny_family, **QUEST)
+    eager = text_family(attn_implementation="eager")
+    with pytest.raises(ValueError, match=r"loaded with 'eager'; set model.backbone.attention: sdpa"):
+        compress(eager, **QUEST)
+
+
+def test_a_language_model_takes_no_images():
+    batch = make_batch([(1, 9)])
+    with pytest.raises(ValueError, match="llama is a language model and takes no images"):
+        compress(text_family()).run(batch)
+
+
+def test_prompts_without_a_context_are_refused_rather_than_left_whole():
+    with pytest.raises(ValueError, match=r"no record of the batch .text-0, .... has a context to compress"):
+        compress(text_family(), **QUEST).run(text_batch([(0, 6, 2)]))
+
+
+@pytest.mark.parametrize("layer_types", [None, ["full_attention", "sliding_attention", "full_attention"]])
+def test_sliding_windows_are_refused(layer_types):
+    kind = "mistral" if layer_types is None else "qwen2"
+    settings = {} if layer_types is None else {"layer_types": layer_types, "use_sliding_window": True}
+    with pytest.raises(ValueError, match=f"{kind} with sliding-window attention .window 8. is not supported"):
+        text_family(kind, sliding_window=8, **settings)
+
+
+def test_quest_configuration_is_part_of_the_reducer():
+    config = ReducerConfig(**QUEST)
+    assert (config.page_size, config.window) == (4, 4)

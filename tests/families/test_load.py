@@ -1,0 +1,182 @@
+"""Loading: a folder round-trips, wrong names are worded, and layouts need no weights."""
+
+import json
+
+import pytest
+import torch
+
+from subtoken_train.engine.build import assemble
+from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.load import BackboneConfig, layout_family, load_family, with_processor
+from subtoken_train.families.lora import LoraSettings
+from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+from tests.support.helpers import make_batch, save_backbone
+from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+
+
+@pytest.fixture
+def folder(tiny_family, tmp_path):
+    """The random tiny model, saved as users would save theirs."""
+    return save_backbone(tiny_family, tmp_path)
+
+
+def with_model_type(folder, name):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": name}))
+    return BackboneConfig(str(folder))
+
+
+@torch.no_grad()
+def test_a_saved_folder_gives_the_same_model(tiny_family, folder):
+    loaded = load_family(BackboneConfig(str(folder)))
+    assert isinstance(loaded, LlavaFamily)
+    assert not loaded.model.training
+    for name, tensor in tiny_family.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor), name
+    batch = make_batch([(1, 9)])
+    assert torch.equal(loaded.embed(batch), tiny_family.embed(batch))
+    text = "<s>USER: <image> what"
+    assert loaded.tokenizer(text).input_ids == tiny_family.tokenizer(text).input_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype_and_attention_are_what_was_asked(folder, dtype):
+    family = load_family(BackboneConfig(str(folder), dtype=dtype, attention="eager"))
+    assert {parameter.dtype for parameter in family.model.parameters()} == {getattr(torch, dtype)}
+    assert family.decoder.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_an_unknown_dtype_names_the_nearest(folder, load):
+    with pytest.raises(ValueError, match=r"unknown dtype 'bfloat61'\. Did you mean 'bfloat16'\?"):
+        load(BackboneConfig(str(folder), dtype="bfloat61"))
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_an_unknown_path_says_what_was_looked_for(load):
+    with pytest.raises(ValueError, match=r"backbone 'no/such-model' is neither a folder with a config\.json nor a mod"):
+        load(BackboneConfig("no/such-model"))
+
+
+def test_a_folder_without_config_is_no_backbone(tmp_path):
+    with pytest.raises(ValueError, match=r"is neither a folder with a config\.json"):
+        load_family(BackboneConfig(str(tmp_path)))
+
+
+def test_another_family_of_transformers_is_refused(folder):
+    with pytest.raises(ValueError, match=r"unknown backbone family \(model_type\) 'llava_next'.*'llava'"):
+        load_family(with_model_type(folder, "llava_next"))
+
+
+def test_layout_of_a_folder_has_the_loaded_models_shapes(folder):
+    loaded, layout = (load(BackboneConfig(str(folder))) for load in (load_family, layout_family))
+    shapes = {name: tensor.shape for name, tensor in layout.model.state_dict().items()}
+    assert shapes == {name: tensor.shape for name, tensor in loaded.model.state_dict().items()}
+    assert {parameter.device.type for parameter in layout.model.parameters()} == {"meta"}
+
+
+def test_llava_7b_counts_without_weights_or_network():
+    """The paper's model: rank-16 LoRA on q and v, and one linear router of 16 groups per layer."""
+    family = layout_family(BackboneConfig("llava-hf/llava-1.5-7b-hf", dtype="bfloat16"))
+    routing = RoutingConfig(num_groups=16, kept_groups=4)
+    with torch.device("meta"):
+        compressed, _ = assemble(family, LoraSettings(rank=16), ReducerConfig(keep_ratio=0.25), routing)
+    lora = sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad)
+    routers = sum(parameter.numel() for parameter in compressed.bank.parameters())
+    assert (lora, routers) == (8_388_608, 2_097_664)
+    assert family.shape.token_bytes == 512 * 1024
+    assert family.visual_tokens() == 576
+
+
+@pytest.mark.parametrize(
+    ("size", "total", "lora", "routers", "kibibytes"),
+    [("3B", 3_754_622_976, 3_686_400, 1_180_224, 36), ("7B", 8_292_166_656, 5_046_272, 1_606_080, 56)],
+)
+def test_qwen25vl_counts_without_weights_or_network(size, total, lora, routers, kibibytes):
+    family = layout_family(BackboneConfig(f"Qwen/Qwen2.5-VL-{size}-Instruct", dtype="bfloat16"))
+    assert sum(parameter.numel() for parameter in family.model.parameters()) == total
+    routing = RoutingConfig(num_groups=16, kept_groups=4)
+    with torch.device("meta"):
+        compressed, _ = assemble(family, LoraSettings(rank=16), ReducerConfig(keep_ratio=0.25), routing)
+    assert sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad) == lora
+    assert sum(parameter.numel() for parameter in compressed.bank.parameters()) == routers
+    assert family.shape.token_bytes == kibibytes * 1024
+    assert family.visual_tokens() == 144
+
+
+@pytest.fixture
+def qwen_folder(tmp_path):
+    return save_backbone(qwen_family(), tmp_path / "qwen")
+
+
+@torch.no_grad()
+def test_a_qwen_folder_loads_without_its_video_processor(qwen_folder, tmp_path):
+    original, loaded = qwen_family(), load_family(BackboneConfig(str(qwen_folder)))
+    assert isinstance(loaded, Qwen25VLFamily)
+    batch, other = (qwen_batch(family, qwen_records(tmp_path)) for family in (original, loaded))
+    assert torch.equal(other.input_ids_BN, batch.input_ids_BN)
+    assert torch.equal(loaded.embed(other), original.embed(batch))
+    assert torch.equal(loaded.positions(other), original.positions(batch))
+
+
+def test_a_published_image_processor_is_read_whatever_class_it_names(qwen_folder):
+    """The Hub's file names a class that needs torchvision, and allows 16,384 visual tokens per image."""
+    published = {
+        "min_pixels": 3136,
+        "max_pixels": 12845056,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+    }
+    (qwen_folder / "preprocessor_config.json").write_text(json.dumps(published))
+    family = load_family(BackboneConfig(str(qwen_folder)))
+    assert (family.min_pixels, family.max_pixels) == (3136, 1_003_520)
+    assert family.processor.image_processor.size["longest_edge"] == 12845056
+
+
+@pytest.mark.parametrize("max_pixels", [None, 112_896])
+def test_the_cap_reaches_every_way_to_build_a_family(qwen_folder, max_pixels):
+    config = BackboneConfig(str(qwen_folder), max_pixels=max_pixels)
+    layout = layout_family(config)
+    families = [load_family(config), layout, with_processor(layout, config)]
+    assert {family.max_pixels for family in families} == {max_pixels or 1_003_520}
+    assert {family.visual_tokens((1000, 1000)) for family in families} == {144 if max_pixels else 1225}
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_a_cap_for_a_family_of_one_size_is_refused(folder, load):
+    with pytest.raises(ValueError, match="max_pixels=112896: llava scales every image to one size"):
+        load(BackboneConfig(str(folder), max_pixels=112_896))
+
+
+def test_a_model_type_that_nobody_knows_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "zebra"}')
+    with pytest.raises(ValueError, match="zebra"):
+        load_family(BackboneConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer_config.json"])
+def test_a_folder_without_weights_or_tokenizer_is_a_worded_error(tiny_family, tmp_path, missing):
+    folder = save_backbone(tiny_family, tmp_path / "backbone")
+    for path in folder.glob("token*" if missing.startswith("token") else missing):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"of backbone .* cannot be read"):
+        load_family(BackboneConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_backbone_names_no_attention_of_its_own(folder, key):
+    """transformers would fetch a kernel, code, from the Hub."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    for part in (content, content["text_config"], content["vision_config"]):
+        part[key] = "kernels-community/flash-attn2"
+    path.write_text(json.dumps(content))
+    for read in (layout_family, load_family):
+        family = read(BackboneConfig(str(folder)))
+        parts = (family.model.config, family.decoder.config, family.model.config.vision_config)
+        assert {part._attn_implementation for part in parts} <= {"sdpa", "eager"}

@@ -1,0 +1,168 @@
+"""Quantised backbones: what is quantised, whose gradients are right, and adapters that fit either kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter
+from subtoken_train.artifact.identity import identify
+from subtoken_train.engine.build import assemble, build
+from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.lora import LoraSettings
+from subtoken_train.functional.quantized import dense_weight
+from subtoken_train.reducers import ReducerConfig
+from subtoken_train.routing import RoutingConfig
+from tests.support.helpers import make_batch, save_backbone
+from tests.support.qwen_tiny import qwen_family
+from tests.support.text_families import text_family
+
+pytest.importorskip("bitsandbytes")
+KINDS = ["nf4", "int8"]
+FASTV, ROUTING = ReducerConfig(name="fastv", keep_ratio=0.25), RoutingConfig(num_groups=16, kept_groups=4)
+
+
+@pytest.fixture
+def folders(tmp_path, tiny_family):
+    """A function from a family's name to the folder of a random tiny model of it."""
+    made = {
+        "llava": lambda: tiny_family,
+        "qwen2_5_vl": qwen_family,
+        "llama": text_family,
+        "qwen2": lambda: text_family("qwen2"),
+    }
+    return lambda name: str(save_backbone(made[name](), tmp_path / name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "llama", "qwen2"])
+def test_the_decoder_alone_is_quantised_and_the_identity_stays(folders, name, kind):
+    path = folders(name)
+    plain, config = BackboneConfig(path), BackboneConfig(path, quantization=kind)
+    family = load_family(config)
+    assert not family.model.training
+    inside = {id(module) for module in family.decoder.modules() if isinstance(module, nn.Linear)}
+    for module in family.model.modules():
+        if isinstance(module, nn.Linear):
+            expected = {"nf4": torch.uint8, "int8": torch.int8}[kind] if id(module) in inside else torch.float32
+            assert module.weight.dtype == expected
+    digests = {identify(made, plain).digest for made in (load_family(plain), layout_family(config), family)}
+    assemble(family, LoraSettings(), ReducerConfig(name="none"), None)
+    assert digests == {identify(family, config).digest}
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_an_unknown_kind_names_the_nearest(folders, load):
+    with pytest.raises(ValueError, match=r"unknown quantization 'nf5'\. Did you mean 'nf4'\?"):
+        load(BackboneConfig(folders("llama"), quantization="nf5"))
+
+
+def test_without_bitsandbytes_one_line_says_what_to_do(folders, monkeypatch):
+    monkeypatch.setattr("subtoken_train.families.quantize.find_spec", lambda name: None)
+    config = BackboneConfig(folders("llama"), quantization="int8")
+    with pytest.raises(
+        ValueError, match=r"quantization 'int8' needs bitsandbytes, which is not installed: pip install"
+    ):
+        load_family(config)
+    assert layout_family(config).shape.num_layers == 3  # a pre-flight needs none
+
+
+def loss_and_gradients(parts, batch):
+    parts.zero_grad()
+    result = parts.run(batch)
+    loss = parts.logits(result).float().logsumexp(-1).mean() + result.state.mean_balance()
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in parts.named_parameters() if p.requires_grad}
+
+
+def trainable(path, kind, dtype="float32", checkpointing=False):
+    parts, _ = build(BackboneConfig(path, dtype=dtype, quantization=kind), LoraSettings(4, 8, 0.0), FASTV, ROUTING)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in parts.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    if checkpointing:
+        parts.family.enable_checkpointing(parts.bank)
+    return parts
+
+
+def dequantised(parts, path):
+    """The unquantised model with the values that the quantised one stands for, and the same adapters."""
+    plain = trainable(path, "none")
+    sources = dict(parts.named_modules())
+    with torch.no_grad():
+        for name, module in plain.named_modules():
+            if isinstance(module, nn.Linear) and sources[name].weight.dtype in (torch.uint8, torch.int8):
+                module.weight.copy_(dense_weight(sources[name], torch.float32))
+    return plain
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("nf4", 1e-3), ("int8", 6e-2)])
+def test_gradients_are_those_of_the_dequantised_weights(folders, kind, tolerance):
+    """The scout's pass without gradient comes first; int8 products round their inputs as well."""
+    path, batch = folders("llava"), make_batch([(1, 12), (1, 9)])
+    parts = trainable(path, kind)
+    loss, gradients = loss_and_gradients(parts, batch)
+    expected_loss, expected = loss_and_gradients(dequantised(parts, path), batch)
+    assert loss == pytest.approx(expected_loss, rel=tolerance)
+    for name in expected:
+        if "lora" in name:
+            difference = (gradients[name] - expected[name]).norm() / expected[name].norm()
+            assert difference < 10 * tolerance, (name, difference)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checkpointing_changes_nothing(folders, kind, dtype):
+    path, batch = folders("llava"), make_batch([(1, 12), (1, 9)])
+    plain, gradients = loss_and_gradients(trainable(path, kind, dtype), batch)
+    again, recomputed = loss_and_gradients(trainable(path, kind, dtype, checkpointing=True), batch)
+    assert plain == again
+    assert all(torch.equal(recomputed[name], gradient) for name, gradient in gradients.items())
+    assert all(gradient.abs().sum() > 0 for name, gradient in gradients.items() if "lora_" in name)
+
+
+def test_an_8_bit_layer_keeps_no_input_for_its_frozen_weight(folders):
+    family = load_family(BackboneConfig(folders("llama"), quantization="int8"))
+    layer = family.decoder.layers[1].mlp.gate_proj
+    inputs = torch.randn(2, 7, 64, requires_grad=True)
+    output = layer(inputs)
+    held = [value for value in vars(output.grad_fn).values() if isinstance(value, torch.Tensor)]
+    assert not held
+    assert not output.grad_fn.saved_tensors
+    output.backward(torch.ones_like(output))
+    expected = torch.ones(2, 7, 96) @ dense_weight(layer, torch.float32)
+    assert torch.allclose(inputs.grad, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("trained", "served"), [("nf4", "none"), ("none", "nf4"), ("int8", "nf4")])
+@torch.no_grad()
+def test_adapters_fit_a_backbone_however_it_is_quantised(folders, tmp_path, trained, served):
+    source, lora = BackboneConfig(folders("llava"), quantization=trained), LoraSettings(4, 8, 0.0)
+    backbone, peft_model = build(source, lora, FASTV, ROUTING)
+    config = AdapterConfig(source, lora, FASTV, ROUTING, identify(backbone.family, source), {"name": "test"})
+    write_adapter(tmp_path / "adapter", config, backbone, peft_model)
+    other = BackboneConfig(source.path, quantization=served)
+    written, reloaded, _ = read_adapter(tmp_path / "adapter", other)
+    assert written.backbone.quantization == trained
+    ours, theirs = (
+        {name: p for name, p in parts.named_parameters() if p.requires_grad} for parts in (backbone, reloaded)
+    )
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    batch = make_batch([(1, 8)])
+    logits = [parts.eval().logits(parts.run(batch)) for parts in (backbone, reloaded)]
+    similarity = nn.functional.cosine_similarity(logits[0].flatten(), logits[1].flatten(), dim=0)
+    assert similarity > 0.7  # other weights choose some other groups; unrelated logits would be near 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_output_norms_read_the_dequantised_projection(folders, kind):
+    path, routing = folders("llava"), RoutingConfig(selector="output_norm", num_groups=16, kept_groups=4)
+    batch, config = make_batch([(1, 8)]), BackboneConfig(path, quantization=kind)
+    parts, _ = build(config, LoraSettings(4, 8, 0.0), ReducerConfig(name="none"), routing)
+    plain, _ = build(BackboneConfig(path), LoraSettings(4, 8, 0.0), ReducerConfig(name="none"), routing)
+    masks = [made.run(batch).state.masks[0] for made in (parts, plain)]
+    assert (masks[0] == masks[1]).float().mean() > 0.9  # at random: 0.63

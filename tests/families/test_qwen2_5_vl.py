@@ -1,0 +1,180 @@
+"""The Qwen2.5-VL family: chat text, image sizes, mRoPE ids, the tower's tokens."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from subtoken_train.datasets.collate import encode
+from subtoken_train.families.base import Turn
+from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
+from subtoken_train.families.qwen_processor import QwenProcessor
+from subtoken_train.types import Region
+from tests.support.helpers import compress
+from tests.support.qwen_tiny import SIZES, TOKENS, qwen_batch, qwen_family, qwen_records
+
+SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+FAMILY = qwen_family()
+
+
+@pytest.fixture
+def family():
+    return qwen_family()
+
+
+@pytest.fixture
+def records(tmp_path):
+    return qwen_records(tmp_path)
+
+
+def test_one_turn_to_be_answered(family):
+    rendered = family.render([Turn("<image>\nwhat is left ?")])
+    assert rendered.text == f"{SYSTEM}<|im_start|>user\n{PICTURE}what is left ?<|im_end|>\n<|im_start|>assistant\n"
+    assert (rendered.answer_spans, rendered.image_marker) == ([], "<|image_pad|>")
+
+
+def test_several_turns_and_images_stand_where_they_are(family):
+    rendered = family.render([Turn("compare <image> with <image> .", " red "), Turn("and now ?", "blue")])
+    assert rendered.text == (
+        f"{SYSTEM}<|im_start|>user\ncompare{PICTURE}with{PICTURE}.<|im_end|>\n<|im_start|>assistant\nred<|im_end|>\n"
+        "<|im_start|>user\nand now ?<|im_end|>\n<|im_start|>assistant\nblue<|im_end|>\n"
+    )
+    assert [rendered.text[start:stop] for start, stop in rendered.answer_spans] == ["red<|im_end|>", "blue<|im_end|>"]
+
+
+def test_labels_are_answers_with_their_end_of_turn(family, records):
+    batch = qwen_batch(family, records)
+    decoded = [family.tokenizer.decode(row[row != -100]) for row in batch.labels_BN]
+    assert decoded == ["there it is<|im_end|>", "left<|im_end|>on the right<|im_end|>", "a helpful assistant<|im_end|>"]
+    assert batch.regions_BN.eq(Region.VISUAL).sum(-1).tolist() == [TOKENS[0], TOKENS[1] + TOKENS[2], 0]
+    asked = family.tokenizer.decode(batch.input_ids_BN[0, : batch.rank_position_B[0] + 1])
+    assert asked.endswith("<|im_start|>assistant\n")
+
+
+@given(height=st.integers(1, 400), width=st.integers(1, 400), cap=st.sampled_from([3136, 20_000, 112_896, 1_003_520]))
+def test_counted_tokens_are_what_the_processor_makes(height, width, cap):
+    if max(height, width) > 200 * min(height, width):
+        return
+    FAMILY.limit_pixels(cap)
+    pixels, grid = FAMILY.process_images([Image.new("RGB", (width, height))])
+    assert FAMILY.visual_tokens((height, width)) == int(grid.prod()) // 4
+    assert len(pixels) == int(grid.prod())
+    assert pixels.shape[1] == 3 * 2 * 14 * 14
+
+
+def test_test_images_have_the_stated_tokens(family):
+    assert tuple(family.visual_tokens(size) for size in SIZES) == TOKENS
+
+
+def test_the_nominal_image_is_the_papers(family):
+    """Table 8: 171 = 27 + 144."""
+    assert family.visual_tokens() == family.visual_tokens((336, 336)) == 144
+    assert sum(family.paper_text.values()) + family.visual_tokens() == 171
+    family.limit_pixels(56 * 56)
+    assert family.visual_tokens() == 4
+
+
+@pytest.mark.parametrize(("own", "cap"), [(12_845_056, 1_003_520), (200_704, 200_704)])
+def test_a_huge_default_cap_is_lowered_and_a_small_one_kept(family, own, cap):
+    """The published processors allow 16,384 visual tokens."""
+    processor = QwenProcessor(Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=own), family.tokenizer)
+    capped = Qwen25VLFamily(family.model, processor)
+    assert capped.visual_tokens((4000, 4000)) <= cap // 784
+    assert capped.max_pixels == cap
+
+
+def test_a_cap_below_the_smallest_size_is_refused(family):
+    with pytest.raises(ValueError, match="max_pixels=784 is below 3136, the pixels that small images are scaled up to"):
+        family.limit_pixels(784)
+
+
+def test_a_family_of_one_size_takes_no_cap(tiny_family):
+    with pytest.raises(ValueError, match="max_pixels=3136: llava scales every image to one size; remove max_pixels"):
+        tiny_family.limit_pixels(3136)
+
+
+def test_a_ribbon_is_refused(family):
+    with pytest.raises(ValueError, match=r"an image of 10 x 2001 pixels: .* at most 200 times the shorter one"):
+        family.visual_tokens((10, 2001))
+
+
+def test_a_record_with_a_ribbon_is_named(family, records):
+    with pytest.raises(ValueError, match="record 'one': an image of 3 x 900 pixels"):
+        encode(records[0], family, 512, [Image.new("RGB", (900, 3))])
+
+
+def test_sliding_windows_are_refused(family):
+    family.decoder.config.layer_types[-1] = "sliding_attention"
+    with pytest.raises(ValueError, match=r"sliding-window attention .* is not supported"):
+        Qwen25VLFamily(family.model, family.processor)
+
+
+def mrope_by_hand(family, batch):
+    """Token by token: text counts on along all axes; an image stands still in time and spreads over the others."""
+    position = torch.zeros(3, *batch.input_ids_BN.shape, dtype=torch.long)
+    grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
+    for sample, ids in enumerate(batch.input_ids_BN):
+        following = place = 0
+        for column in (batch.regions_BN[sample] != Region.PADDING).nonzero()[:, 0].tolist():
+            if ids[column] != family.image_token_id:
+                position[:, sample, column] = following
+                following += 1
+                continue
+            rows, columns = grids[0][1] // 2, grids[0][2] // 2
+            steps = torch.tensor([0, place // columns, place % columns])
+            position[:, sample, column] = following + steps
+            place += 1
+            if place == rows * columns:
+                following, place = following + max(rows, columns), 0
+                grids.pop(0)
+    return position
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+def test_positions_of_several_images_and_text_on_either_side(family, records, pad_left):
+    batch = qwen_batch(family, records, pad_left)
+    assert torch.equal(family.positions(batch), mrope_by_hand(family, batch))
+    text = qwen_batch(family, [records[2], records[2]], pad_left)
+    assert torch.equal(family.positions(text)[0], torch.arange(text.input_ids_BN.shape[1]).expand(2, -1))
+
+
+@pytest.mark.parametrize("grid", [None, [[1, 6, 8], [1, 4, 14], [1, 10, 6]], [[1, 6, 8], [1, 10, 6]]])
+def test_image_tokens_that_are_not_the_images_are_refused(family, records, grid):
+    batch = qwen_batch(family, records)
+    batch.image_grid_I3 = None if grid is None else torch.tensor(grid)
+    with pytest.raises(ValueError, match=r"runs of \[12, 15, 14\] image tokens in the batch of records one, two, text"):
+        family.positions(batch)
+
+
+@torch.no_grad()
+def test_nothing_is_kept_between_batches(family, records):
+    """Neither our passes nor what a call of the model left behind shifts the next batch."""
+    first, second = qwen_batch(family, records[:1], generation=True), qwen_batch(family, records[1:], pad_left=True)
+    fresh = compress(copy.deepcopy(family)).run(second).hidden_BMD
+    backbone = compress(family)
+    backbone.run(first)
+    assert family.model.model.rope_deltas is None
+    assert torch.equal(backbone.run(second).hidden_BMD, fresh)
+    family.model.model.rope_deltas = torch.tensor([[77], [78]])
+    assert torch.equal(backbone.run(second).hidden_BMD, fresh)
+
+
+@torch.no_grad()
+def test_features_are_transformers_in_order(family, records):
+    batch = qwen_batch(family, records)
+    states = family.visual_states(batch)
+    expected = family.model.model.get_image_features(batch.pixel_values, batch.image_grid_I3).pooler_output
+    assert [len(tokens) for tokens in states.tokens] == list(TOKENS)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(states.tokens, expected, strict=True))
+    assert states.cls is states.received is states.keys is None
+    assert family.visual_states(qwen_batch(family, records[2:])) is None
+
+
+def test_geometry(family):
+    shape = family.shape
+    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.element_bytes) == (4, 2, 16, 4)

@@ -1,0 +1,140 @@
+"""Attention received and keys of the Qwen2.5-VL tower's last block: the release's golden, eager attention."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+from transformers.vision_utils import get_vision_window_index
+
+from subtoken_train.families.qwen_tower import per_token, received_attention, tower_with_statistics
+from tests.support.helpers import random_scores
+from tests.support.qwen_tiny import TOKENS, qwen_batch, qwen_family, qwen_records
+from tests.support.spies import LargestTensor
+
+
+def test_golden_of_the_qwen_release(shared):
+    golden = load_file(shared / "golden" / "visionzip_qwen25vl_lightcompress" / "set_a.safetensors")
+    attention_HPP, window_index = golden["vit_attention_last_block"], golden["window_index"]
+    # the softmax of log(A) against unit keys is A again
+    query_PHd = attention_HPP.log().transpose(0, 1)
+    key_PHd = torch.eye(96)[:, None].expand(-1, 4, -1)
+    received = received_attention(query_PHd, key_PHd, [96], 1.0)
+    torch.testing.assert_close(per_token(received, window_index), golden["score_merged"], rtol=1e-5, atol=1e-6)
+    keys = per_token(golden["vit_key_last_block"].transpose(0, 1), window_index).mean(1)
+    torch.testing.assert_close(keys, golden["key_merged"][0], rtol=1e-5, atol=1e-6)
+
+
+def received_by_loop(query_PHd, key_PHd, lengths, scale):
+    """Every pair of patches by itself."""
+    received, start = torch.zeros(len(query_PHd)), 0
+    for length in lengths:
+        for head in range(query_PHd.shape[1]):
+            for asking in range(start, start + length):
+                products = [float(query_PHd[asking, head] @ key_PHd[start + i, head]) * scale for i in range(length)]
+                received[start : start + length] += torch.tensor(products).softmax(0) / query_PHd.shape[1]
+        start += length
+    return received
+
+
+@pytest.mark.parametrize("lengths", [[6], [3, 5], [1, 1, 4]])
+def test_received_attention_equals_a_plain_loop(lengths):
+    query, key = random_scores(0, sum(lengths), 3, 4), random_scores(1, sum(lengths), 3, 4)
+    received = received_attention(query, key, lengths, 0.5)
+    torch.testing.assert_close(received, received_by_loop(query, key, lengths, 0.5))
+    assert received.sum().item() == pytest.approx(sum(lengths))
+
+
+def test_no_matrix_is_larger_than_one_image_by_itself():
+    query = random_scores(0, 500, 4, 2)
+    with LargestTensor() as largest:
+        received_attention(query, query, [200, 300], 1.0)
+    assert largest.elements == 300 * 300
+
+
+def test_tokens_are_means_of_their_patches_in_raster_order():
+    values = torch.arange(12.0)
+    assert per_token(values, torch.tensor([2, 0, 1])).tolist() == [5.5, 9.5, 1.5]
+    assert per_token(values.bfloat16()[:, None], torch.tensor([0, 1, 2])).dtype == torch.float32
+
+
+@pytest.fixture
+def family():
+    return qwen_family()
+
+
+@pytest.fixture
+def batch(family, tmp_path):
+    return qwen_batch(family, qwen_records(tmp_path))
+
+
+def eager_last_block(family, batch, monkeypatch):
+    """Attention matrices [H, n, n] of every image in the last block, by transformers' eager attention."""
+    tower, matrices = family.model.model.visual, []
+    original = modeling_qwen2_5_vl.eager_attention_forward
+
+    def recording(module, *args, **options):
+        output, weights = original(module, *args, **options)
+        if module is tower.blocks[-1].attn:
+            matrices.append(weights[0])
+        return output, weights
+
+    monkeypatch.setattr(modeling_qwen2_5_vl, "eager_attention_forward", recording)
+    tower.set_attn_implementation("eager")
+    tower(batch.pixel_values, grid_thw=batch.image_grid_I3)
+    tower.set_attn_implementation("sdpa")
+    return matrices
+
+
+@torch.no_grad()
+def test_statistics_are_those_of_eager_attention(family, batch, monkeypatch):
+    matrices = eager_last_block(family, batch, monkeypatch)
+    assert [matrix.shape for matrix in matrices] == [(2, 4 * tokens, 4 * tokens) for tokens in TOKENS]
+    tokens, received, keys = tower_with_statistics(family.model.model.visual, batch.pixel_values, batch.image_grid_I3)
+    window_index, _ = get_vision_window_index(batch.image_grid_I3, 2, window_size=56, patch_size=14)
+    assert window_index.tolist() != sorted(window_index.tolist())
+    expected = torch.zeros(sum(TOKENS))
+    columns = torch.cat([matrix.mean(0).sum(0) for matrix in matrices]).view(-1, 4).mean(1)
+    expected[window_index] = columns  # place by place, instead of the inverse permutation
+    torch.testing.assert_close(received, expected, rtol=1e-4, atol=1e-5)
+    assert received.std() > 0.05
+    assert keys.shape == (sum(TOKENS), 16)
+    assert torch.equal(tokens, torch.cat(family.visual_states(batch).tokens))
+
+
+@torch.no_grad()
+def test_an_image_has_the_statistics_it_has_alone(family, batch):
+    together = family.visual_states(batch, statistics=True)
+    patches = batch.pixel_values.split([4 * tokens for tokens in TOKENS])
+    for image in range(3):
+        grid = batch.image_grid_I3[image : image + 1]
+        alone = tower_with_statistics(family.model.model.visual, patches[image], grid)
+        for name, value in zip(("tokens", "received", "keys"), alone, strict=True):
+            torch.testing.assert_close(getattr(together, name)[image], value, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_keys_are_taken_after_the_rotary_embedding(family, batch):
+    """Turned by their patches' places: the unrotated keys of a uniform image are all alike, these are not."""
+    uniform = torch.ones_like(batch.pixel_values)
+    _, _, keys = tower_with_statistics(family.model.model.visual, uniform, batch.image_grid_I3)
+    assert keys[:12].std(0).max() > 0.01
+
+
+@torch.no_grad()
+def test_statistics_of_a_bf16_tower_are_fp32(family, batch):
+    family.model.bfloat16()
+    states = family.visual_states(batch, statistics=True)
+    assert states.tokens[0].dtype == torch.bfloat16
+    assert states.received[0].dtype == states.keys[0].dtype == torch.float32
+
+
+def test_a_last_block_with_windows_is_refused(family, batch):
+    family.model.model.visual.fullatt_block_indexes = [1]
+    with pytest.raises(ValueError, match=r"last block, 3, attends to the whole image; .* in blocks \[1\]"):
+        family.visual_states(batch, statistics=True)
+    assert family.visual_states(batch).received is None
+
+
+def test_nothing_stays_hooked(family, batch):
+    family.visual_states(batch, statistics=True)
+    assert not family.model.model.visual.blocks[-1].attn._forward_pre_hooks

@@ -1,0 +1,164 @@
+"""The byte ledger: exact figures of the paper's models, the anchor solver, and what holds for every budget."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subtoken_train.ledger.geometries import GEOMETRIES, geometry
+from subtoken_train.ledger.ledger import (
+    KVBudget,
+    KVShape,
+    exact,
+    index_bytes,
+    kept_count,
+    nominal_ledger,
+    share_words,
+    solve_anchor,
+)
+
+LLAVA = GEOMETRIES["llava-1.5-7b"]
+TINY = KVShape(num_layers=4, num_kv_heads=4, head_dim=32, element_bytes=4)
+RATIOS = st.integers(1, 1000).map(lambda thousandths: thousandths / 1000)
+
+
+@st.composite
+def budgets(draw):
+    num_groups = draw(st.integers(1, 128))
+    return KVBudget(draw(RATIOS), num_groups, draw(st.integers(1, num_groups)))
+
+
+def anchor_bytes(shape, tokens, kept_tokens, cut_layer=0):
+    return nominal_ledger(shape, {"visual": tokens}, KVBudget(), cut_layer, kept_tokens=kept_tokens).bytes_of()
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.15625, "15.625%"), (0.999999, "100.000%"), (1, "100.000%"), (1.0001, "100.000% + index"), (0, "0.000%")],
+)
+def test_no_share_is_above_the_whole(share, words):
+    assert share_words(share) == words
+
+
+def test_fractions_of_the_paper():
+    budget = KVBudget(keep_ratio=0.25, num_groups=16, kept_groups=4)
+    assert budget.value_fraction == Fraction(1, 4)
+    assert budget.kv_fraction == 0.625
+    assert budget.total_kv_fraction == 0.15625
+    assert KVBudget(0.125, 16, 4).total_kv_fraction == 0.078125
+
+
+@pytest.mark.parametrize(("keep_ratio", "kept", "anchor"), [(0.25, 144, 90), (0.125, 72, 45)])
+def test_llava_with_576_tokens(keep_ratio, kept, anchor):
+    budget = KVBudget(keep_ratio, 16, 4)
+    solved = solve_anchor(LLAVA, 576, budget.total_kv_fraction)
+    ledger = nominal_ledger(LLAVA, {"visual": 576}, budget)
+    assert {entry.tokens for entry in ledger.entries} == {kept}
+    assert solved.kept_tokens == anchor
+    assert solved.fraction == ledger.fraction() == budget.total_kv_fraction
+    assert solved.keep_ratio == anchor / 576
+    assert anchor_bytes(LLAVA, 576, anchor) == ledger.bytes_of(with_index=False)
+
+
+@pytest.mark.parametrize("keep_ratio", [1.0, 0.5, 0.25, 0.1, 0.3, 0.7, 0.07])
+def test_counts_are_exact_rationals(keep_ratio):
+    """In binary 0.07 * 100 is 7.000000000000001, which an anchor would round up to 8."""
+    for tokens in (100, 200, 700, 1000):
+        whole = int(exact(keep_ratio) * tokens)
+        assert kept_count(tokens, keep_ratio) == kept_count(tokens, keep_ratio, round_up=True) == whole
+    assert exact(0.1) == Fraction(1, 10)
+    assert exact(Fraction(1, 3)) == Fraction(1, 3)
+
+
+def test_counts_round_down_for_us_and_up_for_anchors():
+    assert kept_count(595, 0.25) == 148
+    assert kept_count(595, 0.25, round_up=True) == 149
+    assert kept_count(3, 0.1) == 1, "a non-empty set keeps at least one token"
+    assert kept_count(0, 0.25) == 0
+
+
+def test_only_routed_regions_shrink():
+    ledger = nominal_ledger(LLAVA, {"system": 5, "visual": 576, "query": 14, "context": 0}, KVBudget(0.25, 16, 4))
+    assert ledger.bytes_of("system") == ledger.dense_bytes("system") == 5 * LLAVA.token_bytes
+    assert ledger.fraction("query") == 1.0
+    assert ledger.fraction("visual") == 0.15625
+    assert ledger.bytes_of("context") == 0
+    assert ledger.fraction("context") == 1.0
+    assert ledger.bytes_of() == sum(ledger.bytes_of(region) for region in ("system", "visual", "query"))
+
+
+def test_layers_below_the_cut_hold_everything():
+    ledger = nominal_ledger(TINY, {"visual": 64}, KVBudget(0.25, 16, 4), cut_layer=2)
+    assert [entry.tokens for entry in ledger.entries] == [64, 64, 16, 16]
+    assert [entry.index_bytes for entry in ledger.entries] == [0, 0, 32, 32]
+    assert ledger.fraction("visual") == (2 + 2 * 0.15625) / 4
+
+
+def test_decoder_stage_anchor_pays_for_the_layers_below():
+    target = nominal_ledger(LLAVA, {"visual": 576}, KVBudget(0.25, 16, 4), cut_layer=2).fraction("visual")
+    solved = solve_anchor(LLAVA, 576, target, cut_layer=2)
+    assert solved.kept_tokens == 90
+    assert solved.fraction == target
+
+
+def test_decoder_stage_anchor_is_infeasible_on_a_shallow_model():
+    with pytest.raises(ValueError, match=r"the 2 of 4 layers below the cut .* cost 50.00% alone; use stage 'embeds'"):
+        solve_anchor(TINY, 64, 0.15625, cut_layer=2)
+    with pytest.raises(ValueError, match="no token-only anchor"):
+        solve_anchor(TINY, 64, 1.0, cut_layer=4)
+
+
+@pytest.mark.parametrize("model", ["llava-1.5-7b", "qwen2.5-vl-3b"])
+def test_group_indices_are_small_change(model):
+    ledger = nominal_ledger(geometry(model), {"visual": 576}, KVBudget(0.25, 16, 4))
+    payload = ledger.bytes_of(with_index=False)
+    assert 0 < ledger.bytes_of() - payload <= 0.005 * payload
+
+
+def test_index_bytes():
+    assert index_bytes(16, 16) == index_bytes(1, 1) == 0
+    assert index_bytes(16, 4) == 2
+    assert index_bytes(4, 1) == 1
+    assert index_bytes(128, 127) == 16
+
+
+@pytest.mark.parametrize("arguments", [(0.0, 1, 1), (1.01, 1, 1), (-0.5, 1, 1), (0.5, 4, 5), (0.5, 4, 0), (0.5, 0, 0)])
+def test_impossible_budgets(arguments):
+    with pytest.raises(ValueError, match="must lie"):
+        KVBudget(*arguments)
+
+
+def test_unknown_geometry():
+    with pytest.raises(ValueError, match=r"unknown model 'llava-1.5-7'. Did you mean 'llava-1.5-7b'\?"):
+        geometry("llava-1.5-7")
+
+
+@given(budgets(), st.integers(1, 3000))
+def test_anchor_never_has_fewer_bytes_than_ours(budget, tokens):
+    ours = nominal_ledger(LLAVA, {"visual": tokens}, budget)
+    solved = solve_anchor(LLAVA, tokens, budget.exact_total)
+    if kept_count(tokens, budget.keep_ratio) <= exact(budget.keep_ratio) * tokens:  # else: the one token that stays
+        assert anchor_bytes(LLAVA, tokens, solved.kept_tokens) >= ours.bytes_of(with_index=False)
+    if solved.kept_tokens > 1:
+        fewer = anchor_bytes(LLAVA, tokens, solved.kept_tokens - 1)
+        assert fewer < budget.exact_total * ours.dense_bytes()
+
+
+@given(budgets(), st.integers(1, 3000), st.integers(0, 3))
+def test_sums_and_bounds(budget, tokens, cut_layer):
+    ledger = nominal_ledger(TINY, {"visual": tokens}, budget, cut_layer)
+    assert len(ledger.entries) == TINY.num_layers
+    assert ledger.dense_bytes() == tokens * TINY.token_bytes
+    assert ledger.bytes_of(with_index=False) == sum(entry.payload_bytes for entry in ledger.entries)
+    assert 0 < ledger.fraction() <= 1
+    assert ledger.fraction() >= cut_layer / TINY.num_layers
+
+
+@given(RATIOS, st.integers(0, 5000))
+def test_counts_bracket_the_exact_product(keep_ratio, tokens):
+    product = exact(keep_ratio) * tokens
+    down, up = kept_count(tokens, keep_ratio), kept_count(tokens, keep_ratio, round_up=True)
+    assert down == min(tokens, max(1, product // 1))
+    assert 0 <= up - down <= 1
+    assert up >= product

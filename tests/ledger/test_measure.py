@@ -1,0 +1,122 @@
+"""What a plan keeps: counted by loops, and reconciled with the nominal ledger through the tiny model."""
+
+from collections import Counter
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
+from subtoken_train.ledger.measure import measured_ledger
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.base import BudgetKind
+from subtoken_train.types import LayerPlan, Plan, Region
+from tests.support.helpers import compress, make_batch, random_mask, random_scores
+
+COUNTS = ("tokens_before", "tokens", "key_bytes", "value_bytes", "index_bytes")
+MIXED = [(1, 9), (2, 7), (0, 12)]
+
+
+def totals(*ledgers):
+    """(layer, region, column) -> sum over the ledgers' rows, without zeros."""
+    total = Counter()
+    for ledger in ledgers:
+        for entry in ledger.entries:
+            total.update({(entry.layer, entry.region, name): getattr(entry, name) for name in COUNTS})
+    return +total
+
+
+def nominal_of(batch, family, reducer, budget):
+    """The nominal ledgers of a batch's samples, each from its own token counts."""
+    for regions in batch.regions_BN:
+        counts = {region.label: int((regions == region).sum()) for region in Region if region != Region.PADDING}
+        yield nominal_ledger(family.shape, counts, budget, reducer.cut_layer)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_reconciles_with_the_nominal_ledger(tiny_family, stage, pad_left, layout):
+    batch = make_batch(MIXED, pad_left)
+    routing = RoutingConfig(num_groups=16, kept_groups=4, layout=layout)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.15, stage=stage)
+    measured = measured_ledger(backbone.run(batch, pad_left=pad_left).plan(), batch.regions_BN, tiny_family.shape)
+    nominal = list(nominal_of(batch, tiny_family, backbone.reducer, KVBudget(0.15, 16, 4)))
+    assert totals(measured) == totals(*nominal)
+    assert measured.bytes_of() == sum(ledger.bytes_of() for ledger in nominal)
+    assert measured.dense_bytes() == sum(ledger.dense_bytes() for ledger in nominal)
+
+
+@pytest.mark.parametrize("arm", ["backbone", "token_only", "routing_only"])
+@torch.no_grad()
+def test_reconciles_for_the_arms_with_one_part(tiny_family, arm):
+    batch = make_batch(MIXED)
+    routing = RoutingConfig(num_groups=8, kept_groups=3) if arm == "routing_only" else None
+    reducer = {"name": "fastv", "keep_ratio": 0.25} if arm == "token_only" else {}
+    budget = {"backbone": KVBudget(), "token_only": KVBudget(0.25), "routing_only": KVBudget(1.0, 8, 3)}[arm]
+    backbone = compress(tiny_family, routing, **reducer)
+    measured = measured_ledger(backbone.run(batch).plan(), batch.regions_BN, tiny_family.shape)
+    assert totals(measured) == totals(*nominal_of(batch, tiny_family, backbone.reducer, budget))
+    assert (measured.fraction() == 1) == (arm == "backbone")
+
+
+@pytest.mark.parametrize("settings", [{}, {"value_gate": True, "score_prior": "output_norm"}], ids=["plain", "gated"])
+@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+@pytest.mark.parametrize(("num_groups", "kept_groups"), [(16, 4), (16, 14), (64, 16)])
+@torch.no_grad()
+def test_every_budget_costs_the_same_payload(tiny_family, stage, num_groups, kept_groups, settings):
+    batch = make_batch(MIXED)
+    payloads = set()
+    for budget in get_args(BudgetKind):
+        routing = RoutingConfig(num_groups=num_groups, kept_groups=kept_groups, budget=budget, **settings)
+        backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage=stage)
+        ledger = measured_ledger(backbone.run(batch).plan(), batch.regions_BN, tiny_family.shape)
+        payloads.add((ledger.bytes_of(with_index=False), ledger.bytes_of("visual", with_index=False)))
+        if stage == "embeds":
+            assert ledger.fraction("visual") == KVBudget(0.25, num_groups, kept_groups).total_kv_fraction
+    assert len(payloads) == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 7)),
+    num_groups=st.sampled_from([1, 2, 8, 16]),
+    seed=st.integers(0, 1000),
+    grouped=st.booleans(),
+)
+def test_any_plan_equals_the_loops(sizes, num_groups, seed, grouped):
+    """Padding entries anywhere, groups in any number, regions in any order."""
+    shape = KVShape(num_layers=1, num_kv_heads=2, head_dim=8, element_bytes=2)
+    regions = random_scores(seed, *sizes, levels=len(Region), dtype=torch.int64)
+    stays = random_mask(seed, *sizes) & (regions != Region.PADDING)
+    entries = torch.where(stays, torch.arange(sizes[1]), -1)
+    groups = random_mask(seed + 1, *sizes, num_groups)
+    expected = Counter()
+    for sample in range(sizes[0]):
+        for position in range(sizes[1]):
+            region = Region(int(regions[sample, position]))
+            if region == Region.PADDING:
+                continue
+            expected[0, region.label, "tokens_before"] += 1
+            if not stays[sample, position]:
+                continue
+            kept = int(groups[sample, position].sum()) if grouped else num_groups
+            expected[0, region.label, "tokens"] += 1
+            expected[0, region.label, "key_bytes"] += 2 * 8 * 2
+            expected[0, region.label, "value_bytes"] += 2 * 8 * 2 // num_groups * kept
+            expected[0, region.label, "index_bytes"] += (num_groups + 7) // 8 if kept < num_groups else 0
+    plan = Plan([LayerPlan(entries, groups if grouped else None)])
+    assert totals(measured_ledger(plan, regions, shape)) == +expected
+
+
+def test_a_region_that_an_eviction_empties_takes_nothing():
+    regions = torch.tensor([[Region.SYSTEM, Region.VISUAL, Region.QUERY]])
+    heads, groups = torch.tensor([[[True, False], [True, True]]]), torch.ones(1, 2, 4, dtype=torch.bool)
+    plan = Plan([LayerPlan(torch.tensor([[1, 2]]), groups, heads)])
+    rows = {row.region: row for row in measured_ledger(plan, regions, KVShape(1, 2, 8, 4)).entries}
+    assert (rows["system"].tokens, rows["system"].payload_bytes, rows["system"].index_bytes) == (0, 0, 0)
+    assert (rows["visual"].key_bytes, rows["visual"].value_bytes) == (32, 32)
+    assert (rows["query"].key_bytes, rows["query"].value_bytes) == (64, 64)

@@ -1,0 +1,226 @@
+"""Builders that several tests share."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from transformers import LlavaForConditionalGeneration
+
+from checkpoints import tiny_llama
+from checkpoints.tiny_llava import build_model, build_processor
+from subtoken_train.artifact.folder import AdapterConfig, write_adapter
+from subtoken_train.artifact.identity import identify
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.engine.build import build
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions import Eviction, LayerScores, LayerView
+from subtoken_train.families.base import Family
+from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
+from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.training.checkpoints import newest_complete, state_path
+from subtoken_train.types import Batch, Region, VisualStates
+
+
+def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: int = 64, seed: int = 0) -> Batch:
+    """Random batch for the tiny LLaVA: per sample (images, text tokens after them); text answers fill the last two."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, regions, ranks = [], [], []
+    for images, text in prompts:
+        words = torch.randint(10, 60, (2 + text,), generator=generator)
+        head, tail = words[:2], words[2:]
+        rows.append(torch.cat([head, torch.full((images * visual,), 4), tail]))
+        codes = [Region.SYSTEM] * 2 + [Region.VISUAL] * (images * visual)
+        codes += [Region.QUERY] * (text - 2) + [Region.ANSWER] * 2
+        regions.append(torch.tensor(codes))
+        ranks.append(len(codes) - 3 if images else -1)
+    width = max(map(len, rows))
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    region = torch.full((len(rows), width), int(Region.PADDING))
+    for i, (row, code) in enumerate(zip(rows, regions, strict=True)):
+        span = slice(width - len(row), width) if pad_left else slice(0, len(row))
+        ids[i, span], region[i, span] = row, code
+        if pad_left and ranks[i] >= 0:
+            ranks[i] += width - len(row)
+    counts = torch.tensor([images for images, _ in prompts])
+    pixels = torch.randn(int(counts.sum()), 3, 96, 96, generator=generator) if counts.sum() else None
+    labels = torch.where(region == Region.ANSWER, ids, -100)
+    names = [f"sample-{i}" for i in range(len(rows))]
+    return Batch(ids, labels, region, torch.tensor(ranks), pixels, counts, names)
+
+
+def only_sample(batch: Batch, index: int) -> Batch:
+    """One sample of a batch, without padding."""
+    real = batch.regions_BN[index] != Region.PADDING
+    first_image = int(batch.images_per_sample_B[:index].sum())
+    images = int(batch.images_per_sample_B[index])
+    rank = int(batch.rank_position_B[index])
+    shift = int(real.long().argmax()) if rank >= 0 else 0
+    own = slice(first_image, first_image + images)
+    grid = batch.image_grid_I3
+    if grid is not None:  # patches of all images in one row
+        patches = grid.prod(-1)
+        start = int(patches[:first_image].sum())
+        own = slice(start, start + int(patches[own].sum()))
+        grid = grid[first_image : first_image + images] if images else None
+    return Batch(
+        batch.input_ids_BN[index : index + 1, real],
+        batch.labels_BN[index : index + 1, real],
+        batch.regions_BN[index : index + 1, real],
+        torch.tensor([rank - shift]),
+        batch.pixel_values[own] if images else None,
+        batch.images_per_sample_B[index : index + 1],
+        batch.record_ids[index : index + 1],
+        grid,
+    )
+
+
+def compress(family: Family, routing: RoutingConfig | None = None, **reducer: object) -> CompressedBackbone:
+    """A compressed backbone; keyword arguments are ``ReducerConfig`` fields (default: no reducer)."""
+    config = ReducerConfig(**{"name": "none", **reducer})
+    bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
+    return CompressedBackbone(family, build_reducer(config, family.shape.num_layers), bank)
+
+
+def unread(states: VisualStates) -> list[Tensor]:
+    """No token is read from any of the images' rows, as ``TowerReducer.merge`` takes it."""
+    return [torch.zeros(len(tokens), dtype=torch.bool) for tokens in states.tokens]
+
+
+def sharpen(family: Family, factor: float = 6.0) -> None:
+    """Scale the q and k projections, so that a random model's attention is far from uniform."""
+    with torch.no_grad():
+        for layer in family.decoder.layers:
+            layer.self_attn.q_proj.weight.mul_(factor)
+            layer.self_attn.k_proj.weight.mul_(factor)
+
+
+def random_scores(seed: int, *shape: int, levels: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Scores of ``shape``: normal numbers, or whole numbers below ``levels``, so that there are ties."""
+    generator = torch.Generator().manual_seed(seed)
+    if levels is None:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(levels, shape, generator=generator).to(dtype)
+
+
+def random_mask(seed: int, *shape: int, share: float = 0.6) -> Tensor:
+    """A bool mask with about ``share`` True."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def save_backbone(family: Family, folder: Path) -> Path:
+    """Write a family's model and processor as a checkpoint folder."""
+    family.model.save_pretrained(folder)
+    family.processor.save_pretrained(folder)
+    return folder
+
+
+def gqa_family(num_kv_heads: int = 2) -> LlavaFamily:
+    """The random tiny LLaVA with fewer key-value heads than its four query heads."""
+    torch.manual_seed(0)
+    config = build_model().config
+    config.text_config.num_key_value_heads = num_kv_heads
+    return LlavaFamily(LlavaForConditionalGeneration(config).eval(), build_processor())
+
+
+def interrupted_fit(argv: list[str], after_step: int) -> int:
+    """Run a fit in this process and send it SIGINT once ``after_step`` is done."""
+    from lightning.pytorch.callbacks import Callback
+
+    from subtoken_train.cli import recipe
+    from subtoken_train.cli.main import main
+
+    class Interrupt(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == after_step:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    original = recipe.RecipeCLI.instantiate_trainer
+
+    def with_interrupt(self, **kwargs):
+        self.config_init.trainer.callbacks = [Interrupt()]
+        return original(self, **kwargs)
+
+    recipe.RecipeCLI.instantiate_trainer = with_interrupt
+    try:
+        return main(argv)
+    finally:
+        recipe.RecipeCLI.instantiate_trainer = original
+
+
+def last_state(run: Path) -> dict:
+    """What the newest checkpoint of a run holds."""
+    newest = newest_complete(run / "checkpoints")
+    assert newest is not None
+    return torch.load(state_path(newest), weights_only=True)
+
+
+def moved_by_fit(cli: RecipeCLI) -> set[str]:
+    """Train a recipe; the names of the compressed backbone's parameters that are no longer what they were."""
+    parts = cli.model.parts
+    before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
+    cli.trainer.fit(cli.model, cli.datamodule)
+    return {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
+
+
+@dataclass(frozen=True)
+class FirstEntries(Eviction):
+    """The earliest entries are best; the last ``window`` are protected."""
+
+    name: ClassVar[str] = "first"
+    window: int = 1
+    weight: float = 1.0
+    loud: bool = False
+    mode: str = "plain"
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Minus the place of an entry, the same for all heads."""
+        entries = view.entries_BN
+        late = entries.flip(-1).long().cumsum(-1).flip(-1) <= self.window
+        places = torch.arange(entries.shape[1], device=entries.device, dtype=torch.float32)
+        return LayerScores(-places.expand_as(entries)[:, None] * self.weight, entries & late)
+
+
+@dataclass(frozen=True)
+class FirstVisual(FirstEntries):
+    """The same among visual entries, for models that see images."""
+
+    name: ClassVar[str] = "first_visual"
+    needs_image: ClassVar[bool] = True
+    window: int = 0
+
+
+def _write_adapter(folder: Path, reducer: ReducerConfig, routing: RoutingConfig) -> Path:
+    source, lora = BackboneConfig(path=str(folder / "backbone")), LoraSettings(rank=2)
+    backbone, peft_model = build(source, lora, reducer, routing)
+    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": "tiny"})
+    return write_adapter(folder / "adapter", config, backbone, peft_model)
+
+
+def write_vlm_adapter(folder: Path) -> Path:
+    """FastV 25 %, S = 4, K = 1 on a random tiny LLaVA (64 visual tokens, 3 layers); ``backbone`` lies beside it."""
+    torch.manual_seed(0)
+    family = LlavaFamily(build_model(text_layers=3).eval(), build_processor())
+    save_backbone(family, folder / "backbone")
+    return _write_adapter(
+        folder, ReducerConfig(name="fastv", keep_ratio=0.25), RoutingConfig(num_groups=4, kept_groups=1)
+    )
+
+
+def write_text_adapter(folder: Path) -> Path:
+    """Quest 50 % in pages of 4, S = 4, mean K = 1, query-conditioned, on a random tiny Llama of two layers."""
+    torch.manual_seed(0)
+    tiny_llama.build_model(layers=2).save_pretrained(folder / "backbone")
+    tiny_llama.build_tokenizer().save_pretrained(folder / "backbone")
+    reducer = ReducerConfig(name="quest", keep_ratio=0.5, page_size=4, window=4)
+    routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
+    return _write_adapter(folder, reducer, routing)

@@ -1,0 +1,258 @@
+"""A server on this machine that speaks as much of the Hub's HTTP API as publishing and loading a model takes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+from tests.support.hub_state import USERS, Call, Refused, Repo
+
+NAME = r"(?P<repo>[\w.-]+/[\w.-]+)"
+
+
+class Hub:
+    """The server's state: repositories, objects that were uploaded, and what goes wrong next.
+
+    ``faults`` is taken from the front, one per upload of an object: ``cut`` closes the connection half-way, ``refuse``
+    answers 410, ``ok`` stores it.
+    """
+
+    def __init__(self) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.objects: dict[str, bytes] = {}
+        self.faults: list[str] = []
+        self.requests: list[str] = []
+        self.lock = Lock()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def add(self, name: str, folder: Path, **settings: Any) -> Repo:
+        """A repository with a folder's files."""
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        self.repos[name] = Repo(**settings)
+        self.repos[name].commit("main", files, "first")
+        return self.repos[name]
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def visible(hub: Hub, call: Call) -> Repo:
+    """The repository of a request, which its token must see."""
+    repo = hub.repos.get(call.repo)
+    owner = call.repo.split("/")[0]
+    if repo is None or (repo.private and owner not in call.names):
+        raise Refused(404 if call.user else 401, "RepoNotFound", "Repository not found")
+    if repo.gated and owner not in call.names:
+        raise Refused(403, "GatedRepo", "Access is restricted")
+    return repo
+
+
+def writable(hub: Hub, call: Call) -> Repo:
+    repo = visible(hub, call)
+    role = call.user["auth"]["accessToken"]["role"] if call.user else "read"
+    if call.repo.split("/")[0] not in call.names or role == "read" or repo.read_only:
+        raise Refused(403, "", "You don't have the rights to write here")
+    return repo
+
+
+def sha_of(repo: Repo, revision: str) -> str:
+    sha = repo.branches.get(revision, revision)
+    if sha not in repo.commits:
+        raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+    return sha
+
+
+def whoami(hub: Hub, call: Call) -> Any:
+    if call.user is None:
+        raise Refused(401, "", "Invalid credentials in Authorization header")
+    return {"type": "user", **call.user}
+
+
+def create(hub: Hub, call: Call) -> Any:
+    owner = call.json["organization"] or call.names[0]
+    name = f"{owner}/{call.json['name']}"
+    if name in hub.repos:
+        raise Refused(409, "", "You already created this model repo", url=f"{hub.address}/{name}")
+    if owner not in call.names:
+        raise Refused(403, "", "You don't have the rights to create a model under this namespace")
+    hub.repos[name] = Repo(private=call.json.get("visibility") == "private")
+    hub.repos[name].commit("main", {}, "initial commit")
+    return {"url": f"{hub.address}/{name}", "name": name}
+
+
+def info(hub: Hub, call: Call) -> Any:
+    repo = visible(hub, call)
+    return {"id": call.repo, "private": repo.private, "sha": sha_of(repo, call.revision or "main"), "siblings": []}
+
+
+def auth_check(hub: Hub, call: Call) -> Any:
+    writable(hub, call)
+    return {}
+
+
+def branch(hub: Hub, call: Call) -> Any:
+    repo = writable(hub, call)
+    if call.revision in repo.branches:
+        raise Refused(409, "", "Reference already exists")
+    repo.branches[call.revision] = repo.branches["main"]
+    return {}
+
+
+def tree(hub: Hub, call: Call) -> Any:
+    repo = visible(hub, call)
+    files = repo.commits[sha_of(repo, call.revision)]
+    return [
+        {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+        for name, data in files.items()
+    ]
+
+
+def preupload(hub: Hub, call: Call) -> Any:
+    sha_of(writable(hub, call), call.revision)
+    modes = {True: "lfs", False: "regular"}
+    names = [entry["path"] for entry in call.json["files"]]
+    return {
+        "files": [
+            {"path": name, "uploadMode": modes[name.endswith(".safetensors")], "shouldIgnore": False, "oid": None}
+            for name in names
+        ]
+    }
+
+
+def batch(hub: Hub, call: Call) -> Any:
+    writable(hub, call)
+    objects = []
+    for wanted in call.json["objects"]:
+        actions = {
+            "upload": {"href": f"{hub.address}/lfs/{wanted['oid']}"},
+            "verify": {"href": f"{hub.address}/lfs/verify"},
+        }
+        objects.append(wanted if wanted["oid"] in hub.objects else {**wanted, "actions": actions})
+    return {"transfer": "basic", "objects": objects}
+
+
+def verify(hub: Hub, call: Call) -> Any:
+    if len(hub.objects.get(call.json["oid"], b"")) != call.json["size"]:
+        raise Refused(400, "", "object is not whole")
+    return {}
+
+
+def commit(hub: Hub, call: Call) -> Any:
+    repo = writable(hub, call)
+    files, message = dict(repo.commits[sha_of(repo, call.revision)]), ""
+    for line in map(json.loads, call.body.decode().splitlines()):
+        value = line["value"]
+        if line["key"] == "header":
+            message = value["summary"]
+        elif line["key"] == "file":
+            files[value["path"]] = base64.b64decode(value["content"])
+        elif line["key"] == "lfsFile":
+            files[value["path"]] = hub.objects[value["oid"]]
+        else:
+            assert line["key"] == "deletedFile"
+            del files[value["path"]]
+    sha = repo.commit(call.revision, files, message)
+    return {"success": True, "commitUrl": f"{hub.address}/{call.repo}/commit/{sha}", "commitOid": sha}
+
+
+Answer = Callable[[Hub, "Call"], Any]
+ROUTES: list[tuple[str, str, Answer]] = [
+    ("GET", "/api/whoami-v2", whoami),
+    ("POST", "/api/validate-yaml", lambda hub, call: {"errors": [], "warnings": []}),
+    ("POST", "/api/repos/create", create),
+    ("GET", f"/api/models/{NAME}", info),
+    ("GET", f"/api/models/{NAME}/revision/(?P<revision>[^/]+)", info),
+    ("GET", f"/api/models/{NAME}/auth-check/write", auth_check),
+    ("GET", f"/api/models/{NAME}/tree/(?P<revision>[^/]+)", tree),
+    ("POST", f"/api/models/{NAME}/branch/(?P<revision>[^/]+)", branch),
+    ("POST", f"/api/models/{NAME}/preupload/(?P<revision>[^/]+)", preupload),
+    ("POST", f"/api/models/{NAME}/commit/(?P<revision>[^/]+)", commit),
+    ("POST", rf"/{NAME}\.git/info/lfs/objects/batch", batch),
+    ("POST", "/lfs/verify", verify),
+]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests of one Hub."""
+
+    hub: ClassVar[Hub]
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+    def handle_any(self) -> None:
+        hub = self.hub
+        path = urlsplit(self.path).path
+        with hub.lock:
+            hub.requests.append(f"{self.command} {unquote(path)}")
+        length = int(self.headers.get("Content-Length", 0))
+        if path.startswith("/lfs/") and self.command == "PUT":
+            return self.store(path.removeprefix("/lfs/"), length)
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        call = Call(self.rfile.read(length), USERS.get(token))
+        try:
+            if token and call.user is None:
+                raise Refused(401, "", "Invalid credentials in Authorization header")
+            if "/resolve/" in path:
+                return self.file(call, path)
+            for method, pattern, answer in ROUTES:
+                if method == self.command and (found := re.fullmatch(pattern, path)):
+                    call.repo = found.groupdict().get("repo", "")
+                    call.revision = unquote(found.groupdict().get("revision", ""))
+                    return self.reply(json.dumps(answer(hub, call)).encode())
+            raise Refused(404, "", f"no route {self.command} {path}")
+        except Refused as error:
+            self.reply(json.dumps({"error": error.message, **error.fields}).encode(), error.status, error)
+
+    do_GET = do_POST = do_PUT = do_HEAD = handle_any
+
+    def store(self, oid: str, length: int) -> None:
+        hub = self.hub
+        with hub.lock:
+            fault = hub.faults.pop(0) if hub.faults else "ok"
+        if fault == "cut":
+            self.rfile.read(length // 2)
+            self.close_connection = True
+            return self.connection.close()
+        data = self.rfile.read(length)
+        if fault == "refuse":
+            return self.reply(b"{}", 410)
+        assert hashlib.sha256(data).hexdigest() == oid
+        hub.objects[oid] = data
+        return self.reply(b"")
+
+    def file(self, call: Call, path: str) -> None:
+        call.repo, rest = path.lstrip("/").split("/resolve/")
+        revision, name = rest.split("/", 1)
+        repo = visible(self.hub, call)
+        sha = sha_of(repo, unquote(revision))
+        if unquote(name) not in repo.commits[sha]:
+            raise Refused(404, "EntryNotFound", "Entry not found")
+        data = repo.commits[sha][unquote(name)]
+        self.reply(data, headers={"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": sha})
+
+    def reply(
+        self, body: bytes, status: int = 200, error: Refused | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        if error is not None:
+            self.send_header("X-Error-Code", error.code)
+            self.send_header("X-Error-Message", error.message)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

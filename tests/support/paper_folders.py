@@ -1,0 +1,227 @@
+"""The paper's eight benchmarks in small, about digit scenes: the same questions in both of each benchmark's layouts."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from subtoken_train.datasets.scenes import ask, draw_scene
+from tests.support import benchmark_folders as layouts
+
+ROWS = 6
+"""Of each benchmark."""
+SHOTS = 5
+HOW = "Answer the question using a single word or phrase."
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a scene.
+
+    Attributes:
+        number: of question and picture.
+        text: what is asked.
+        answer: the right one.
+        words: that can be read in the picture.
+        image: its JPEG.
+    """
+
+    number: int
+    text: str
+    answer: str
+    words: tuple[str, ...]
+    image: bytes
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        """The picture as the cell of a Parquet file."""
+        return {"bytes": self.image, "path": None}
+
+
+def questions(kind: str, seed: int, count: int = ROWS) -> list[Question]:
+    """Questions of one kind, each about a held-out scene of its own."""
+    found = []
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        scene = draw_scene(rng, "test")
+        text, answer = ask(rng, scene.objects, kind)
+        buffer = io.BytesIO()
+        Image.fromarray(scene.pixels).save(buffer, "JPEG", quality=90, subsampling=0)
+        words = tuple(str(item.digit) for item in scene.objects)
+        found.append(Question(seed * 1000 + number, text, answer, words, buffer.getvalue()))
+    return found
+
+
+def choices(question: Question) -> tuple[str, dict[str, str]]:
+    """``which is there ? A 3 B 7 C 1``: the question alone, and its options by letter."""
+    asked, _, listed = question.text.partition(" ? ")
+    words = listed.split()
+    return f"{asked} ?", dict(zip(words[::2], words[1::2], strict=True))
+
+
+def opinions(question: Question) -> list[str]:
+    """Ten people's answers to a yes/no question, of whom two are wrong."""
+    return [question.answer] * 8 + ["no" if question.answer == "yes" else "yes"] * 2
+
+
+def mmbench(folder: Path, own: bool) -> Path:
+    """Every question twice, its options rotated by one."""
+    documents = []
+    for question in questions("choice", 1, ROWS // 2):
+        asked, options = choices(question)
+        for turn in range(2):
+            texts = list(options.values())
+            turned = dict(zip(options, texts[turn:] + texts[:turn], strict=True))
+            answer = next(name for name in turned if turned[name] == options[question.answer])
+            index = question.number + 1_000_000 * turn
+            place = base64.b64encode(question.image).decode() if turn == 0 else question.number
+            image = place if own else question.cell
+            documents.append({"index": index, "question": asked, **turned, "answer": answer, "image": image})
+    return (
+        layouts.mmbench_table(folder, documents, "MMBench_DEV_EN.tsv")
+        if own
+        else layouts.mmbench_parquet(folder, documents)
+    )
+
+
+def textvqa(folder: Path, own: bool) -> Path:
+    asked = questions("exists", 2)
+    answers = [opinions(question) for question in asked]
+    if not own:
+        return layouts.textvqa_parquet(
+            folder,
+            [
+                {"question_id": q.number, "image_id": f"{q.number:016x}", "question": q.text, "answers": its,
+                 "ocr_tokens": list(q.words), "set_name": "val", "image": q.cell}
+                for q, its in zip(asked, answers, strict=True)
+            ],
+        )  # fmt: skip
+    lines, data = [], []
+    for question, its in zip(asked, answers, strict=True):
+        name = f"{question.number:016x}"
+        text = f"{question.text.capitalize()}\nReference OCR token: {', '.join(question.words)}\n{HOW}"
+        lines.append({"question_id": name, "image": f"{name}.jpg", "text": text, "category": "default"})
+        data.append({"question_id": question.number, "image_id": name, "question": question.text, "answers": its})
+    return layouts.textvqa_llava(folder, lines, data, {f"{q.number:016x}": q.image for q in asked})
+
+
+def gqa(folder: Path, own: bool) -> Path:
+    asked = questions("exists", 3, ROWS // 2) + questions("color", 4, ROWS - ROWS // 2)
+    pictures = {f"n{question.number}": question.image for question in asked}
+    entries = {str(q.number): {"question": q.text, "answer": q.answer, "imageId": f"n{q.number}"} for q in asked}
+    if own:
+        return layouts.gqa_own(folder, entries, pictures)
+    return layouts.gqa_parquet(folder, [{"id": name, **entry} for name, entry in entries.items()], pictures)
+
+
+def pope(folder: Path, own: bool) -> Path:
+    """A third of the questions in each category; their numbers start anew in each."""
+    asked, categories = questions("exists_color", 5), ("adversarial", "popular", "random")
+    each = ROWS // len(categories)
+    documents = []
+    for place, category in enumerate(categories):
+        mine = list(enumerate(asked[place * each : (place + 1) * each], 1))
+        names = [f"COCO_val2014_{question.number:012}.jpg" for _, question in mine]
+        lines = [
+            {"question_id": number, "image": name, "text": question.text, "label": question.answer}
+            for (number, question), name in zip(mine, names, strict=True)
+        ]
+        if own:
+            layouts.pope_own(folder, lines, category)
+            layouts.write_files(folder, {f"val2014/{n}": q.image for n, (_, q) in zip(names, mine, strict=True)})
+        documents += [
+            {"question_id": str(number), "question": q.text, "answer": q.answer, "category": category, "image": q.cell}
+            for number, q in mine
+        ]
+    return folder if own else layouts.pope_parquet(folder, documents)
+
+
+def mme(folder: Path, own: bool) -> Path:
+    """Two questions to an image: a right digit, and one that is not there."""
+    documents = []
+    for place, question in enumerate(questions("read", 6, ROWS // 2)):
+        category = "existence" if place < ROWS // 4 + 1 else "count"
+        absent = next(digit for digit in "0123456789" if digit not in question.words)
+        pair = [
+            {"question": f"is there a {digit} ? Please answer yes or no.", "answer": answer}
+            for digit, answer in ((question.words[0], "Yes"), (absent, "No"))
+        ]
+        name = f"{category}/{question.number:04}.jpg"
+        if own:
+            layouts.mme_own(folder, name, pair, question.image, split=category == "existence")
+        documents += [{"question_id": name, "category": category, "image": question.cell, **row} for row in pair]
+    return folder if own else layouts.mme_parquet(folder, documents)
+
+
+def scienceqa(folder: Path, own: bool) -> Path:
+    problems, pictures = {}, {}
+    for question in questions("choice", 7):
+        asked, options = choices(question)
+        problems[str(question.number)] = {
+            "question": asked,
+            "choices": list(options.values()),
+            "answer": "ABC".index(question.answer),
+            "hint": "",
+            "subject": "natural science",
+        }
+        pictures[str(question.number)] = question
+    if not own:
+        return layouts.scienceqa_parquet(
+            folder, [{**problem, "image": pictures[name].cell} for name, problem in problems.items()]
+        )
+    files = {f"images/test/{name}/image.png": question.image for name, question in pictures.items()}
+    layouts.write_files(folder, files)
+    own_form = {name: {**problem, "image": "image.png"} for name, problem in problems.items()}
+    return layouts.scienceqa_own(folder, own_form, list(problems))
+
+
+def vqav2(folder: Path, own: bool) -> Path:
+    asked = questions("exists_color", 8)
+    texts = [{"question_id": q.number, "image_id": q.number, "question": q.text} for q in asked]
+    notes = [
+        {"question_id": q.number, "image_id": q.number, "answers": layouts.people(*opinions(q)),
+         "answer_type": "yes/no", "question_type": "is there a", "multiple_choice_answer": q.answer}
+        for q in asked
+    ]  # fmt: skip
+    if own:
+        return layouts.vqav2_own(folder, texts, notes, {q.number: q.image for q in asked})
+    rows = [{**text, **note, "image": q.cell} for text, note, q in zip(texts, notes, asked, strict=True)]
+    return layouts.vqav2_parquet(folder, rows)
+
+
+def mmlu(folder: Path, own: bool) -> Path:
+    dev = [(f"What is {number}?", number % 4) for number in range(SHOTS)]
+    test = [(f"What is {number} and {number}?", number % 3) for number in range(ROWS)]
+    write = layouts.mmlu_letters if own else layouts.mmlu_parquet
+    return write(folder, "abstract_algebra", {"dev": dev, "test": test})
+
+
+FOLDERS: Mapping[str, Callable[[Path, bool], Path]] = {
+    "mmbench": mmbench,
+    "textvqa": textvqa,
+    "gqa": gqa,
+    "pope": pope,
+    "mme": mme,
+    "scienceqa": scienceqa,
+    "vqav2": vqav2,
+    "mmlu": mmlu,
+}
+
+
+def write_benchmarks(root: Path, own: bool) -> Path:
+    """A data root with a folder per benchmark.
+
+    Args:
+        root: is made.
+        own: the layouts that the authors give out; else the Hub's Parquet files.
+    """
+    for name, write in FOLDERS.items():
+        write(root / name, own)
+    return root

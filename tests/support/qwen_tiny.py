@@ -1,0 +1,107 @@
+"""A random tiny Qwen2.5-VL of the real classes, and batches for it made by the real collator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.records import Record
+from subtoken_train.families.base import Turn
+from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
+from subtoken_train.families.qwen_processor import QwenProcessor
+from subtoken_train.types import Batch
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+SIZES = ((84, 112), (140, 84), (70, 200))
+"""(height, width) of the test images in pixels: 3 x 4, 5 x 3 and 2 x 7 (resized) visual tokens."""
+TOKENS = (12, 15, 14)
+
+
+def qwen_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with Qwen's special tokens; ``<|im_end|>`` ends a text, as in the published checkpoints."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, show_progress=False, special_tokens=list(SPECIAL), initial_alphabet=alphabet
+    )
+    tokenizer.train_from_iterator(["system You are a helpful assistant. user where is the 7? assistant"] * 50, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=list(SPECIAL[1:]),
+    )
+
+
+def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
+    """Four decoder layers of four query heads, and a tower of four blocks, windows of 2 x 2 tokens in all but the last.
+
+    Weights are large enough for sharp attention, so that a wrong position or order shows.
+    """
+    torch.manual_seed(seed)
+    tokenizer = qwen_tokenizer()
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        "bos_token_id": None,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    vision = {
+        "depth": 4,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "window_size": 56,
+        "fullatt_block_indexes": [1, 3],
+        "initializer_range": 0.2,
+    }
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        video_token_id=len(tokenizer) - 1,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    return Qwen25VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
+
+
+def qwen_records(folder: Path) -> list[Record]:
+    """One image; two images of different sizes in two turns; text only."""
+    paths = []
+    for i, (height, width) in enumerate(SIZES):
+        noise = torch.randint(256, (height, width, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
+        paths.append(folder / f"{i}.png")
+        Image.fromarray(noise.numpy()).save(paths[-1])
+    turns = [Turn("<image>\nwhere is the 7?", "left"), Turn("and here?\n<image>", "on the right")]
+    return [
+        Record("one", paths[:1], [Turn("<image>\nwhere is the 7?", "there it is")]),
+        Record("two", paths[1:], turns),
+        Record("text", [], [Turn("who are you?", "a helpful assistant")]),
+    ]
+
+
+def qwen_batch(
+    family: Qwen25VLFamily, records: list[Record], pad_left: bool = False, generation: bool = False
+) -> Batch:
+    """The records as a padded batch."""
+    return Collator(family, 512, "left" if pad_left else "right", generation)(records)

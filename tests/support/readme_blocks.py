@@ -1,0 +1,72 @@
+"""The code blocks of the documents, with their marks, and the commands in them.
+
+A fenced block follows a mark on the line above it: ``<!-- run -->``, it runs as written in a checkout after ``make
+fit``; ``<!-- needs: WHAT -->``, a reader has to bring something; ``<!-- shows -->``, no code but what it leaves, or a
+part of a file. Indented lines that start with the command count as ``needs``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCUMENTS = (README, ROOT / "data" / "README.md", ROOT / "checkpoints" / "README.md", *sorted(ROOT.glob("docs/*.md")))
+_FENCE = re.compile(r"(?P<above>[^\n]*)\n```(?P<language>[a-z]*)\n(?P<text>.*?)\n```\n", re.DOTALL)
+_MARK = re.compile(r"<!-- (run|shows|needs)(?:: [^>]+)? -->")
+_INDENTED = re.compile(r"^ {4}(subtoken-train .*(?:(?<=\\)\n.*)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block: where it is, its mark (None: none), its language (empty: a shell's) and its text."""
+
+    place: str
+    mark: str | None
+    language: str
+    text: str
+
+    def commands(self) -> list[list[str]]:
+        """The words of its shell commands, comments and redirections left out, its own variables put in."""
+        found: list[list[str]] = []
+        variables: dict[str, str] = {}
+        for line in self.text.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line.replace("[--", "--").replace("]", ""), posix=True, punctuation_chars="<>|&;")
+            lexer.whitespace_split = True
+            words: list[str] = []
+            for word in lexer:
+                if set(word) <= set("<>|&;"):
+                    found.append(words)
+                    words = [word] if word == "<" else []
+                elif "=" in word and not words and word.split("=")[0].isidentifier():
+                    name, _, variables[name] = word.partition("=")
+                else:
+                    words.append(variables.get(word.removeprefix("$"), word) if word.startswith("$") else word)
+            found.append(words)
+        return [words for words in found if words]
+
+
+def blocks(path: Path) -> list[Block]:
+    """The blocks of a document, in order."""
+    content = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT).as_posix()
+    found = []
+    for match in _FENCE.finditer(content):
+        mark = _MARK.fullmatch(match["above"].strip())
+        place = f"{name}:{content.count(chr(10), 0, match.start('text'))}"
+        found.append(Block(place, mark and mark[1], match["language"], match["text"]))
+    for match in _INDENTED.finditer(_FENCE.sub("\n", content)):
+        found.append(Block(f"{name}: {match[1][:40]}", "needs", "", match[1]))
+    return found
+
+
+def command_line(words: list[str]) -> list[str] | None:
+    """What ``subtoken-train`` gets, however it is called; None where something else is."""
+    if words[0] == "subtoken-train":
+        return words[1:]
+    if "-m" in words and words[words.index("-m") + 1] == "subtoken_train":
+        return words[words.index("-m") + 2 :]
+    return None

@@ -1,0 +1,242 @@
+"""The truth about a packed cache: full recompute without any cache, in transformers' own eager attention.
+
+From the prompt's pass it takes what was decided there (rows, kept entries, group masks, gates) and nothing that was
+stored. Positions are counted here, from the whole prompt. Every sample runs alone, unpadded, through the decoder's own
+``forward``; a registered attention function swaps the mask and scales the values, layer by layer, around
+``eager_attention_forward`` of the model's file. Under ``context_first`` the rest of the prompt are tokens that come
+after the context's pass.
+
+Legend: B batch, N prompt rows of a sample, T generated tokens, L layers, H query heads, h key-value heads, d head
+width, S value groups, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.rows import PromptPass
+from subtoken_train.families.base import Family
+from subtoken_train.types import Batch, Plan, Region
+
+NAME = "truth_eager"
+
+
+@dataclass
+class LayerTruth:
+    """One layer of one sample: who sees whom, and what values are worth.
+
+    ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values.
+    """
+
+    seen_N: Tensor
+    entries_hN: Tensor
+    factor_hNd: Tensor
+
+
+@dataclass
+class SampleTruth:
+    """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context.
+
+    ``rest_q``: tokens of the prompt that come after those rows; ``position``, [N + q] or [3, N + q], is of both.
+    """
+
+    hidden_ND: Tensor
+    position: Tensor
+    next_position: int
+    rest_q: Tensor
+    whole_N: Tensor
+    layers: list[LayerTruth]
+
+
+@dataclass
+class Tap:
+    """What is saved of a prompt's pass."""
+
+    hidden: list[Tensor] = field(default_factory=list)
+    batch: list[Batch] = field(default_factory=list)
+    result: list[PromptPass] = field(default_factory=list)
+    gates: dict[int, Tensor] = field(default_factory=dict)
+
+
+@contextmanager
+def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
+    """Save what the pass inside the block decides."""
+    tap, run = Tap(), backbone.run
+
+    def noting(batch, *args, **kwargs):
+        tap.batch.append(batch)
+        tap.result.append(run(batch, *args, **kwargs))
+        return tap.result[-1]
+
+    def entering(_, args):
+        if len(tap.batch) > len(tap.result):  # not what is appended after the pass
+            tap.hidden.append(args[0])
+
+    handles = [backbone.family.decoder.layers[0].register_forward_pre_hook(entering)]
+    for layer, gate in enumerate(() if backbone.bank is None else backbone.bank.gates):
+        handles.append(gate.register_forward_hook(lambda _, __, out, layer=layer: tap.gates.update({layer: out})))
+    backbone.run = noting
+    try:
+        yield tap
+    finally:
+        del backbone.run
+        for handle in handles:
+            handle.remove()
+
+
+def truths(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch) -> list[SampleTruth]:
+    """Every sample of the tapped pass over ``prompts`` or their contexts; ``plan`` says what later tokens see."""
+    return [_sample(backbone, tap, plan, prompts, sample) for sample in range(len(tap.hidden[-1]))]
+
+
+def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
+    """Positions of a sample's real tokens, [n], or [3, n]: an image's tokens are a grid, what follows is beyond it."""
+    ids = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING].tolist()
+    if prompts.image_grid_I3 is None and family.name != "qwen2_5_vl":
+        return torch.arange(len(ids))
+    first = int(prompts.images_per_sample_B[:sample].sum())
+    grids = [] if prompts.image_grid_I3 is None else prompts.image_grid_I3[first:].tolist()
+    placed: list[tuple[int, int, int]] = []
+    start = 0
+    while len(placed) < len(ids):
+        if ids[len(placed)] != family.image_token_id:
+            placed.append((start, start, start))
+            start += 1
+            continue
+        _, high, wide = (n // 2 for n in grids.pop(0))
+        placed += [(start, start + row, start + column) for row in range(high) for column in range(wide)]
+        start += max(high, wide)
+    return torch.tensor(placed).T
+
+
+def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int, origin: Tensor) -> dict[str, object]:
+    """Positions of the rows and of the rest of the prompt, its tokens, and the first position after it."""
+    reducer, own = backbone.reducer, tap.batch[-1].regions_BN[sample] != Region.PADDING
+    position = prompt_positions(backbone.family, prompts, sample)
+    real = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING]
+    passed = int(own.sum())
+    assert torch.equal(tap.batch[-1].input_ids_BN[sample, own], real[:passed])
+    place = origin - int(own.long().argmax())
+    anew = reducer.stage == "tower" and reducer.config.keep_ratio < 1 and backbone.family.name != "qwen2_5_vl"
+    rest = real[passed:]
+    if anew:  # VisionZip on LLaVA makes a shorter prompt
+        position = torch.arange(len(origin) + len(rest))
+    else:
+        assert len(rest) or int(place[-1]) == len(real) - 1, "the row that the next token is read from was dropped"
+        position = torch.cat([position[..., place], position[..., passed:]], -1)
+    following = len(origin) + len(rest) if anew else int(prompt_positions(backbone.family, prompts, sample).max()) + 1
+    return {"position": position, "next_position": following, "rest_q": rest}
+
+
+def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, sample: int) -> SampleTruth:
+    result, shape = tap.result[-1], backbone.family.shape
+    first = result.spans[0][2] if result.spans else result.rows
+    real = first.visible_BM[sample]
+    origin, regions = first.index_BM[sample, real], first.regions_BM[sample, real]
+    count, routed = len(origin), (regions == Region.VISUAL) | (regions == Region.CONTEXT)
+    whole = torch.zeros(count, dtype=torch.bool)
+    if result.kept:
+        whole = (regions == Region.SYSTEM) | (regions == Region.CONTEXT)
+    layers = []
+    for layer, kept in enumerate(plan.layers):
+        rows = result.rows if result.kept else next(r for start, stop, r in result.spans if start <= layer < stop)
+        seen = torch.isin(origin, rows.index_BM[sample, rows.visible_BM[sample]])
+        if result.kept:
+            seen = result.kept[layer][sample, real]
+        place = {int(row): i for i, row in enumerate(rows.index_BM[sample].tolist()) if rows.visible_BM[sample, i]}
+        here = torch.tensor([place.get(int(row), -1) for row in origin])
+        factor = torch.ones(count, shape.num_kv_heads, shape.head_dim)
+        mask = None if result.state is None else result.state.masks.get(layer)
+        if mask is not None:
+            groups = mask[sample, here].float()
+            if layer in tap.gates:
+                groups = torch.where(routed[:, None], groups * tap.gates[layer][sample, here], groups)
+            groups[here < 0] = 1
+            factor = groups[:, _group_of_channel(backbone, groups.shape[-1])].view_as(factor)
+        layers.append(LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor.transpose(0, 1)))
+        _check_plan(kept, mask, sample, rows.index_BM)
+        for i, row in enumerate(kept.entries_BN[sample].tolist()):
+            if row >= 0:
+                layers[-1].entries_hN[:, origin == row] = (
+                    torch.ones(shape.num_kv_heads, 1).bool()
+                    if kept.heads_BNh is None
+                    else kept.heads_BNh[sample, i, :, None]
+                )
+    placed = _placed(backbone, tap, prompts, sample, origin)
+    return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, **placed)
+
+
+def _check_plan(kept, mask: Tensor | None, sample: int, index_BM: Tensor) -> None:
+    """The plan's group masks are those of the pass."""
+    if kept.group_mask_BNS is None:
+        return
+    for i, row in enumerate(kept.entries_BN[sample].tolist()):
+        if row >= 0:
+            places = (index_BM[sample] == row).nonzero()[:, 0]
+            assert any(torch.equal(kept.group_mask_BNS[sample, i], mask[sample, place]) for place in places)
+
+
+def _group_of_channel(backbone: CompressedBackbone, num_groups: int) -> Tensor:
+    """Group of each channel of the value vector, [d_v]."""
+    shape = backbone.family.shape
+    channel = torch.arange(shape.value_dim)
+    if backbone.bank.config.layout == "per_head":
+        return channel % shape.head_dim // (shape.head_dim // num_groups)
+    return channel // (shape.value_dim // num_groups)
+
+
+_active: list[SampleTruth] = []
+
+
+def _attention(module, query, key, value, attention_mask, scaling=None, **_):
+    """Eager attention over all rows, the mask and the values being those of the layer."""
+    sample = _active[-1]
+    layer = sample.layers[module.layer_idx]
+    eager = importlib.import_module(type(module).__module__).eager_attention_forward
+    count, length = len(layer.seen_N), query.shape[2]
+    causal = torch.ones(length, length).bool().tril()
+    allowed = causal.repeat(key.shape[1], 1, 1)
+    allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
+    allowed[:, count:, :count] = layer.entries_hN[:, None]
+    shared = query.shape[1] // key.shape[1]
+    hidden = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
+    mask = hidden.repeat_interleave(shared, dim=0)[None]
+    routed = value.clone()
+    routed[:, :, :count] *= layer.factor_hNd.to(value.dtype)
+    out, _ = eager(module, query, key, routed, mask, scaling=scaling)
+    if bool(sample.whole_N.any()):
+        plain, _ = eager(module, query, key, value, mask, scaling=scaling)
+        out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
+    return out, None
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+
+
+@torch.no_grad()
+def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tensor) -> Tensor:
+    """Logits of the token after the prompt, and after each of ``tokens_T``, [T + 1, V]."""
+    family = backbone.family
+    config, embed = family.decoder.config, family.model.get_input_embeddings()
+    hidden = torch.cat([sample.hidden_ND, embed(sample.rest_q), embed(tokens_T)])[None]
+    following = sample.next_position + torch.arange(len(tokens_T))
+    position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
+    loaded, config._attn_implementation = config._attn_implementation, NAME
+    _active.append(sample)
+    try:
+        # one sample: [1, N], or [3, 1, N]
+        out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False)
+    finally:
+        config._attn_implementation = loaded
+        _active.pop()
+    logits = family.model.get_output_embeddings()(out.last_hidden_state[0])
+    return logits[sample.position.shape[-1] - 1 :]

@@ -1,0 +1,50 @@
+"""Random tiny language models of the real classes, and batches of contexts and queries."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from checkpoints.tiny_llava import build_processor
+from subtoken_train.families.text import TextFamily
+from subtoken_train.types import Batch, Region
+
+KINDS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+}
+
+
+def text_family(kind: str = "llama", layers: int = 3, seed: int = 0, **settings: object) -> TextFamily:
+    """Four query heads on two key-value heads of width 16; attention far from uniform."""
+    torch.manual_seed(seed)
+    config_class, model_class = KINDS[kind]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers, "vocab_size": 90}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    model = model_class(config_class(**{**sizes, **heads, "sliding_window": None, **settings})).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.mul_(8)
+            layer.self_attn.k_proj.weight.mul_(8)
+    return TextFamily(model, build_processor().tokenizer)
+
+
+def text_batch(samples: list[tuple[int, int, int]], pad_left: bool = False, seed: int = 0) -> Batch:
+    """Per sample (context tokens, query tokens, answer tokens); the first token is SYSTEM."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, codes = [], []
+    for context, query, answer in samples:
+        parts = [Region.SYSTEM] + [Region.CONTEXT] * context + [Region.QUERY] * query + [Region.ANSWER] * answer
+        codes.append(torch.tensor(parts))
+        rows.append(torch.randint(10, 60, (len(parts),), generator=generator))
+    width = max(map(len, rows))
+    ids, regions = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
+    ranks = []
+    for i, (row, code) in enumerate(zip(rows, codes, strict=True)):
+        start = width - len(row) if pad_left else 0
+        ids[i, start : start + len(row)], regions[i, start : start + len(row)] = row, code
+        ranks.append(start + len(row) - 1 - samples[i][2])
+    labels = torch.where(regions == Region.ANSWER, ids, -100)
+    names = [f"text-{i}" for i in range(len(rows))]
+    return Batch(ids, labels, regions, torch.tensor(ranks), None, torch.zeros(len(rows), dtype=torch.long), names)

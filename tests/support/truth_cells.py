@@ -1,0 +1,280 @@
+"""The matrix of packed = truth: its factors, which cells are allowed, and what a cell's difference is.
+
+Legend: B batch, h key-value heads, N rows, T steps, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import gcd
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions import EVICTIONS, Candidates, Eviction, LayerScores, LayerView, build_eviction
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.protocol import Protocol
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Batch, Plan, Region
+from tests.support.helpers import compress
+from tests.support.pairwise import Cell
+from tests.support.reference import SampleTruth, recompute, tapped, truths
+from tests.support.truth_models import FAMILIES, family_of, prompts
+
+
+@dataclass(frozen=True)
+class SharedSet(Eviction):
+    """Test only: entries at random, one set for all heads, layers with unequal counts."""
+
+    name: ClassVar[str] = "shared_set"
+
+    def score(self, view: LayerView) -> LayerScores:
+        generator = torch.Generator().manual_seed(view.layer)
+        scores = torch.rand(view.regions_BN.shape, generator=generator)[:, None]
+        protected = torch.zeros_like(view.entries_BN)
+        for sample, row in enumerate(view.last_rows(2)):
+            protected[sample, row[row >= 0]] = True
+        return LayerScores(scores, protected)
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        step = torch.arange(len(scores)) - len(scores) // 2
+        return (candidates.budget_LB + 2 * step[:, None]).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class OwnSets(SharedSet):
+    """Test only: every head has entries of its own, and its own number of them."""
+
+    name: ClassVar[str] = "own_sets"
+
+    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
+        kept, heads = [], KV_HEADS[0]
+        for layer, regions in enumerate(candidates.regions_LBN):
+            generator = torch.Generator().manual_seed(100 + layer)
+            draws = torch.rand(len(regions), heads, regions.shape[1], generator=generator)
+            share = torch.linspace(0.2, 0.8, heads)[:, None]
+            best = torch.zeros_like(draws).scatter_(-1, draws.argmax(-1, keepdim=True), 1).bool()
+            chosen = (draws < share) | best | scores[layer].protected_BN[:, None]
+            chosen |= ~candidates.competes_LBN[layer][:, None]
+            kept.append(chosen & (regions != Region.PADDING)[:, None])
+        return kept
+
+
+TEXT = ("llama", "qwen2", "mistral")
+KV_HEADS = [2]  # heads of the model under test; a method does not see the model
+OWN = {"shared_set": SharedSet, "own_sets": OwnSets}
+REDUCERS = {
+    "none": {},
+    "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
+    "fastv_decoder": {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
+    "visionzip": {"name": "visionzip", "keep_ratio": 0.5},
+    "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
+}
+SELECTORS = {
+    "none": None,
+    "linear": RoutingConfig("linear"),
+    "mlp": RoutingConfig("mlp"),
+    "value_norm": RoutingConfig("value_norm"),
+    "query": RoutingConfig("linear", query_conditioned=True),
+    "gated": RoutingConfig("linear", value_gate=True),
+}
+FACTORS = {
+    "family": FAMILIES,
+    "reducer": list(REDUCERS),
+    "selector": list(SELECTORS),
+    "layout": ["contiguous", "per_head"],
+    "groups": ["16/4", "2/1", "8/3", "8/8"],
+    "budget": ["per_token", "global", "ranked"],
+    "eviction": ["none", *OWN, *EVICTIONS],
+    "scope": ["context", "all"],
+    "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
+    "protocol": ["query_aware", "context_first"],
+    "precision": ["fp32", "bf16", "int8", "int4"],
+}
+"""``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
+BOUNDS = {"bf16": 0.04, "int8": 0.06, "int4": 0.7}
+"""Root mean square of the difference over that of the logits; both sides of bf16 round.
+
+Set from what rounding was measured to cost these random models, single samples of few tokens being the worst. They find
+gross faults only: that rounded storage is read right is for ``tests/kernels`` to show.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of packed logits from the truth: the largest, the root mean square over that of the logits, and the tokens."""
+
+    largest: float
+    relative: float
+    same_tokens: bool
+
+    def fits(self, precision: str) -> bool:
+        """Whether it is within the precision's bound; roundings cannot keep all tokens."""
+        if precision == "fp32":
+            return self.largest < 1e-4 and self.same_tokens
+        return self.relative < BOUNDS[precision]
+
+
+def allowed(cell: Cell) -> bool:
+    """Whether the factors that are given go together."""
+    family, reducer, budget = (cell.get(name) for name in ("family", "reducer", "budget"))
+    if family is not None and reducer is not None:
+        sees = family in ("llava", "llava_gqa", "qwen2_5_vl")
+        if reducer != "none" and sees == (reducer == "quest"):
+            return False
+    if cell.get("selector") == "none":
+        fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
+        if any(cell.get(name, level) != level for name, level in fixed.items()):
+            return False
+    if budget == "ranked" and (reducer or "fastv") in ("none", "visionzip", "quest"):
+        return False
+    if budget == "ranked" and (family or "llava") in TEXT:
+        return False
+    if family in TEXT and (reducer or "none").startswith("fastv"):
+        return False
+    return _piece_fits(cell) and _eviction_fits(cell) and _protocol_fits(cell)
+
+
+def _protocol_fits(cell: Cell) -> bool:
+    """Only models that see images end with one; before the question is seen nothing can read it."""
+    ends = cell.get("batch", "one").startswith("last")
+    if ends and cell.get("family", "llava") in TEXT:
+        return False
+    if cell.get("protocol", "query_aware") == "query_aware":
+        return True
+    method = EVICTIONS.get(cell.get("eviction", "none"))
+    asks = cell.get("selector") == "query" or cell.get("reducer") == "quest"
+    return not (ends or asks or (method is not None and method.needs_image))
+
+
+def _piece_fits(cell: Cell) -> bool:
+    """Four bits need pieces of an even width; heads are 16 channels wide."""
+    if cell.get("precision") != "int4" or cell.get("selector", "none") == "none":
+        return True
+    if "groups" not in cell or "layout" not in cell:
+        return True
+    kv_heads = 4 if cell.get("family") == "llava" else 2
+    groups, kept = map(int, cell["groups"].split("/"))
+    width = 16 if cell["layout"] == "per_head" else 16 * kv_heads
+    return groups == kept or gcd(width // groups, 16) % 2 == 0
+
+
+def _eviction_fits(cell: Cell) -> bool:
+    if cell.get("eviction") == "none" and cell.get("scope") == "all":
+        return False
+    method = EVICTIONS.get(cell.get("eviction", "none"))
+    if method is None:
+        return True
+    sees = cell.get("family", "llava") in ("llava", "llava_gqa", "qwen2_5_vl")
+    if sees:
+        return not method.needs_image or not cell.get("batch", "one").startswith("text")
+    return not method.needs_image
+
+
+def full_matrix() -> list[Cell]:
+    """Every allowed choice of what the model computes, each with one (eviction, batch, precision), all in turn."""
+    models = ["family", "reducer", "selector", "layout", "groups", "budget"]
+    rest = [name for name in FACTORS if name not in models]
+    turns = [dict(zip(rest, levels, strict=True)) for levels in product(*(FACTORS[name] for name in rest))]
+    cells, turn = [], 0
+    for levels in product(*(FACTORS[name] for name in models)):
+        model = dict(zip(models, levels, strict=True))
+        if allowed(model):
+            for i in range(len(turns)):
+                # a stride without a common divisor visits all of them, neighbours unlike each other
+                cell = model | turns[(turn + i) * _stride(len(turns)) % len(turns)]
+                if allowed(cell):
+                    cells.append(cell)
+                    break
+            turn += 1
+    return cells
+
+
+def _stride(length: int) -> int:
+    return next(step for step in range(length // 3 + 1, length + 2) if gcd(step, length) == 1)
+
+
+@dataclass
+class Decoded:
+    """Packed decoding: tokens [B, T], the logits that chose them [B, T, V], and what the truth needs."""
+
+    tokens_BT: Tensor
+    logits_BTV: Tensor
+    truths: list[SampleTruth]
+    cache: PackedCache
+    plan: Plan
+
+
+@torch.no_grad()
+def decoded(
+    backbone: CompressedBackbone,
+    batch: Batch,
+    steps: int,
+    compression: Compression,
+    protocol: Protocol = "query_aware",
+) -> Decoded:
+    """Greedy decoding that notes its logits and does not stop at an end of text."""
+    cache = PackedCache(backbone.family.shape.num_layers)
+    with tapped(backbone) as tap:
+        first = open_prompts(backbone, batch, cache, compression, protocol)
+    saved = truths(backbone, tap, first.plan, batch)
+    logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
+    while len(tokens) < steps:
+        logits.append(decode(backbone, tokens[-1][:, None], cache))
+        tokens.append(logits[-1].argmax(-1))
+    return Decoded(torch.stack(tokens, 1), torch.stack(logits, 1), saved, cache, first.plan)
+
+
+def backbone_of(cell: Cell) -> CompressedBackbone:
+    """A cell's model; hooks of earlier cells on the shared family are taken off."""
+    family = family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
+    for layer in family.decoder.layers:
+        layer.self_attn.v_proj._forward_hooks.clear()
+    torch.manual_seed(1)
+    routing = SELECTORS[cell["selector"]]
+    if routing is not None:
+        groups, kept = map(int, cell["groups"].split("/"))
+        routing = replace(routing, num_groups=groups, kept_groups=kept, layout=cell["layout"], budget=cell["budget"])
+    backbone = compress(family, routing, **REDUCERS[cell["reducer"]]).eval()
+    for gate in () if backbone.bank is None else backbone.bank.gates:
+        gate.beta.data.fill_(2.0)
+    KV_HEADS[0] = family.shape.num_kv_heads
+    return backbone
+
+
+def compression_of(cell: Cell) -> Compression:
+    """A cell's eviction and precision."""
+    name, precision = cell["eviction"], cell["precision"]
+    kv_dtype = precision if precision.startswith("int") else "model"
+    if name == "none":
+        return Compression(kv_dtype=kv_dtype)
+    method = OWN[name]() if name in OWN else build_eviction(name)
+    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype)
+
+
+def batch_of(cell: Cell) -> Batch:
+    """A cell's prompts."""
+    kind, _, side = cell["batch"].partition("_")
+    return prompts(family_of(cell["family"]), kind, side == "left")
+
+
+@torch.no_grad()
+def difference(cell: Cell, steps: int) -> Difference:
+    """Decode a cell and recompute it."""
+    backbone = backbone_of(cell)
+    got = decoded(backbone, batch_of(cell), steps, compression_of(cell), cell["protocol"])
+    expected = torch.stack(
+        [recompute(backbone, truth, tokens[:-1]) for truth, tokens in zip(got.truths, got.tokens_BT, strict=True)]
+    ).float()
+    error = got.logits_BTV.float() - expected
+    return Difference(
+        largest=float(error.abs().max()),
+        relative=float(error.norm() / expected.norm()),
+        same_tokens=torch.equal(expected.argmax(-1), got.tokens_BT),
+    )
