@@ -18,20 +18,20 @@ RESULTS = FOLDER / "results"
 def tables() -> dict[str, str]:
     """Every table of the page, made anew from its records."""
     return {
-        "decode": importlib.import_module("decode").markdown(
+        "decode": importlib.import_module("benchmarks.decode").markdown(
             json.loads((RESULTS / "speed/decode-cpu-float32.json").read_text())
         ),
-        "prefill": importlib.import_module("prefill").times(
+        "prefill": importlib.import_module("benchmarks.prefill").times(
             json.loads((RESULTS / "speed/prefill-cpu-float32.json").read_text())
         ),
-        "memory": importlib.import_module("prefill").memory(
+        "memory": importlib.import_module("benchmarks.prefill").memory(
             json.loads((RESULTS / "speed/statistics_memory.json").read_text())
         ),
-        "training": importlib.import_module("training_cost").markdown(
+        "training": importlib.import_module("benchmarks.training_cost").markdown(
             json.loads((RESULTS / "speed/training-cpu-float32.json").read_text())
         ),
-        "eviction": importlib.import_module("eviction_accuracy").table(RESULTS / "eviction"),
-        "recall_peers": importlib.import_module("recall_peers").table(
+        "eviction": importlib.import_module("benchmarks.eviction_accuracy").table(RESULTS / "eviction"),
+        "recall_peers": importlib.import_module("benchmarks.recall_peers").table(
             json.loads((RESULTS / "recall_peers.json").read_text())
         ),
     }
@@ -46,7 +46,7 @@ def test_the_page_shows_the_records(tables, name):
 def test_every_registered_method_was_measured_and_kept_its_budget():
     from subtoken_train.evictions import EVICTIONS
 
-    eviction = importlib.import_module("eviction_accuracy")
+    eviction = importlib.import_module("benchmarks.eviction_accuracy")
     records = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "eviction").glob("*.json")}
     assert set(records) == {*EVICTIONS, eviction.NONE}
     for method, record in records.items():

@@ -15,7 +15,7 @@ from subtoken_train.datasets.records import InstructionRecords
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "data" / "index.json"
-data_index = importlib.import_module("data_index")
+data_index = importlib.import_module("benchmarks.data_index")
 
 
 def grown(records, connection):

@@ -22,7 +22,7 @@ RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/speed/trainin
 
 @pytest.fixture(scope="module")
 def cost():
-    return importlib.import_module("training_cost")
+    return importlib.import_module("benchmarks.training_cost")
 
 
 @pytest.fixture(scope="module")
