@@ -33,6 +33,11 @@ class Region(IntEnum):
         return self.name.lower()
 
 
+def in_compressed_region(regions: Tensor) -> Tensor:
+    """Rows of the region that is compressed, bool: the visual tokens of a VLM, the context of a language model."""
+    return (regions == Region.VISUAL) | (regions == Region.CONTEXT)
+
+
 @dataclass
 class LayerPlan:
     """What one layer keeps.

@@ -25,8 +25,9 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
+from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Region, in_compressed_region
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
 """Called with (layer, query, key, value, scale, regions_BM) after each layer's attention, see ``attention.Observer``.
@@ -55,9 +56,8 @@ class CompressedBackbone(nn.Module):
         self.reducer = reducer
         self.bank = bank
         reducer.check_fit(family.name, sees_images=family.image_token_id is not None)
-        self.routes = bank is not None and not bank.neutral
         self._hooks: list[RemovableHandle] | None = []
-        self.splits = family.image_token_id is None and (reducer.stage == "context" or self.routes)
+        self.splits = family.image_token_id is None and (reducer.stage == "context" or self.active_routing is not None)
         """Whether context and query rows of a language model see different caches."""
         if self.splits:
             check_sdpa(family.decoder.config)
@@ -68,6 +68,11 @@ class CompressedBackbone(nn.Module):
             attention = [layer.self_attn for layer in family.decoder.layers]
             self._hooks = bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
             bank.freeze_below(reducer.cut_layer)
+
+    @property
+    def active_routing(self) -> RoutingConfig | None:
+        """Settings of the routing that acts; None without routers, and where they keep every group as it is."""
+        return None if self.bank is None or self.bank.neutral else self.bank.config
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
@@ -108,7 +113,7 @@ class CompressedBackbone(nn.Module):
 
     def _run_embedded(self, call: _Call, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
         family, reducer = self.family, self.reducer
-        if self.splits and (not neutral or self.routes):
+        if self.splits and (not neutral or self.active_routing is not None):
             return self._context_split(call, hidden, rows, None if neutral else reducer)
         if neutral:
             return self._routed_span(call, hidden, rows, [], reducer.cut_layer)
@@ -233,7 +238,7 @@ class CompressedBackbone(nn.Module):
         """What the routers read of a pass over ``rows``."""
         regions = rows.regions_BM
         return RoutingState(
-            routed_BN=(regions == Region.VISUAL) | (regions == Region.CONTEXT),
+            routed_BN=in_compressed_region(regions),
             query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
             position_BN=rows.ordinal_BM,
             sample_seed_B=sample_seeds(batch.record_ids, regions.device),

@@ -92,7 +92,7 @@ def answer_all(
     rows: dict[int, Answer] = {}
     ledgers, kv_bytes = [], 0
     emptied: list[dict[str, int]] = []
-    routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
+    routing = backbone.active_routing
     layout = "contiguous" if routing is None else routing.layout
     for start in range(0, total, batch_size):
         chosen = order[start : start + batch_size]

@@ -55,7 +55,7 @@ def arm_facts(name: str, backbone: CompressedBackbone, answers: Answers, context
     family, reducer = backbone.family, backbone.reducer
     region, before = ("visual", family.visual_tokens()) if context_tokens is None else ("context", context_tokens)
     kept = reducer.kept_tokens(before)
-    routing = None if backbone.bank is None else backbone.bank.config
+    routing = backbone.active_routing
     budget = KVBudget(1.0) if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
     ledger = nominal_ledger(family.shape, {region: before}, budget, reducer.cut_layer, kept_tokens=kept)
     groups = "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"

@@ -16,7 +16,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.opening import Opened
 from subtoken_train.ledger.emptied import emptied_regions
-from subtoken_train.types import Batch, LayerPlan, Region
+from subtoken_train.types import Batch, LayerPlan, Region, in_compressed_region
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Measured(PromptBytes):
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache: PackedCache) -> list[PromptBytes]:
     """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
     shape, family = backbone.family.shape, backbone.family
-    in_region_BM = (opened.regions_BM == Region.VISUAL) | (opened.regions_BM == Region.CONTEXT)
+    in_region_BM = in_compressed_region(opened.regions_BM)
     region_B = in_region_BM.sum(-1).tolist()
     tokens_B = (prompts.regions_BN != Region.PADDING).sum(-1)
     total_B = tokens_B.tolist()

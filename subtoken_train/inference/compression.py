@@ -15,7 +15,7 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import Candidates, Eviction, LayerScores, LayerView, Scope, TaskView
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.families.base import Family
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]
@@ -95,7 +95,7 @@ class Compression:
         """Rows that the scope names, bool [B, M]."""
         if self.scope == "all":
             return regions_BM != Region.PADDING
-        return (regions_BM == Region.VISUAL) | (regions_BM == Region.CONTEXT)
+        return in_compressed_region(regions_BM)
 
 
 class EvictionPass:
@@ -176,7 +176,7 @@ class EvictionPass:
 
     def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, value_fraction: float) -> Tensor:
         whole = 2 * self.shape.side_bytes
-        routed = (regions_BM == Region.VISUAL) | (regions_BM == Region.CONTEXT)
+        routed = in_compressed_region(regions_BM)
         cost_BM = torch.where(routed, self.shape.side_bytes * (1 + value_fraction), float(whole))
         cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
         fixed_B = (cost_BM * ~competes_BM).sum(-1)

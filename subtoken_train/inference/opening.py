@@ -24,7 +24,7 @@ from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import append, check_length, next_logits, prefill
 from subtoken_train.inference.protocol import Protocol, check_context_first
-from subtoken_train.types import Batch, Plan, Region
+from subtoken_train.types import Batch, Plan, Region, in_compressed_region
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def open_prompts(
 def context_part(regions_BN: Tensor) -> Tensor:
     """A prompt's tokens up to the last VISUAL or CONTEXT one, bool [B, N]; its first token where there is none."""
     visible_BN = regions_BN != Region.PADDING
-    compressed_BN = (regions_BN == Region.VISUAL) | (regions_BN == Region.CONTEXT)
+    compressed_BN = in_compressed_region(regions_BN)
     upto_BN = compressed_BN.flip(-1).cumsum(-1).flip(-1) > 0
     first_BN = visible_BN & (visible_BN.cumsum(-1) == 1)
     return visible_BN & (upto_BN | first_BN)

@@ -60,7 +60,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     if eviction is not None and eviction.again:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         second_pass(family, dense, entries, repeated(result), eviction.observe_task)
-    routing = None if backbone.bank is None or not backbone.routes else backbone.bank.config
+    routing = backbone.active_routing
     value_fraction = 1.0 if routing is None else routing.kept_groups / routing.num_groups
     keep = None if eviction is None else eviction.keep(value_fraction)
     packing = Packing("contiguous" if routing is None else routing.layout, BITS[compression.kv_dtype])

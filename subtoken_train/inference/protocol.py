@@ -17,7 +17,11 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
     reads = None
     if reducer.stage == "context" and reducer.config.keep_ratio < 1:
         reads = f"reducer {reducer.config.name!r} chooses pages by the question"
-    elif bank is not None and backbone.routes and any(part.query_conditioned for part in bank.selectors):
+    elif (
+        bank is not None
+        and backbone.active_routing is not None
+        and any(part.query_conditioned for part in bank.selectors)
+    ):
         reads = "the routers are conditioned on the question"
     elif compression.eviction is not None and compression.eviction.needs_image:
         reads = f"eviction {compression.eviction.name!r} reads the attention from the question to the image"

@@ -15,7 +15,7 @@ from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.ledger.ledger import KVBudget, Ledger, nominal_ledger, share_words
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.types import Batch, LayerPlan, Plan, Region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def report(backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: Pack
     origin_B = cache.origin_B.to(prompts.regions_BN.device)
     held_P = torch.unique(origin_B)
     regions_PN = prompts.regions_BN[held_P]
-    bank, shape = backbone.bank, backbone.family.shape
-    routing = None if bank is None or not backbone.routes else bank.config
+    shape = backbone.family.shape
+    routing = backbone.active_routing
     own = Plan([_rows(layer, held_P) for layer in plan.layers])
     ledger = measured_ledger(own, regions_PN, shape, "contiguous" if routing is None else routing.layout)
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
@@ -122,9 +122,9 @@ def report(backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: Pack
 
 def _nominal(backbone: CompressedBackbone, regions_PN: Tensor) -> float:
     """Share of the compressed region that the budget promises."""
-    routing = None if backbone.bank is None or not backbone.routes else backbone.bank.config
+    routing = backbone.active_routing
     budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
-    counts = ((regions_PN == Region.VISUAL) | (regions_PN == Region.CONTEXT)).sum(-1).tolist()
+    counts = in_compressed_region(regions_PN).sum(-1).tolist()
     reducer = backbone.reducer
     kept = sum(reducer.kept_tokens(count) for count in counts if count)
     return nominal_ledger(backbone.family.shape, {"visual": sum(counts)}, budget, reducer.cut_layer, kept).fraction()

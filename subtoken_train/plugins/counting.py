@@ -57,10 +57,8 @@ class Counted:
     @property
     def routing(self) -> str | None:
         """``linear S=16 K=4``; None where no router is at work."""
-        bank = self.backbone.bank
-        if bank is None or not self.backbone.routes:
-            return None
-        return f"{bank.config.selector} S={bank.config.num_groups} K={bank.config.kept_groups}"
+        routing = self.backbone.active_routing
+        return None if routing is None else f"{routing.selector} S={routing.num_groups} K={routing.kept_groups}"
 
     def warning(self) -> str | None:
         """Where the settings cannot change what a harness scores."""

@@ -73,7 +73,7 @@ class ActivationBytes:
 
     def __init__(self, parts: CompressedBackbone, step: Step) -> None:
         shape, config = parts.family.shape, parts.family.decoder.config
-        self.step, self.bank, self.splits = step, parts.bank if parts.routes else None, parts.splits
+        self.step, self.bank, self.splits = step, None if parts.active_routing is None else parts.bank, parts.splits
         self.element, self.hidden = shape.element_bytes, int(config.hidden_size)
         self.mlp = int(config.intermediate_size)
         self.heads, self.vocabulary = int(config.num_attention_heads), int(config.vocab_size)

@@ -157,8 +157,8 @@ def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
 
 def budget_of(parts: CompressedBackbone) -> KVBudget:
     """Keep ratio and groups; without routing, every group."""
-    ratio, bank = parts.reducer.config.keep_ratio, parts.bank
-    return KVBudget(ratio) if bank is None else KVBudget(ratio, bank.config.num_groups, bank.config.kept_groups)
+    ratio, routing = parts.reducer.config.keep_ratio, parts.active_routing
+    return KVBudget(ratio) if routing is None else KVBudget(ratio, routing.num_groups, routing.kept_groups)
 
 
 def layer_bands(ledger: Ledger) -> list[LayerBand]:

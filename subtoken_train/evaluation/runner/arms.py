@@ -124,7 +124,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     if spec.protocol == "context_first":
         check_context_first(backbone, compression)
     tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()
-    routing = backbone.bank.config if backbone.bank is not None and backbone.routes else None
+    routing = backbone.active_routing
     reduces = reducer.name != "none" and reducer.keep_ratio < 1
     config = None if spec.adapter is None else _adapter(spec.adapter)
     seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
