@@ -14,8 +14,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from subtoken_train.evaluation.reporting.csv_file import report_csv
-from subtoken_train.evaluation.reporting.figures import Figure
+from subtoken_train.evaluation.reporting.estimates import Figure
+from subtoken_train.evaluation.reporting.exports import report_csv
 from subtoken_train.evaluation.reporting.kinds import KindScores
 from subtoken_train.evaluation.reporting.plots import kind_chart
 from subtoken_train.evaluation.reporting.report import Report, make_report

@@ -13,8 +13,8 @@ from subtoken_train.errors import plain, unknown_name
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from subtoken_train.evaluation.reporting.layout import Table as ScoreTable
     from subtoken_train.evaluation.reporting.report import Report
+    from subtoken_train.evaluation.reporting.score_tables import Table as ScoreTable
 
 FILES = {"markdown": "report.md", "csv": "report.csv", "latex": "report.tex", "html": "report.html"}
 PAPER_FILE = "paper_tables.json"
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _writer(name: str) -> Callable[[Report], str]:
-    from subtoken_train.evaluation.reporting.csv_file import report_csv
+    from subtoken_train.evaluation.reporting.exports import report_csv
     from subtoken_train.evaluation.reporting.latex import report_latex
     from subtoken_train.evaluation.reporting.markdown import report_markdown
     from subtoken_train.evaluation.reporting.page import report_html
@@ -105,9 +105,9 @@ def _summary(scores: ScoreTable) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from subtoken_train.evaluation.reporting.figures import Figure
-    from subtoken_train.evaluation.reporting.layout import MEANS
-    from subtoken_train.evaluation.reporting.words import NOTHING, share_text, signed_text, value_text
+    from subtoken_train.evaluation.reporting.estimates import Figure
+    from subtoken_train.evaluation.reporting.score_tables import MEANS
+    from subtoken_train.evaluation.reporting.sections import NOTHING, share_text, signed_text, value_text
 
     shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
     means = [key for key in shown if key in MEANS]

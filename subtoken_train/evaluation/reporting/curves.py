@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from subtoken_train.evaluation.metrics.answered import Answered
-from subtoken_train.evaluation.reporting.figures import Figure, mean_figure, score_part
-from subtoken_train.evaluation.reporting.layout import cost_of
-from subtoken_train.evaluation.reporting.reading import Arm
+from subtoken_train.evaluation.reporting.estimates import Figure, mean_figure, score_part
+from subtoken_train.evaluation.reporting.runs import Arm
+from subtoken_train.evaluation.reporting.score_tables import cost_of
 
 AMOUNT = re.compile(r" [\d.,]+( tokens| bytes)?(?= |$)")
 TOLERANCES = (0.10, 0.20)

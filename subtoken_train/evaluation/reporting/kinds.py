@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from subtoken_train.evaluation.reporting.figures import Figure, Part, figure_of, marks
-from subtoken_train.evaluation.reporting.reading import Arm, Run
+from subtoken_train.evaluation.reporting.estimates import Figure, Part, figure_of, marks
+from subtoken_train.evaluation.reporting.runs import Arm, Run
 
 MAX_ARMS = 8
 """Arms in one chart; the CSV file has all."""

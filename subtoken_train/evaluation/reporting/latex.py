@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from subtoken_train.evaluation.reporting.figures import Figure
-from subtoken_train.evaluation.reporting.layout import Row, Table
+from subtoken_train.evaluation.reporting.estimates import Figure
 from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.words import (
+from subtoken_train.evaluation.reporting.score_tables import Row, Table
+from subtoken_train.evaluation.reporting.sections import (
     comparison_rows,
     interval_text,
     remark_text,

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from subtoken_train.evaluation.reporting.kinds import KindScores
-from subtoken_train.evaluation.reporting.layout import Table
 from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.words import (
+from subtoken_train.evaluation.reporting.score_tables import Table
+from subtoken_train.evaluation.reporting.sections import (
     CURVE_HEADINGS,
     CURVE_NOTE,
     FACT_HEADINGS,

@@ -13,11 +13,11 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from subtoken_train import __version__
-from subtoken_train.evaluation.reporting import words
-from subtoken_train.evaluation.reporting.layout import Table
+from subtoken_train.evaluation.reporting import sections as words
 from subtoken_train.evaluation.reporting.pictures import data_uri
 from subtoken_train.evaluation.reporting.plots import curve_chart, difference_chart, kind_chart
 from subtoken_train.evaluation.reporting.report import Report
+from subtoken_train.evaluation.reporting.score_tables import Table
 from subtoken_train.evaluation.reporting.svg import Drawing
 
 TEMPLATE = "page.html.j2"

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from subtoken_train.documents import read_json
-from subtoken_train.evaluation.reporting.figures import Figure, mean_difference, mean_figure, score_figure
-from subtoken_train.evaluation.reporting.layout import MEANS, PAPER_TASKS, anchor_of
-from subtoken_train.evaluation.reporting.reading import Arm
+from subtoken_train.evaluation.reporting.estimates import Figure, mean_difference, mean_figure, score_figure
+from subtoken_train.evaluation.reporting.runs import Arm
+from subtoken_train.evaluation.reporting.score_tables import MEANS, PAPER_TASKS, anchor_of
 from subtoken_train.typed import checked, shown
 
 VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from subtoken_train.evaluation.reporting.curves import Curve, Point
-from subtoken_train.evaluation.reporting.figures import Figure
+from subtoken_train.evaluation.reporting.estimates import Figure
 from subtoken_train.evaluation.reporting.kinds import KindScores
-from subtoken_train.evaluation.reporting.layout import Table
+from subtoken_train.evaluation.reporting.score_tables import Table
+from subtoken_train.evaluation.reporting.sections import difference_text, interval_text, value_text
 from subtoken_train.evaluation.reporting.svg import Drawing, series_style, ticks_between
-from subtoken_train.evaluation.reporting.words import difference_text, interval_text, value_text
 
 WIDTH = 600.0
 LEFT, TOP, RIGHT, BOTTOM = 58.0, 16.0, 584.0, 320.0

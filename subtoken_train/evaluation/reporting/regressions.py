@@ -9,9 +9,9 @@ from typing import Any
 
 from PIL import Image
 
-from subtoken_train.evaluation.reporting.layout import anchor_of
 from subtoken_train.evaluation.reporting.pictures import TaskFiles, kept_bits, kept_over, thumbnail
-from subtoken_train.evaluation.reporting.reading import Arm, Run
+from subtoken_train.evaluation.reporting.runs import Arm, Run
+from subtoken_train.evaluation.reporting.score_tables import anchor_of
 from subtoken_train.evaluation.results.record import SampleRecord
 from subtoken_train.evaluation.results.store import read_samples
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from subtoken_train.evaluation.reporting.curves import Curve, make_curves
 from subtoken_train.evaluation.reporting.kinds import KindScores, make_kinds
-from subtoken_train.evaluation.reporting.layout import Table, make_tables, ordered
 from subtoken_train.evaluation.reporting.paper import Comparison, compare_paper
 from subtoken_train.evaluation.reporting.pictures import TaskFiles
-from subtoken_train.evaluation.reporting.reading import Arm, read_results
 from subtoken_train.evaluation.reporting.regressions import Regression, worst_regressions
+from subtoken_train.evaluation.reporting.runs import Arm, read_results
+from subtoken_train.evaluation.reporting.score_tables import Table, make_tables, ordered
 from subtoken_train.evaluation.results.manifest import Manifest
 
 

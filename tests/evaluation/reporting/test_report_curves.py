@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from subtoken_train.evaluation.reporting.curves import area, make_curves, method_words, within
-from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.reporting.runs import read_results
 from tests.support.report_results import answers, facts, register, write_run
 
 

@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 VOID = {"meta", "link", "img", "br"}

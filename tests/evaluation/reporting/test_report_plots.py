@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from subtoken_train.evaluation.reporting.curves import make_curves
 from subtoken_train.evaluation.reporting.kinds import MAX_ARMS, make_kinds
-from subtoken_train.evaluation.reporting.layout import make_tables
 from subtoken_train.evaluation.reporting.plots import BOTTOM, curve_chart, difference_chart, kind_chart
-from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.reporting.score_tables import make_tables
 from subtoken_train.evaluation.reporting.svg import Drawing, ticks_between
 from tests.support.report_results import KINDS, answers, facts, register, write_run
 

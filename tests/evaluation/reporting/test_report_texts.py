@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from subtoken_train.evaluation.reporting.csv_file import HEADINGS, report_csv
+from subtoken_train.evaluation.reporting.exports import HEADINGS, report_csv
 from subtoken_train.evaluation.reporting.latex import escape as latex_escape
 from subtoken_train.evaluation.reporting.latex import report_latex
 from subtoken_train.evaluation.reporting.markdown import escape, report_markdown

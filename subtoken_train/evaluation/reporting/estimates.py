@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subtoken_train.evaluation.intervals import quantile_interval, resampled_means
-from subtoken_train.evaluation.reporting.reading import Arm, Run
+from subtoken_train.evaluation.reporting.runs import Arm, Run
 
 Scores = npt.NDArray[np.float64]
 Runs = dict[int | None, Run]

@@ -6,10 +6,10 @@ import csv
 import io
 from collections.abc import Iterator
 
-from subtoken_train.evaluation.reporting.figures import Figure, figure_of, score_part
-from subtoken_train.evaluation.reporting.layout import MEANS, Row
+from subtoken_train.evaluation.reporting.estimates import Figure, figure_of, score_part
 from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.words import query_aware_text
+from subtoken_train.evaluation.reporting.score_tables import MEANS, Row
+from subtoken_train.evaluation.reporting.sections import query_aware_text
 
 HEADINGS = (
     "arm",

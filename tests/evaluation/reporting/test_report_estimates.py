@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.intervals import bootstrap_interval, quantile_interval, resampled_means
-from subtoken_train.evaluation.reporting.figures import (
+from subtoken_train.evaluation.reporting.estimates import (
     Figure,
     difference_figure,
     mean_difference,
     mean_figure,
     score_figure,
 )
-from subtoken_train.evaluation.reporting.reading import Arm, read_results
+from subtoken_train.evaluation.reporting.runs import Arm, read_results
 from tests.support.report_results import answers, facts, register, write_run
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import get_args
 
 from subtoken_train.evaluation.reporting.cost import Cost
-from subtoken_train.evaluation.reporting.figures import (
+from subtoken_train.evaluation.reporting.estimates import (
     Figure,
     difference_figure,
     mean_difference,
     mean_figure,
     score_figure,
 )
-from subtoken_train.evaluation.reporting.reading import Arm
+from subtoken_train.evaluation.reporting.runs import Arm
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evaluation.tasks.base import Modality
 

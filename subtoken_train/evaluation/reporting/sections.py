@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve
-from subtoken_train.evaluation.reporting.figures import Figure
-from subtoken_train.evaluation.reporting.layout import Row
+from subtoken_train.evaluation.reporting.estimates import Figure
 from subtoken_train.evaluation.reporting.paper import Comparison
-from subtoken_train.evaluation.reporting.reading import Arm
 from subtoken_train.evaluation.reporting.report import TaskFacts
+from subtoken_train.evaluation.reporting.runs import Arm
+from subtoken_train.evaluation.reporting.score_tables import Row
 from subtoken_train.ledger.ledger import share_words
 
 NOTHING = "-"
