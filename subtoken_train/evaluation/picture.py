@@ -17,11 +17,11 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from subtoken_train.evaluation.charts import INK, PAPER, side_by_side
 from subtoken_train.families.base import Family
 from subtoken_train.functional.images import pad_to_square
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
+INK, PAPER = (40, 40, 40), (255, 255, 255)
 DIMMED = 0.8  # how far a dropped token's pixels go towards the paper
 SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
 """Pixels: longer side of a panel, side of a token at least, height of a panel's title, room between panels."""
@@ -101,7 +101,11 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
     seen = image.resize((columns * cell, rows * cell))
     regions_N = batch.regions_BN[0].cpu()
     kept = [kept_tokens(plan.layers[layer], regions_N) for layer in layers]
-    return side_by_side([_panel(seen, part, (rows, columns), layer) for part, layer in zip(kept, layers, strict=True)])
+    panels = [_panel(seen, part, (rows, columns), layer) for part, layer in zip(kept, layers, strict=True)]
+    row = Image.new("RGB", (sum(panel.width for panel in panels), panels[0].height), PAPER)
+    for place, panel in enumerate(panels):
+        row.paste(panel, (place * panel.width, 0))
+    return row
 
 
 def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int) -> Image.Image:

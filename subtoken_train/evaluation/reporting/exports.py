@@ -1,109 +1,103 @@
-"""The report as CSV in long format: a row per arm, task and score; nothing is rounded away."""
+r"""The report for other programs: CSV in long format, and LaTeX tables for ``\input`` where ``booktabs`` is loaded.
+
+The CSV has a row per arm, task and score; nothing is rounded away.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
+import re
 from collections.abc import Iterator
 
-from subtoken_train.evaluation.reporting.estimates import Figure, figure_of, score_part
-from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.score_tables import MEANS, Row
-from subtoken_train.evaluation.reporting.sections import query_aware_text
+import pandas as pd
 
-HEADINGS = (
-    "arm",
-    "backbone",
-    "adapter",
-    "reducer",
-    "groups",
-    "eviction",
-    "query_aware",
-    "acts",
-    "trained",
-    "seeds",
-    "kv_nominal",
-    "kv_measured",
-    "kv_with_index",
-    "kv_prompt",
-    "anchor",
-    "task",
-    "score",
-    "unit",
-    "value",
-    "low",
-    "high",
-    "standard_error",
-    "n",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "difference_n",
-    "marks",
+from subtoken_train.evaluation.reporting.estimates import Estimate, estimate_of, score_part
+from subtoken_train.evaluation.reporting.paper import PaperComparison
+from subtoken_train.evaluation.reporting.report import Report
+from subtoken_train.evaluation.reporting.score_tables import MEANS, ArmRow, KindScores, ScoreTable
+from subtoken_train.evaluation.reporting.sections import (
+    Cell,
+    Section,
+    interval_text,
+    query_aware_text,
+    remark_text,
+    sections,
+    value_text,
 )
+
+TEXTS = ("arm", "backbone", "adapter", "reducer", "groups", "eviction", "query_aware", "acts", "trained", "seeds")
+NUMBERS = ("kv_nominal", "kv_measured", "kv_with_index", "kv_prompt")
+SCORES = ("value", "low", "high", "standard_error", "n")
+DIFFERENCES = ("difference", "difference_low", "difference_high", "difference_n")
+HEADINGS = (*TEXTS, *NUMBERS, "anchor", "task", "score", "unit", *SCORES, *DIFFERENCES, "marks")
 """Fractions are fractions here, not %. ``score`` is the task's own name of it; ``kind:NAME`` for a question kind."""
+KINDS = {
+    **dict.fromkeys(HEADINGS, object),
+    **dict.fromkeys((*NUMBERS, *SCORES, *DIFFERENCES), "float64"),
+    **dict.fromkeys(("n", "difference_n"), "Int64"),
+}
+"""Heading -> what the column holds, in pandas' words; numbers may be missing."""
 
 
 def report_csv(report: Report) -> str:
     """All scores of all arms; costs are those of the table that holds the task."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(HEADINGS)
-    for table in report.tables:
-        for row in table.rows:
-            facts = _facts(row)
-            writer.writerows([*facts, *cells] for column in table.columns for cells in _scores(row, column, report))
-    return buffer.getvalue()
-
-
-def _facts(row: Row) -> list[str]:
-    facts = row.arm.facts
-    texts = (row.arm.name, facts.backbone, facts.adapter or "", facts.reducer, facts.groups, facts.eviction)
-    return [
-        *map(text_cell, texts),
-        query_aware_text(row.arm),
-        text_cell(facts.acts),
-        "yes" if facts.trained else "no",
-        " ".join(map(str, row.arm.seeds)),
-        _number(facts.nominal_kv),
-        _number(row.cost.payload_share),
-        _number(row.cost.region_share),
-        _number(row.cost.prompt_share),
-        text_cell(facts.anchor or ""),
+    rows = [
+        {**_facts(row), **cells}
+        for table in report.tables
+        for row in table.rows
+        for column in table.columns
+        for cells in _scores_of(row, column, report.kinds)
     ]
+    return frame_csv(pd.DataFrame(rows, columns=list(HEADINGS), dtype=object).astype(KINDS))
 
 
-def _scores(row: Row, column: str, report: Report) -> Iterator[list[str]]:
+def frame_csv(frame: pd.DataFrame) -> str:
+    """The file of a frame with the columns of ``HEADINGS``, each of its kind in ``KINDS``."""
+    text: str = frame.to_csv(index=False, float_format="%.6f", lineterminator="\n")
+    return text
+
+
+def _facts(row: ArmRow) -> dict[str, object]:
+    facts, cost = row.arm.facts, row.cost
+    methods = (facts.reducer, facts.groups, facts.eviction, query_aware_text(row.arm), facts.acts)
+    texts = (row.arm.name, facts.backbone, facts.adapter or "", *methods, "yes" if facts.trained else "no")
+    shares = (facts.nominal_kv, cost.payload_share, cost.region_share, cost.prompt_share)
+    return {
+        **dict(zip(TEXTS, [*map(text_cell, texts), " ".join(map(str, row.arm.seeds))], strict=True)),
+        **dict(zip(NUMBERS, shares, strict=True)),
+        "anchor": text_cell(facts.anchor or ""),
+    }
+
+
+def _scores_of(row: ArmRow, column: str, kinds: tuple[KindScores, ...]) -> Iterator[dict[str, object]]:
     """The cells of a column: the printed score first, then the task's other ones, then its kinds."""
-    figure = row.scores[column]
-    if figure is None:
+    printed = row.scores[column]
+    if printed is None:
         return
     if column in MEANS:
-        yield _cells(column, "mean", figure, row.differences.get(column))
+        yield _cells(column, "mean", printed, row.differences.get(column))
         return
     runs = [run for run in row.arm.runs[column].values() if run.ids]
     primary = runs[0].manifest.primary
-    yield _cells(column, primary, figure, row.differences.get(column))
+    yield _cells(column, primary, printed, row.differences.get(column))
     for name in runs[0].scores:
         everywhere = name != primary and all(name in run.scores for run in runs)  # limited runs lack some of MME's
         part = score_part(row.arm, column, name) if everywhere else None
         if part is not None:
-            yield _cells(column, name, figure_of([part]), None)
-    for kinds in report.kinds:
-        if kinds.task == column:
-            for kind, its in kinds.arms.get(row.arm.name, {}).items():
-                yield _cells(column, f"kind:{kind}", its, None)
+            yield _cells(column, name, estimate_of([part]))
+    for scores in (part for part in kinds if part.task == column):
+        for kind, estimate in scores.arms.get(row.arm.name, {}).items():
+            yield _cells(column, f"kind:{kind}", estimate)
 
 
-def _cells(task: str, score: str, figure: Figure, difference: Figure | str | None) -> list[str]:
-    numbers = [figure.value, figure.low, figure.high, figure.error]
-    paired = difference if isinstance(difference, Figure) else None
+def _cells(task: str, score: str, its: Estimate, difference: Estimate | str | None = None) -> dict[str, object]:
+    paired = difference if isinstance(difference, Estimate) else None
     apart = [difference] if isinstance(difference, str) else [] if paired is None else paired.marks
-    its = ["", "", "", ""]
+    notes = "; ".join([*its.marks, *(f"difference: {words}" for words in apart)])
+    cells: dict[str, object] = {"task": task, "score": text_cell(score), "unit": its.form, "marks": text_cell(notes)}
+    cells |= zip(SCORES, (its.value, its.low, its.high, its.error, its.n), strict=True)
     if paired is not None:
-        its = [*map(_number, (paired.value, paired.low, paired.high)), str(paired.n)]
-    notes = "; ".join([*figure.marks, *(f"difference: {words}" for words in apart)])
-    return [task, text_cell(score), figure.form, *map(_number, numbers), str(figure.n), *its, text_cell(notes)]
+        cells |= zip(DIFFERENCES, (paired.value, paired.low, paired.high, paired.n), strict=True)
+    return cells
 
 
 def text_cell(text: str) -> str:
@@ -111,5 +105,45 @@ def text_cell(text: str) -> str:
     return f"'{text}" if text != "-" and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
+ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "Δ": r"$\Delta$",
+    "†": r"\dag{}",
+}
+SPECIAL = re.compile("|".join(map(re.escape, ESCAPES)))
+
+
+def report_latex(report: Report) -> str:
+    """All score tables, and the comparison with printed rows where there is one."""
+    shown = [part for part in sections(report) if isinstance(part.about, ScoreTable | PaperComparison)]
+    return "\n\n".join([r"% \usepackage{booktabs,xcolor}", *map(_latex_table, shown)]) + "\n"
+
+
+def _latex_table(part: Section) -> str:
+    frame = part.written(_latex_cell)
+    styler = frame.rename(columns=latex_escape).style.hide(axis="index")
+    columns = f"l{'r' * (frame.shape[1] - 1)}"
+    caption = latex_escape(part.title)
+    text: str = styler.to_latex(column_format=columns, caption=caption, position_float="centering", hrules=True)
+    return text.rstrip()
+
+
+def _latex_cell(cell: Cell, samples: int) -> str:
+    if not isinstance(cell, Estimate):
+        return "--" if cell is None else latex_escape(cell)
+    number = latex_escape(value_text(cell))
+    words = " ".join(filter(None, [interval_text(cell) if cell.signed else "", remark_text(cell, samples)]))
+    small = rf" {{\scriptsize {latex_escape(words)}}}" if words else ""
+    text = (f"${number}$" if cell.signed else number) + small
+    return rf"\textcolor{{gray}}{{{text}}}" if cell.moot else text
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it is; one pass, so that nothing is escaped twice."""
+    return SPECIAL.sub(lambda found: ESCAPES[found[0]], " ".join(text.split()))
