@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from subtoken_train.engine.evaluation_mode import evaluation_mode
+from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.sharding import whole
 from subtoken_train.families.base import Family
 from subtoken_train.functional.gather import kept_index, take_rows

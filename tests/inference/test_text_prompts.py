@@ -10,7 +10,7 @@ import torch
 
 from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.inference.batched import score_batch
-from subtoken_train.inference.prompts import context_tokens
+from subtoken_train.inference.inputs import context_tokens
 from subtoken_train.inference.text_prompts import encode_rolling, encode_text, text_batch
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
