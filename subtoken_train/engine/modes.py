@@ -1,4 +1,4 @@
-"""Run a part of a model as in evaluation, whatever mode it is in."""
+"""A part of a model for the length of a block: in evaluation mode, or with its sharded weights whole."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 
 @contextmanager
@@ -19,3 +20,20 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextmanager
+def gathered_weights(module: nn.Module) -> Iterator[None]:
+    """A module's weights are whole inside the block, for callers of its parts; every process must enter.
+
+    FSDP2 gathers a module's weights when the module itself is called. ZeRO-3 does so for every part, and an unsharded
+    model has nothing to gather: for both the block does nothing.
+    """
+    if not isinstance(module, FSDPModule):
+        yield
+        return
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()
