@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from subtoken_train.evaluation.metrics.anls import lmms_similarity
+from subtoken_train.evaluation.metrics.short_answers import lmms_similarity
 from subtoken_train.evaluation.metrics.mean_scores import MeanScores
 from subtoken_train.evaluation.metrics.relaxed_accuracy import relaxed_match
 from subtoken_train.evaluation.metrics.soft_accuracy import leave_one_out
-from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
+from subtoken_train.evaluation.metrics.vqa_accuracy import evalai_answer
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 
 
 class MeanScores(TaskMetric):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.base import Prediction
+from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.metrics.grouped import GroupedMetric, bits_of, groups_of
 from subtoken_train.evaluation.metrics.option_letters import READINGS, plain_letter
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.base import Prediction
+from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.metrics.grouped import GroupedMetric, bits_of, group_key, groups_of
 
 PERCEPTION = (

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from subtoken_train.evaluation.metrics.mean_scores import MeanScores
-from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
+from subtoken_train.evaluation.metrics.vqa_accuracy import evalai_answer
 
 
 def leave_one_out(answer: str, people: Sequence[str]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from subtoken_train.evaluation.metrics.mean_scores import MeanScores
 from subtoken_train.evaluation.metrics.soft_accuracy import leave_one_out
-from subtoken_train.evaluation.metrics.vqa_normalizer import (
+from subtoken_train.evaluation.metrics.vqa_accuracy import (
     OFFICIAL_COMMA,
     evalai_answer,
     one_line,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.pope import CATEGORIES, POPEScores
+from subtoken_train.evaluation.metrics.yes_no import CATEGORIES, POPEScores
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.pope import POPEScores, llava_answer, lmms_answer
+from subtoken_train.evaluation.metrics.yes_no import POPEScores, llava_answer, lmms_answer
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 LLAVA = {

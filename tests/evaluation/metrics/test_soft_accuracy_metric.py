@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.metrics.soft_accuracy import SoftAccuracy, leave_one_out
-from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
+from subtoken_train.evaluation.metrics.vqa_accuracy import evalai_answer
 from tests.support.vqa_cases import mean_of, reference_cases
 
 

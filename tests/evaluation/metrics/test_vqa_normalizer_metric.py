@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.metrics.vqa_normalizer import (
+from subtoken_train.evaluation.metrics.vqa_accuracy import (
     APOSTROPHES,
     MARKS,
     OFFICIAL_COMMA,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 
 CATEGORIES = ("adversarial", "popular", "random")
 _NO, _YES, _OTHER = range(3)

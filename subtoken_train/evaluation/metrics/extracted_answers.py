@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from subtoken_train.evaluation.metrics.anls import levenshtein
+from subtoken_train.evaluation.metrics.short_answers import levenshtein
 from subtoken_train.evaluation.metrics.mean_scores import MeanScores
 
 _SAID = re.compile(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 
 RULER_TASKS = (
     "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 
 
 class Perplexity(TaskMetric):
