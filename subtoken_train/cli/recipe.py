@@ -26,7 +26,7 @@ from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
 from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.training.bar_progress import BarProgress
+from subtoken_train.training.panels.progress import BarProgress
 from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
 from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.line_progress import LineProgress

@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import Callback
 from subtoken_train.training.panels.alive import FirstGradients, SilentTensors
 from subtoken_train.training.panels.routing import RoutingPanel
 from subtoken_train.training.panels.throughput import Throughput
-from subtoken_train.training.panels.trained import TrainedPanel
+from subtoken_train.training.panels.per_layer import TrainedPanel
 
 
 def panels(throughput: Throughput) -> list[Callback]:
