@@ -18,9 +18,8 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.evaluation_mode import evaluation_mode
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels.steps import stepped
+from subtoken_train.training.panels.readings import stepped, write
 from subtoken_train.training.panels.throughput import Stopwatch
-from subtoken_train.training.panels.write import write
 
 Evaluate = Callable[[CompressedBackbone], dict[str, float]]
 """Scores in 0..1 by name (``accuracy``, and one per kind of question) of a backbone in evaluation mode."""
