@@ -28,7 +28,7 @@ from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, wor
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.memory import check_strategy
-from subtoken_train.training.midway import EvaluationConfig, MidwayEvaluation
+from subtoken_train.training.panels.midway_scores import EvaluationConfig, MidwayEvaluation
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import panels
 from subtoken_train.training.panels.progress import BarProgress, LineProgress, LogRecipe

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities import rank_zero_info
 
 from subtoken_train.errors import MAX_COUNT, check_range, unknown_name
-from subtoken_train.training.midway import MidwayEvaluation
+from subtoken_train.training.panels.midway_scores import MidwayEvaluation
 
 VALIDATION_SCORES = {"val/loss": "min", "val/token_accuracy": "max"}
 
