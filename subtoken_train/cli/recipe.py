@@ -26,11 +26,16 @@ from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
 from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.memory import check_strategy
-from subtoken_train.training.panels.midway_scores import EvaluationConfig, MidwayEvaluation
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import panels
+from subtoken_train.training.panels.midway_scores import (
+    VALIDATION_SCORES,
+    EarlyStoppingConfig,
+    EvaluationConfig,
+    MidwayEvaluation,
+    StopEarly,
+)
 from subtoken_train.training.panels.progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.resume import requeued_with_work
