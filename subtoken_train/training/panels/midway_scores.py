@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.evaluation_mode import evaluation_mode
+from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range, unknown_name
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.readings import stepped, write
