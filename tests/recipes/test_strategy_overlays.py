@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.training.preflight import count_devices
-from subtoken_train.training.strategies import STRATEGIES
+from subtoken_train.training.strategies import STRATEGIES, count_devices
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 OVERLAYS = sorted((FOLDER / "strategy").glob("*.yaml"))
