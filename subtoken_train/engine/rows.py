@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
-from subtoken_train.reducers import PositionPolicy
+from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 

@@ -76,6 +76,11 @@ class Reducer:
         """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
         return 0
 
+    @property
+    def words(self) -> str:
+        """Its own settings, for people; empty where it has none."""
+        return self._own()
+
     def kept_tokens(self, tokens: int) -> int:
         """Tokens kept of ``tokens``."""
         return kept_count(tokens, self.keep_ratio, self.round_up)
@@ -94,8 +99,10 @@ class Reducer:
         if self.stage in ("tower", "embeds", "decoder") and not sees_images:
             raise ValueError(f"reducer {self.name!r} reduces visual tokens and {backbone} has none; use quest or none")
         if self.scout_layers > num_layers or self.cut_layer >= num_layers:
-            own = ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
-            raise ValueError(f"reducer {self.name!r} with {own} does not fit a model of {num_layers} layers")
+            raise ValueError(f"reducer {self.name!r} with {self._own()} does not fit a model of {num_layers} layers")
+
+    def _own(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
 
     def check_ranks(self) -> None:
         """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""

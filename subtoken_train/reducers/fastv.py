@@ -54,6 +54,11 @@ class FastV(RankingReducer):
         """Those up to the ranking one."""
         return self.layer
 
+    @property
+    def words(self) -> str:
+        """Stage and layer."""
+        return f"stage {self.stage}, L_f={self.layer}"
+
     def scores(self, view: ReducerView) -> Tensor:
         """The attention row of layer L_f - 1, [B, N]."""
         return view.attention_row(self.layer - 1)

@@ -37,6 +37,11 @@ class Quest(ContextReducer):
         check_range("reducer page_size", self.page_size, 1, MAX_TOKENS)
         check_range("reducer window", self.window, 0, MAX_TOKENS)
 
+    @property
+    def words(self) -> str:
+        """Page and window."""
+        return f"pages of {self.page_size}, window {self.window}"
+
     def kept_tokens(self, tokens: int) -> int:
         """Context tokens kept of ``tokens``: whole pages, and the last one, which may be shorter."""
         return (self.kept_pages(tokens) - 1) * self.page_size + self._last_page(tokens)

@@ -221,6 +221,14 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         ),
         (["--model.routing.score_prior", "value_nrm"], ["score_prior 'value_nrm'. Did you mean 'value_norm'?"]),
         (["--model.routing.budget", "ranked", "--model.reducer.keep_ratio", "1"], ["budget 'ranked'", "ranks nothing"]),
+        (
+            ["--model.reducer.window", "9"],
+            ["unknown option '--model.reducer.window'. Allowed in model.reducer: keep_ratio, l"],
+        ),
+        (
+            ["--model.reducer.name", "visionzip", "--model.reducer.layer", "2"],
+            ["model.reducer: keep_ratio, name, round_up"],
+        ),
         (["--model.reducer.layer", "9"], ["layer=9", "6 layers"]),
         (["--model.reducer.stage", "tower"], ["model.reducer.stage 'tower'", "decoder, embeds"]),
         (["--model.backbone.dtype", "bfloat"], ["unknown dtype 'bfloat'. Did you mean 'bfloat16'?"]),
