@@ -23,9 +23,9 @@ from typing import Any
 
 import yaml
 
+from benchmarks.comparison_tables import EMBEDDED, comparison_markdown, read_comparison, read_records
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.datasets.recall import RecallTask
-from subtoken_train.evaluation.comparison import EMBEDDED, comparison_markdown, read_comparison, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.comparison_tables import Arm, comparison_markdown, read_comparison
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scenes import KINDS
-from subtoken_train.evaluation.comparison import Arm, comparison_markdown, read_comparison
 from subtoken_train.ledger.ledger import KVBudget
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SCORES = (("a", 0.75), ("b", 0.5))
 LISTS = sorted((RECIPES / "ablations").glob("*.yaml"))
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
-from subtoken_train.evaluation.comparison import (
+from benchmarks.comparison_tables import (
     ARMS,
     EMBEDDED,
     PAIRS,
@@ -18,9 +17,10 @@ from subtoken_train.evaluation.comparison import (
     read_comparison,
     read_records,
 )
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.ledger.ledger import KVBudget
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 RESULTS = RECIPES.parent / "benchmarks" / "results"
 
 
