@@ -42,7 +42,7 @@ def load_model(args: Namespace, adapter: str | None, device: str | None = None) 
         raise ValueError(f"--eviction {args.eviction} needs --eviction-keep, for instance 0.1, 256tokens or 20MB")
     from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.inference.model import SubTokenModel
-    from subtoken_train.inference.options import parse_keep, parse_settings
+    from subtoken_train.inference.written_settings import parse_keep, parse_settings
     from subtoken_train.reducers import ReducerConfig
 
     folder = adapter_folder(adapter) if adapter else None  # what is none would be taken for a backbone

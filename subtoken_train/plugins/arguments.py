@@ -15,9 +15,9 @@ from subtoken_train.evictions import Scope
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.compression import KVDtype
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.options import parse_keep, parse_settings
-from subtoken_train.inference.protocol import Protocol
+from subtoken_train.inference.written_settings import parse_keep, parse_settings
 from subtoken_train.reducers import ReducerConfig
+from subtoken_train.types import Protocol
 
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 

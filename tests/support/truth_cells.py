@@ -19,9 +19,8 @@ from subtoken_train.evictions import EVICTIONS, Candidates, Eviction, LayerScore
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
-from subtoken_train.inference.protocol import Protocol
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Batch, Plan, Region
+from subtoken_train.types import Batch, Plan, Protocol, Region
 from tests.support.helpers import compress
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, recompute, tapped, truths
