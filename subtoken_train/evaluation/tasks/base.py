@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from subtoken_train.datasets.images import ImageSource
 from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.families.base import Turn
 
 Modality = Literal["image", "text"]
 
@@ -35,6 +36,7 @@ class Sample:
         max_new_tokens: cap on a generated answer.
         stop: texts that end a generated answer; they are cut off.
         kind: what scores are also shown by (subtask, category, question type).
+        earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
     """
 
     id: str
@@ -46,6 +48,7 @@ class Sample:
     max_new_tokens: int = 16
     stop: tuple[str, ...] = ()
     kind: str = "question"
+    earlier: tuple[Turn, ...] = ()
 
 
 @dataclass
