@@ -24,7 +24,7 @@ from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
-from subtoken_train.engine.packed_attention import use_packed_attention
+from subtoken_train.engine.attention import use_packed_attention
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, VOCABULARY = 8, 4096

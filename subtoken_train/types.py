@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Protocol = Literal["query_aware", "context_first"]
+"""What a prompt's compression sees: the whole prompt, or its context before the question (``inference/opening.py``)."""
 
 
 class Region(IntEnum):

@@ -10,7 +10,7 @@ from subtoken_train.artifact.agreement import check_adapter_files, check_merged_
 from subtoken_train.artifact.identity import Identity
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import check_file_name, read_json
-from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.engine.build import Stage2Config
 from subtoken_train.families.load import BackboneConfig, check_backbone
 from subtoken_train.families.lora import LoraSettings, check_lora
 from subtoken_train.reducers import ReducerConfig

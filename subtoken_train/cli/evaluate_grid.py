@@ -114,7 +114,7 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
 
 def _arm(args: argparse.Namespace) -> dict[str, Any]:
     """The flags as an entry of a grid."""
-    from subtoken_train.inference.options import parse_settings
+    from subtoken_train.inference.written_settings import parse_settings
 
     if not args.adapter and not args.backbone:
         raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
+from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import attention_row, scouted_row
-from subtoken_train.engine.context import ContextSplit, check_sdpa
-from subtoken_train.engine.evaluation_mode import evaluation_mode
-from subtoken_train.engine.packed_attention import use_packed_attention
+from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.rows import PromptPass, Rows, rows_read
 from subtoken_train.families.base import Family
 from subtoken_train.families.vision_tower import check_feature_count

@@ -16,10 +16,9 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.scoring import score
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.greedy import generate_greedy
-from subtoken_train.ledger.emptied import emptied_regions, emptied_words
+from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.ledger.ledger import KVShape, Ledger
-from subtoken_train.ledger.measure import measured_ledger
+from subtoken_train.ledger.measure import emptied_regions, emptied_words, measured_ledger
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.answer import Answer, Answers, merged_ledger
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.ledger.measure import measured_ledger
 
 KIND = "recall"

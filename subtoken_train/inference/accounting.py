@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from subtoken_train.cache.by_sample import sample_shares, slice_bytes
 from subtoken_train.cache.cache import PackedCache, PackedLayer
-from subtoken_train.cache.shares import sample_shares, slice_bytes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.opening import Opened
-from subtoken_train.ledger.emptied import emptied_regions
+from subtoken_train.ledger.measure import emptied_regions
 from subtoken_train.types import Batch, LayerPlan, Region, in_compressed_region
 
 
@@ -80,8 +80,8 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
     counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
     entries_LB, whole_LB = torch.stack(counts, dim=1).tolist()
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-    shares_LB = [sample_shares(layer) for layer in layers]
-    slices_L = [slice_bytes(layer) for layer in layers]
+    shares_LB = [sample_shares(layer.blocks, layer.keys) for layer in layers]
+    slices_L = [slice_bytes(layer.blocks[0]) for layer in layers]
     placeless = backbone.reducer.stage == "tower" and family.tower_positions == "renumber"
     kept = [None] * len(region_B) if placeless and backbone.reducer.config.keep_ratio < 1 else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM)

@@ -16,11 +16,9 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.accounting import Measured, PromptBytes, account
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.continuations import appended_tokens, check_continuations, first_tokens
-from subtoken_train.inference.greedy import greedy_tokens
+from subtoken_train.inference.decoding import appended_tokens, check_continuations, first_tokens, greedy_tokens
 from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.protocol import Protocol
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)

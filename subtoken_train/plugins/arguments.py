@@ -11,13 +11,13 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions import Scope
+from subtoken_train.evictions.base import Scope
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.compression import KVDtype
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.options import parse_keep, parse_settings
-from subtoken_train.inference.protocol import Protocol
+from subtoken_train.inference.written_settings import parse_keep, parse_settings
 from subtoken_train.reducers import ReducerConfig
+from subtoken_train.types import Protocol
 
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 

@@ -8,9 +8,9 @@ from typing import Any
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.batched import Outcome
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.protocol import Protocol
-from subtoken_train.ledger.emptied import emptied_words
 from subtoken_train.ledger.ledger import share_words
+from subtoken_train.ledger.measure import emptied_words
+from subtoken_train.types import Protocol
 
 SUMMED = ("kv_bytes", "dense_kv_bytes", "region_bytes", "region_dense_bytes", "entries_before", "entries_after")
 

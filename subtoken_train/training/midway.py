@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.evaluation_mode import evaluation_mode
+from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.steps import stepped

@@ -14,8 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from subtoken_train.artifact.folder import SCHEMA_VERSION, AdapterConfig, read_adapter, read_config, write_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.engine.build import build
-from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig

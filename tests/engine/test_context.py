@@ -7,7 +7,7 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig

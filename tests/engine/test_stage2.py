@@ -5,8 +5,7 @@ import re
 import pytest
 import torch
 
-from subtoken_train.engine.build import assemble
-from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig

@@ -5,7 +5,7 @@ import torch
 
 from subtoken_train.families.vision_tower import class_attention
 from subtoken_train.functional.merging import contextual_targets, contextual_tokens, dominant_tokens
-from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.reducers import ReducerConfig, build_reducer
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import compress, make_batch, only_sample, unread

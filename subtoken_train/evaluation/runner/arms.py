@@ -15,8 +15,8 @@ from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks.base import Modality
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.pool import ModelPool
-from subtoken_train.inference.protocol import check_context_first
+from subtoken_train.inference.loading import ModelPool
+from subtoken_train.inference.opening import check_context_first
 from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig

@@ -23,8 +23,8 @@ from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.check import check_complete, check_samples
-from subtoken_train.inference.pool import ModelPool
-from subtoken_train.ledger.emptied import emptied_words
+from subtoken_train.inference.loading import ModelPool
+from subtoken_train.ledger.measure import emptied_words
 
 Say = Callable[[str], None]
 Counter = Callable[[str], Callable[[int, int], None]]

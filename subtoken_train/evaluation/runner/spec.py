@@ -12,8 +12,8 @@ from subtoken_train.documents import check_file_name
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.options import parse_keep
-from subtoken_train.inference.protocol import Protocol
+from subtoken_train.inference.written_settings import parse_keep
+from subtoken_train.types import Protocol
 
 DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""

@@ -1,16 +1,17 @@
-"""Choose samples of packed blocks: what batch selection and beam search ask of a cache.
+"""Packed blocks by sample: choose samples (batch selection, beam search), and say whose bytes are whose.
 
-Legend: B batch, h key-value heads, R rows of a block, P pieces of a row, n stored pieces.
+Legend: B batch, h key-value heads, R rows of a block, c heads of a row, P pieces of a row, n stored pieces, d head
+width, T tail tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.storage import Block, RoutedValues
+from subtoken_train.kernels.storage import Block, Payload, RoutedValues
 
 
 def chosen_samples(indices: Tensor, batch: int) -> Tensor:
@@ -104,3 +105,71 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
         index = values.index[index_R]
     offsets = (counts.cumsum(0) - counts).int()
     return replace(values, index=index, pieces=values.pieces.select(source), offsets=offsets)
+
+
+@dataclass
+class Share:
+    """One sample's part of a packed layer.
+
+    Attributes:
+        total_bytes: everything that is stored for it, index included.
+        routed_bytes: of entries whose values are stored in part: keys, pieces and what finds them.
+        index_bytes: of them, those that find the pieces.
+        routed_channels: value channels that are stored of those entries, in all heads.
+    """
+
+    total_bytes: int = 0
+    routed_bytes: int = 0
+    index_bytes: int = 0
+    routed_channels: int = 0
+
+
+def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
+    """A share per sample of a layer's blocks; their ``total_bytes`` add up to its payload and index bytes.
+
+    What a block stores once for all of its rows is divided among them. The tail gives batch, heads and width.
+    """
+    batch, heads, _, width = tail_BhTd.shape
+    shares = [Share() for _ in range(batch)]
+    for block in blocks:
+        count, own = block.whole_keys.data.shape[:2]
+        rows = range(count) if block.rows is None else block.rows.tolist()
+        per_sample = 1 if own == heads else heads
+        index_row = 0 if block.rows is None else block.rows.element_size()
+        whole = block.whole_keys.nbytes // count + block.whole_values.nbytes // count
+        for place, row in enumerate(rows):
+            share = shares[row // per_sample]
+            payload, index, channels = _routed(block, place, count, width)
+            share.total_bytes += whole + index_row + payload + index
+            share.routed_bytes += payload + index
+            share.index_bytes += index
+            share.routed_channels += channels
+    return shares
+
+
+def slice_bytes(block: Block) -> int:
+    """Bytes of the key and the value of one head of an entry that is stored whole."""
+    return vector_bytes(block.whole_keys) + vector_bytes(block.whole_values)
+
+
+def vector_bytes(payload: Payload) -> int:
+    """Bytes of one vector of a payload, its scale included."""
+    scale = 0 if payload.scale is None else payload.scale.element_size()
+    return payload.data.shape[-1] * payload.data.element_size() + scale
+
+
+def _routed(block: Block, place: int, count: int, width: int) -> tuple[int, int, int]:
+    """(bytes of keys and pieces, bytes of the index, value channels) of one row's routed entries."""
+    values = block.routed_values
+    if values is None:
+        return 0, 0, 0
+    assert block.routed_keys is not None
+    pieces = len(values.piece_bit)
+    stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
+    in_index = values.index.element_size() * stored
+    if values.index.dim() > 1:  # bits: as many for every row
+        in_index = values.index.nbytes // count
+    shared = values.piece_bit.nbytes
+    payload = block.routed_keys.nbytes // count + stored * vector_bytes(values.pieces)
+    index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)
+    return payload, index, stored * (width * values.heads // pieces)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.inference.options import parse_keep, parse_settings
+from subtoken_train.inference.written_settings import parse_keep, parse_settings
 
 
 @pytest.mark.parametrize(

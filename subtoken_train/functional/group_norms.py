@@ -1,4 +1,4 @@
-"""How much a value group can add to an attention layer's output: its norm behind the output projection.
+"""Norms of value groups as scores: behind the output projection, and as an offset of router logits.
 
 Legend: B batch, N positions, D model width, V value width d_v = H * d, H key-value heads, d head width, R query heads
 per key-value head, S value groups.
@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.groups import Layout, expand_group_mask, split_groups
+
+_LEAST_NORM = 1e-6
+"""Added to norms, so that an empty group has a logarithm."""
+_LEAST_DEVIATION = 1e-4
+"""Equal norms differ by rounding, which must not be blown up."""
 
 
 def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
@@ -55,3 +60,20 @@ def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, lay
         shares_BNV = (value_BNHd * torch.einsum("bnhd,hde->bnhe", value_BNHd, gram_Hdd)).flatten(-2)
     squared_BNS = split_groups(shares_BNV, num_groups, num_kv_heads, layout).sum(-1)
     return squared_BNS.clamp(min=0).sqrt()  # rounding may leave a tiny negative sum
+
+
+@torch.no_grad()
+def standardised_log(norms_BNS: Tensor, routed_BN: Tensor) -> Tensor:
+    """``log(norm)`` with mean 0 and deviation 1 over the routed (token, group) pairs of each sample, fp32 [B, N, S].
+
+    One mean and one deviation per sample: within a token *and* between a sample's tokens the order is that of the
+    norms, so the offset is that selector under a fixed, a ranked and a global budget alike; and a sample never depends
+    on the batch around it. Unrouted tokens, and samples without a routed one, get 0. No gradient.
+    """
+    unrouted_BN1 = ~routed_BN[..., None]
+    pairs_B11 = (routed_BN.sum(-1) * norms_BNS.shape[-1]).clamp(min=1)[:, None, None]
+    logs_BNS = (norms_BNS.float() + _LEAST_NORM).log().masked_fill(unrouted_BN1, 0)
+    mean_B11 = logs_BNS.sum((1, 2), keepdim=True) / pairs_B11
+    centred_BNS = (logs_BNS - mean_B11).masked_fill(unrouted_BN1, 0)
+    deviation_B11 = (centred_BNS.square().sum((1, 2), keepdim=True) / pairs_B11).sqrt()
+    return centred_BNS / deviation_B11.clamp(min=_LEAST_DEVIATION)

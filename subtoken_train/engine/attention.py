@@ -1,23 +1,31 @@
-"""The attention of a context/query split: what the ``context`` stage of a reducer changes in a decoder layer.
+"""The attention implementation of a compressed language model, registered with transformers.
 
-Context rows attend to all context before them, with whole values. Query rows (and the answer after them) see the kept
-context tokens only, with routed values, and each other. Which tokens stay is decided per layer, by the rows that ask.
+One function per implementation that it wraps (``subtoken_sdpa``, ``subtoken_flash_attention_2``, ...), set for the
+language model only. A prompt's pass runs the wrapped implementation unchanged, or the context split where one is given,
+and then shows rotated queries, keys and values to whoever observes; decoding reads packed storage.
 
-The layer's own code runs unchanged: its attention function (``backbones/attention.py``) reads the split from a keyword
-argument that the decoder loop passes through.
+The context split is what the ``context`` stage of a reducer changes in a layer. Context rows attend to all context
+before them, with whole values. Query rows (and the answer after them) see the kept context tokens only, with routed
+values, and each other. Which tokens stay is decided per layer, by the rows that ask. The split is a keyword argument
+that the decoder loop passes through.
 
-Legend: B batch, N positions, H query heads, h key-value heads, d head width.
+Legend: B batch, N rows, M columns, H query heads, h key-value heads, d head width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from subtoken_train.cache.cache import PackedLayer
 from subtoken_train.reducers import ContextReducer, ContextView
 from subtoken_train.routing.bank import RouterBank, RoutingState
 
@@ -131,3 +139,58 @@ def split_attention(
         late = torch.cat([out[:, :, :late_start], attend(late_start, length, routed, seen_BN)], dim=2)
         out = torch.where(split.late_BN[:, None, :, None], late, out)
     return out.transpose(1, 2).contiguous()
+
+
+Observer = Callable[[int, Tensor, Tensor, Tensor, float], None]
+
+"""Called with (layer, query [B, H, N, d], key [B, h, N, d], value [B, h, N, d], scale) after a layer's attention."""
+
+
+def use_packed_attention(config: Any) -> None:
+    """Let a decoder's layers read packed storage; what they were loaded with still runs their prompts.
+
+    Raises:
+        ValueError: eager attention, which builds the N x N matrix, or another one that transformers does not register.
+    """
+    name = str(config._attn_implementation)
+    if name.startswith(PREFIX):
+        return
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        raise ValueError(f"attention {name!r} cannot read a packed cache; load the backbone with attention: sdpa")
+    AttentionInterface.register(PREFIX + name, _wrapping(ALL_ATTENTION_FUNCTIONS[name]))
+    AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
+    config._attn_implementation = PREFIX + name
+
+
+def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Transformers' attention interface around another implementation."""
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor | PackedLayer,
+        value: Tensor | PackedLayer,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        context_split: ContextSplit | None = None,
+        observer: Observer | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if isinstance(key, PackedLayer):
+            return key.attend(query, scale).transpose(1, 2), None
+        assert not isinstance(value, PackedLayer)
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        if context_split is not None:
+            dropout = float(options.get("dropout", 0.0))
+            result: tuple[Tensor, Tensor | None] = (
+                split_attention(context_split, layer, query, key, value, scale, dropout),
+                None,
+            )
+        else:
+            result = wrapped(module, query, key, value, attention_mask, scaling=scaling, **options)
+        if observer is not None:
+            observer(layer, query, key, value, scale)
+        return result
+
+    return attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.helpers import compress, make_batch

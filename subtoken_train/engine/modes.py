@@ -1,4 +1,4 @@
-"""Parts of a sharded model that are used without being called."""
+"""A part of a model for the length of a block: in evaluation mode, or with its sharded weights whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from torch.distributed.fsdp import FSDPModule
 
 
 @contextmanager
-def whole(module: nn.Module) -> Iterator[None]:
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Dropout and checkpointing off inside the block; every submodule's own mode is restored."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
+def gathered_weights(module: nn.Module) -> Iterator[None]:
     """A module's weights are whole inside the block, for callers of its parts; every process must enter.
 
     FSDP2 gathers a module's weights when the module itself is called. ZeRO-3 does so for every part, and an unsharded

@@ -1,19 +1,25 @@
-"""What a processor returns, as a ``Batch``: the regions of a prompt that a user hands to ``generate``.
+"""From a prompt to the inputs of ``generate``, and from these (what a processor returns) to a ``Batch`` with regions.
 
 Legend: B batch, N positions.
 """
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from itertools import groupby
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from subtoken_train.families.base import Family
+from subtoken_train.documents import check_characters
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.base import Family, Turn
+from subtoken_train.functional.images import to_rgb
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
 
@@ -161,3 +167,57 @@ def _images_per_sample(family: Family, visual_BN: Tensor, grid: Tensor | None) -
         return visual_BN.sum(-1) // family.visual_tokens()
     runs = [sum(image for image, _ in groupby(row)) for row in visual_BN.tolist()]
     return torch.tensor(runs, device=visual_BN.device)
+
+
+def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Image.Image]) -> dict[str, Tensor]:
+    """A prompt in the backbone's chat format (language models: the text itself), on its device.
+
+    Args:
+        family: the backbone.
+        prompt: what the user says, with ``<image>`` where an image stands (in front where it is left out), or the turns
+            of a conversation whose last answer is None.
+        images: in the order of their placeholders.
+
+    Raises:
+        ValueError: placeholders and images that do not match.
+    """
+    device = family.model.device
+    if isinstance(prompt, str) and not prompt.strip():
+        raise ValueError("the prompt is empty; write what the model should answer or go on with")
+    check_characters(prompt if isinstance(prompt, str) else list(map(astuple, prompt)), "the prompt")
+    if family.image_token_id is None:
+        if images or not isinstance(prompt, str):
+            raise ValueError(f"{family.name} takes one text, and no images")
+        encoded = family.tokenizer(prompt, return_tensors="pt")
+        return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
+    turns = prompt if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, len(images)))]
+    rendered = family.render(turns)
+    text, marker = rendered.text, rendered.image_marker
+    parts = text.split(marker)
+    if len(parts) - 1 != len(images):
+        raise ValueError(f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image")
+    if not images:
+        warnings.warn(
+            f"the prompt has no image, so {family.name} answers from the text alone and no visual token is "
+            "compressed; give one (--image FILE, or images=[...])",
+            SubTokenWarning,
+            stacklevel=3,
+        )
+    images = [to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
+    for i, image in enumerate(images):
+        parts[i] += marker * family.visual_tokens((image.height, image.width))
+    encoded = family.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
+    made = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+    if images:
+        made["pixel_values"], grid = family.process_images(images)
+        if grid is not None:
+            made |= {
+                "image_grid_thw": grid,
+                "mm_token_type_ids": (made["input_ids"] == family.image_token_id).int(),
+            }
+    return {name: tensor.to(device) for name, tensor in made.items()}
+
+
+def _with_placeholders(prompt: str, images: int) -> str:
+    """Images stand before a prompt that places none."""
+    return prompt if "<image>" in prompt or not images else "<image>\n" * images + prompt

@@ -12,9 +12,9 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
-from subtoken_train.inference.report import report
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
 from tests.support.text_families import text_batch, text_family
