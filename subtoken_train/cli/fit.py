@@ -127,8 +127,7 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
-    from subtoken_train.training.strategies import shares_weights
-    from subtoken_train.training.strategies.check import check_fit, check_parts
+    from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
 
     note = check_recipe(cli, cli.output_dir / "recipe.yaml") if resume else ""
     if resume:

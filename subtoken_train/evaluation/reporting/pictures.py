@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
 from subtoken_train.evaluation.tasks import TASKS, build_task

@@ -1,6 +1,6 @@
 """Accuracy by log-likelihood."""
 
-from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
+from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
 from tests.support.vqa_cases import reference_cases
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.evaluation.metrics.ruler import RulerMatch, ruler_score
+from subtoken_train.evaluation.metrics.string_match import RulerMatch, ruler_score
 from tests.support.vqa_cases import reference_cases
 
 

@@ -1,6 +1,6 @@
-"""RULER's string match (Hsieh et al., COLM 2024): the share of expected texts that an answer contains.
+"""What an answer contains of what was asked: RULER's match of texts (Hsieh et al., COLM 2024), and facts recalled.
 
-Two programs score it, and differ in what they do with control characters inside an answer (line breaks, tabs): RULER
+Two programs score RULER, and differ in what they do with control characters inside an answer (line breaks, tabs): RULER
 itself makes each a line break, kvpress takes it away, so that texts on both sides may join. Both ignore case, and both
 round each task's mean to two decimals of a percentage, which is not done here.
 """
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+from subtoken_train.datasets.recall import recall_accuracy
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
 
 RULER_TASKS = (
     "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
@@ -84,3 +85,17 @@ class RulerMatch(TaskMetric):
         """RULER's score of the answer."""
         assert isinstance(prediction, str)
         return ruler_score(prediction, reference["task"], reference["answers"])
+
+
+class RecallScore(MeanScores):
+    """``score``: mean over contexts of the share of asked facts that are stated exactly.
+
+    A reference holds ``codes``, name to code.
+    """
+
+    names = ("score",)
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """The context's share."""
+        return {"score": recall_accuracy(prediction, reference["codes"])}

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from subtoken_train.evaluation.metrics.anls import levenshtein
-from subtoken_train.evaluation.metrics.mean_scores import MeanScores
+from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.short_answers import levenshtein
 
 _SAID = re.compile(
     r"(?i:answer|option|choice)(?i:\s+is)?\s*:?\s*(?:\(([A-Za-z])\)|([A-Z])(?![\w'])|([a-z])\s*\.?$)"
