@@ -31,13 +31,13 @@ from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.data_file import Answers, answer_records, answer_samples
-from subtoken_train.evaluation.metrics.recall import RecallScore
+from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.scores_file import RunRecord, write_record
 from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.resources import shipped_recipe
 from subtoken_train.types import Batch
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = ROOT / "recipes"
 TRAINED = "trained.json"
 RECALL_CONTEXTS = 400  # of 8 questions each
 
@@ -106,7 +106,7 @@ def train_arm(arm: str, seed: int, work: Path) -> tuple[Path, dict[str, Any]]:
     note = folder / TRAINED
     if note.exists() and (found := json.loads(note.read_text())).pop("key") == key:
         return folder / "adapter", found
-    argv = ["fit", "--config", str(RECIPES / f"{arm}.yaml"), "--seed_everything", str(seed), "--data.seed", str(seed)]
+    argv = ["fit", "--config", str(recipe_path(arm)), "--seed_everything", str(seed), "--data.seed", str(seed)]
     argv += ["--output_dir", str(folder), "--overwrite", "--trainer.enable_progress_bar", "false"]
     if first := first_stage(arm):
         argv += ["--model.stage2.adapter", str(train_arm(first, seed, work)[0])]
@@ -131,9 +131,17 @@ def run_key(arm: str) -> str:
     return sha256(recipe_bytes(arm) + (b"" if first is None else run_key(first).encode()))
 
 
+def recipe_path(arm: str) -> Path:
+    """The file of a recipe that ships with the project."""
+    path = shipped_recipe(arm)
+    if path is None:
+        raise SystemExit(f"no recipe has the name {arm}")
+    return path
+
+
 def recipe_bytes(arm: str) -> bytes:
-    """The recipe's file."""
-    return (RECIPES / f"{arm}.yaml").read_bytes()
+    """What the recipe's file holds."""
+    return recipe_path(arm).read_bytes()
 
 
 def sha256(content: bytes) -> str:

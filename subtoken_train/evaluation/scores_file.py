@@ -15,7 +15,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.data_file import Answers, grouped
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.evaluation.metrics.base import Prediction
+from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.runner.arms import groups_words, nominal_fraction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.ledger import share_words

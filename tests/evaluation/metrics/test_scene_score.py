@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from subtoken_train.datasets.scenes import ask, draw_scene
-from subtoken_train.evaluation.metrics.scenes import scene_f1, scene_objects, scene_score
+from subtoken_train.evaluation.metrics.short_answers import scene_f1, scene_objects, scene_score
 
 
 def test_short_answers_ignore_case_and_space():
