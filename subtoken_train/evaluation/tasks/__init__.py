@@ -11,20 +11,20 @@ from subtoken_train.evaluation.tasks.option_types import check_option
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
-    from subtoken_train.evaluation.tasks.base import Task
+    from subtoken_train.evaluation.tasks.task import Task
 
 TASKS: Registry[Task] = Registry(
     "task",
     group="subtoken_train.tasks",
     package=__name__,
-    base="base:Task",
+    base="task:Task",
     named=True,
     builtin={
         "chartqa": "chartqa:ChartQA",
         "coco_caption": "coco_caption:CocoCaption",
-        "docvqa": "docvqa:DocVQA",
+        "docvqa": "parquet_questions:DocVQA",
         "gqa": "gqa:GQA",
-        "infographicvqa": "docvqa:InfographicVQA",
+        "infographicvqa": "parquet_questions:InfographicVQA",
         "local": "local:Local",
         "local_text": "local:LocalText",
         "mathvista": "mathvista:MathVista",
@@ -33,7 +33,7 @@ TASKS: Registry[Task] = Registry(
         "mme": "mme:MME",
         "mmlu": "mmlu:MMLU",
         "pope": "pope:POPE",
-        "recall": "recall:Recall",
+        "recall": "embedded_tasks:Recall",
         "ruler": "ruler:Ruler",
         "ruler_synthetic": "ruler_synthetic:RulerSynthetic",
         "scenes_caption": "scenes:ScenesCaption",

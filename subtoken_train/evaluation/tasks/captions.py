@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.caption_cider import CaptionCider, check_tokenizer
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     ImageQuestions,
     about_image,
@@ -14,7 +14,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     texts_of,
     without_answer,
 )
-from subtoken_train.evaluation.tasks.reading import Row
+from subtoken_train.evaluation.tasks.parquet_sets import Row
 
 CAPTION_PROMPT = "Provide a one-sentence caption for the provided image."
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from subtoken_train.evaluation.metrics.short_answers import RelaxedAccuracy
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, answer_of, image_of, text_of
-from subtoken_train.evaluation.tasks.reading import Row
+from subtoken_train.evaluation.tasks.parquet_sets import Row
 
 SINGLE_WORD = "\nAnswer the question with a single word."
 KINDS = {"human_test": "human", "augmented_test": "augmented"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.evaluation.metrics.short_answers import ExactMatch
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
     ImageQuestions,
@@ -20,7 +20,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     image_of,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import Row, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_named
 
 QUESTIONS = "testdev_balanced_questions.json"

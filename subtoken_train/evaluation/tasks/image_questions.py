@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.datasets.images import ImageSource
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.parquet_sets import Row, read_split, task_source, unique_ids
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 """LLaVA-1.5's words for short answers; lmms-eval's default too."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.evaluation.metrics.extracted_answers import MathVistaAccuracy
-from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.image_questions import about_image
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import Row, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_json
 
 _COLUMNS = ("pid", "question", "choices", "unit", "precision", "answer", "question_type", "answer_type")

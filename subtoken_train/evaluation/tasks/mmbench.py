@@ -15,7 +15,7 @@ from typing import Any
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.choices import MMBenchScores
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     ImageQuestions,
     about_image,
@@ -24,7 +24,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     without_answer,
 )
 from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import Row, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_table
 
 TABLES = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}

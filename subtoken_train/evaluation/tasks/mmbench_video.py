@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.frames import VideoTask
-from subtoken_train.evaluation.tasks.reading import find_file, task_source, unique_ids
+from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.tasks.video import VideoTask
+from subtoken_train.evaluation.tasks.parquet_sets import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_table
 
 FILE = "MMBench-Video.tsv"

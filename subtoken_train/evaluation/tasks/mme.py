@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.evaluation.metrics.yes_no import MME_SUBTASKS, MMEScores
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
     ImageQuestions,
@@ -21,7 +21,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     image_of,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
+from subtoken_train.evaluation.tasks.parquet_sets import Row, read_split, task_source
 from subtoken_train.evaluation.tasks.text_files import read_lines
 
 YES_OR_NO = " Please answer yes or no."

@@ -14,9 +14,9 @@ from typing import Any
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
-from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.options import lettered
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
+from subtoken_train.evaluation.tasks.parquet_sets import Row, read_split, task_source
 from subtoken_train.evaluation.tasks.text_files import read_table
 
 LETTERS = "ABCD"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.yes_no import POPE_CATEGORIES, POPEScores
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
     ImageQuestions,
@@ -22,7 +22,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     image_of,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row, find_file, parquet_files, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import Row, find_file, parquet_files, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
 IMAGES = "val2014"

@@ -14,10 +14,10 @@ from subtoken_train.datasets.images import inside
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.choices import ScienceQAScores
 from subtoken_train.evaluation.metrics.option_letters import LETTERS
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, text_of
 from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered
-from subtoken_train.evaluation.tasks.reading import Row, find_file, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import Row, find_file, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_json, read_named
 
 PROBLEMS, SPLITS = "problems.json", "pid_splits.json"

@@ -15,7 +15,7 @@ from typing import Any
 
 from subtoken_train.datasets.images import ImageSource, inside
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
     ImageQuestions,
@@ -24,7 +24,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     people_answers,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row, find_file, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import Row, find_file, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_entries, read_jsonl
 
 QUESTIONS = "llava_textvqa_val_v051_ocr.jsonl"

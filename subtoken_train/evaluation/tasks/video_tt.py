@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.frames import VideoTask
-from subtoken_train.evaluation.tasks.reading import read_split
+from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.tasks.video import VideoTask
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
 
 COLUMNS = ("video_id", "duration", "question", "question_prompt", "capability", "answer")
 _BEFORE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
     ImageQuestions,
@@ -14,7 +14,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     people_answers,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row
+from subtoken_train.evaluation.tasks.parquet_sets import Row
 
 UNANSWERABLE = "\nWhen the provided information is insufficient, respond with 'Unanswerable'."
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.vqa_accuracy import VQAv2Accuracy
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
     ImageQuestions,
@@ -20,7 +20,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     people_answers,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row, find_file, no_answers, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import Row, find_file, no_answers, unique_ids
 from subtoken_train.evaluation.tasks.text_files import read_entries
 from subtoken_train.typed import shown
 

@@ -11,9 +11,9 @@ from datasets.exceptions import DatasetNotFoundError
 from PIL import Image as Pictures
 
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.tasks import reading
-from subtoken_train.evaluation.tasks.base import Task
-from subtoken_train.evaluation.tasks.reading import (
+from subtoken_train.evaluation.tasks import parquet_sets as reading
+from subtoken_train.evaluation.tasks.task import Task
+from subtoken_train.evaluation.tasks.parquet_sets import (
     check_complete,
     find_file,
     missing_shards,

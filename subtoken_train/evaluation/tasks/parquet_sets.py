@@ -19,7 +19,7 @@ from pyarrow import ArrowInvalid
 
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.documents import check_regular
-from subtoken_train.evaluation.tasks.base import Task
+from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.families.hub import hub_asked, silence
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from subtoken_train.datasets.images import compare_images
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.tasks import reading
-from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks import parquet_sets as reading
+from subtoken_train.evaluation.tasks.task import Sample, Task
 
 _PLACEHOLDER = "<image>"
 _OPENED = 5

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.short_answers import ANLS
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
     ImageQuestions,
@@ -16,7 +16,7 @@ from subtoken_train.evaluation.tasks.image_questions import (
     people_answers,
     text_of,
 )
-from subtoken_train.evaluation.tasks.reading import Row
+from subtoken_train.evaluation.tasks.parquet_sets import Row
 
 
 @dataclass

@@ -14,8 +14,8 @@ from subtoken_train.datasets.images import SUFFIXES
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results.record import SampleRecord
 from subtoken_train.evaluation.results.store import read_samples
-from subtoken_train.evaluation.tasks.base import Task
-from subtoken_train.evaluation.tasks.reading import task_source
+from subtoken_train.evaluation.tasks.task import Task
+from subtoken_train.evaluation.tasks.parquet_sets import task_source
 
 FRAMES = "frames"
 JUDGE_FILE = "judge.tsv"
