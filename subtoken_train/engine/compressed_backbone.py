@@ -23,6 +23,7 @@ from subtoken_train.families.vision_tower import check_feature_count
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.objective import IGNORE_INDEX
+from subtoken_train.ledger.ledger import KVBudget
 from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
@@ -73,6 +74,17 @@ class CompressedBackbone(nn.Module):
         """Settings of the routing that acts; None without routers, and where they keep every group as it is."""
         return None if self.bank is None or self.bank.neutral else self.bank.config
 
+    @property
+    def group_budget(self) -> KVBudget:
+        """What a routed entry stores: K of its S value groups, all where no routing acts; without a keep ratio."""
+        routing = self.active_routing
+        return KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
+
+    @property
+    def region(self) -> Region:
+        """The region that is compressed: what a model sees, or a language model's context."""
+        return Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL
+
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
         for hook in self._hooks or ():
@@ -107,7 +119,7 @@ class CompressedBackbone(nn.Module):
         else:
             hidden = family.embed(batch)
             result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
-        result.embeds_BND = hidden
+        result.embeds_BND, result.routing = hidden, self.active_routing
         return result
 
     def _run_embedded(self, call: _Call, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
@@ -156,7 +168,7 @@ class CompressedBackbone(nn.Module):
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
-        return PromptPass(hidden, rows, [], state, split.seen)
+        return PromptPass(hidden, rows, [], state, kept=split.seen)
 
     def _tower_reduced(self, reducer: TowerReducer, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
         """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, [B, N]."""
