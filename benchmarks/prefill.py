@@ -29,7 +29,8 @@ from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH, llama_config
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.rows import layer_plan
-from subtoken_train.evictions import Candidates, LayerView, build_eviction
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import Candidates, LayerView
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState

@@ -30,7 +30,8 @@ from benchmarks.pairs import hardware, write
 from subtoken_train.cli.quiet import quiet_libraries
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.load import FAMILIES, BackboneConfig, load_weights
+from subtoken_train.families import FAMILIES
+from subtoken_train.families.load import BackboneConfig, load_weights
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig

@@ -13,14 +13,13 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.activation_memory import Step
+from subtoken_train.training.activation_memory import Step, image_bytes
 from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.preflight import (
     LayerBand,
     NominalPrompt,
     ParameterGroup,
     budget_of,
-    count_devices,
     equal_bytes_anchor,
     frozen_group,
     layer_bands,
@@ -29,7 +28,7 @@ from subtoken_train.training.preflight import (
     prompt_ledger,
     trained_groups,
 )
-from subtoken_train.training.tower_memory import image_bytes
+from subtoken_train.training.strategies import count_devices
 
 _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

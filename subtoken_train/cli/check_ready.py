@@ -16,10 +16,16 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.training.preflight import at_hand, count_devices
+from subtoken_train.training.preflight import at_hand
 from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.strategies import strategy_class
-from subtoken_train.training.strategies.check import check_cpus, check_devices, check_kind, check_parts
+from subtoken_train.training.strategies import (
+    check_cpus,
+    check_devices,
+    check_kind,
+    check_parts,
+    count_devices,
+    strategy_class,
+)
 from subtoken_train.training.strategies.zero import ZeroStrategy
 from subtoken_train.training.strategies.zero_settings import zero_settings
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
+from subtoken_train.evictions import EVICTIONS
+
 if TYPE_CHECKING:
     from subtoken_train.inference.model import SubTokenModel
 
 
 def add_compression_options(parser: ArgumentParser) -> None:
     """A plain backbone's token reducer, and for every model the eviction and the precision of its cache."""
+    evictions = ", ".join(EVICTIONS)
     parser.add_argument("--reducer", metavar="NAME", help="token reducer of a backbone alone; an adapter has its own")
     parser.add_argument("--keep-ratio", type=float, metavar="R", help="share of the tokens that --reducer keeps")
-    parser.add_argument("--eviction", metavar="NAME", help="KV eviction after the prompt (default: none)")
+    parser.add_argument("--eviction", metavar="NAME", help=f"KV eviction after the prompt: {evictions} (default: none)")
     parser.add_argument(
         "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
     )

@@ -11,7 +11,8 @@ import datasets
 
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import plain
-from subtoken_train.evaluation.tasks import Sample, Task, build_task
+from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.check import check_complete, check_samples, open_some
 
 _KINDS = 8  # shown

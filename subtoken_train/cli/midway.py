@@ -5,7 +5,7 @@ from __future__ import annotations
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.answer import answer_all
-from subtoken_train.training.midway import Evaluate, EvaluationConfig
+from subtoken_train.training.panels.midway_scores import Evaluate, EvaluationConfig
 
 
 def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:

@@ -26,23 +26,24 @@ from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
 from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.training.bar_progress import BarProgress
-from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
-from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
-from subtoken_train.training.line_progress import LineProgress
-from subtoken_train.training.log_recipe import LogRecipe
 from subtoken_train.training.memory import check_strategy
-from subtoken_train.training.midway import EvaluationConfig, MidwayEvaluation
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.monitor import panels
+from subtoken_train.training.panels import panels
+from subtoken_train.training.panels.midway_scores import (
+    VALIDATION_SCORES,
+    EarlyStoppingConfig,
+    EvaluationConfig,
+    MidwayEvaluation,
+    StopEarly,
+)
+from subtoken_train.training.panels.progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.resume import requeued_with_work
-from subtoken_train.training.rng import RandomState
 from subtoken_train.training.run_checkpoints import RunCheckpoints
 from subtoken_train.training.run_marker import has_work
 from subtoken_train.training.run_places import final_names, place_beside
-from subtoken_train.training.strategies import build_strategy
-from subtoken_train.training.strategies.check import check_cpus, check_devices
+from subtoken_train.training.state_file import AtomicCheckpointIO, RandomState
+from subtoken_train.training.strategies import build_strategy, check_cpus, check_devices
 
 
 class RecipeCLI(LightningCLI):

@@ -17,17 +17,16 @@ from transformers import Cache
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import attention_row, scouted_row
 from subtoken_train.engine.modes import evaluation_mode
-from subtoken_train.engine.rows import PromptPass, Rows, rows_read
+from subtoken_train.engine.rows import PromptPass, Rows, reducer_view, routing_state, rows_read
 from subtoken_train.families.base import Family
 from subtoken_train.families.vision_tower import check_feature_count
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.ledger import KVBudget
-from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
+from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, TowerReducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RouterBank, RoutingState
-from subtoken_train.types import Batch, Region, in_compressed_region
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.types import Batch, Region
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
 """Called with (layer, query, key, value, scale, regions_BM) after each layer's attention, see ``attention.Observer``.
@@ -131,7 +130,7 @@ class CompressedBackbone(nn.Module):
         assert isinstance(reducer, RankingReducer)
         if reducer.stage == "embeds":
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
-            keep, rank = reducer.select(self._view(call.batch, lambda layer: scouted_row(family, layer, *scouting)))
+            keep, rank = reducer.select(reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting)))
             rows, gather = rows.take(keep, call.pad_left)
             return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
         return self._decoder_reduced(reducer, call, hidden, rows)
@@ -152,7 +151,7 @@ class CompressedBackbone(nn.Module):
                 "reducer and routers need packed text (data.train) or prompts with a context"
             )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
-        state = None if self.bank is None else self._routing_state(batch, rows, apart=True)
+        state = None if self.bank is None else routing_state(batch, rows, apart=True)
         split = ContextSplit(
             reducer=reducer,
             visible_BN=rows.visible_BM,
@@ -191,7 +190,7 @@ class CompressedBackbone(nn.Module):
         with evaluation_mode(family.decoder.layers[last]):
             row = attention_row(family, last, hidden, rows.visible_BM, rows.position, batch.rank_position_B)
         hidden = self._layers(call, hidden, rows, last, cut)
-        keep, rank = reducer.select(self._view(batch, lambda _: row))
+        keep, rank = reducer.select(reducer_view(batch, lambda _: row))
         kept, gather = rows.take(keep, call.pad_left)
         return self._routed_span(call, take_rows(hidden, gather), kept, [(0, cut, rows)], cut, rank)
 
@@ -215,7 +214,7 @@ class CompressedBackbone(nn.Module):
         spans = [*spans, (start, depth, rows)]
         if self.bank is None:
             return PromptPass(self._layers(call, hidden, rows, start, depth), rows, spans)
-        state = self._routing_state(call.batch, rows)
+        state = routing_state(call.batch, rows)
         state.rank_BN = None if rank_BN is None else take_rows(rank_BN, rows.index_BM)
         with self.bank.routing(state):
             hidden = self._layers(call, hidden, rows, start, depth)
@@ -244,19 +243,3 @@ class CompressedBackbone(nn.Module):
 
             options["observer"] = observe
         return self.family.run_layers(hidden, rows.visible_BM, rows.position, call.cache, start, stop, **options)
-
-    def _routing_state(self, batch: Batch, rows: Rows, apart: bool = False) -> RoutingState:
-        """What the routers read of a pass over ``rows``."""
-        regions = rows.regions_BM
-        return RoutingState(
-            routed_BN=in_compressed_region(regions),
-            query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
-            position_BN=rows.ordinal_BM,
-            sample_seed_B=sample_seeds(batch.record_ids, regions.device),
-            apart=apart,
-        )
-
-    def _view(self, batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
-        """What the reducer may look at."""
-        seeds = sample_seeds(batch.record_ids, batch.regions_BN.device)
-        return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)

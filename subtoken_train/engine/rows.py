@@ -5,16 +5,18 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
-from subtoken_train.reducers import PositionPolicy
+from subtoken_train.functional.hashing import sample_seeds
+from subtoken_train.reducers import PositionPolicy, ReducerView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
-from subtoken_train.types import Batch, LayerPlan, Plan, Region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
 
 
 def rows_read(batch: Batch) -> Tensor:
@@ -80,6 +82,24 @@ def _one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     """One past each sample's largest position id (under mRoPE: of all three axes), [B, 1] or [3, B, 1]."""
     largest = position.masked_fill(~visible_BN, -1).amax(-1, keepdim=True)
     return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
+
+
+def routing_state(batch: Batch, rows: Rows, apart: bool = False) -> RoutingState:
+    """What the routers read of a pass over ``rows``."""
+    regions = rows.regions_BM
+    return RoutingState(
+        routed_BN=in_compressed_region(regions),
+        query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
+        position_BN=rows.ordinal_BM,
+        sample_seed_B=sample_seeds(batch.record_ids, regions.device),
+        apart=apart,
+    )
+
+
+def reducer_view(batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
+    """What a reducer may look at; ``row`` is its ``attention_row``."""
+    seeds = sample_seeds(batch.record_ids, batch.regions_BN.device)
+    return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)
 
 
 def layer_plan(keep_BhM: Tensor, groups_BMS: Tensor | None = None, index_BM: Tensor | None = None) -> LayerPlan:

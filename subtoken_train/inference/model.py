@@ -15,7 +15,8 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.evictions import Scope, build_eviction
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import Scope
 from subtoken_train.families.base import Turn
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.cache_report import CacheReport, report

@@ -11,7 +11,7 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions import Scope
+from subtoken_train.evictions.base import Scope
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.compression import KVDtype
 from subtoken_train.inference.model import SubTokenModel

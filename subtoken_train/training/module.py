@@ -24,9 +24,9 @@ from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
+from subtoken_train.training.sharding import is_sharded, shard_layers
 from subtoken_train.training.step_record import StepRecord
-from subtoken_train.training.strategies.fsdp2 import shard_layers
-from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, is_sharded, shapes_of
+from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, shapes_of
 from subtoken_train.types import Batch
 
 FIRST_STAGE_KEY = "first_stage_sha256"

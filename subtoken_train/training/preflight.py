@@ -191,16 +191,6 @@ def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     return solve_anchor(parts.family.shape, prompt.tokens, target, parts.reducer.cut_layer, prompt.region)
 
 
-def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
-    """Processes of a run from the trainer's settings; ``auto`` and -1 count what this machine has."""
-    chosen = list(filter(None, devices.split(","))) if isinstance(devices, str) and "," in devices else devices
-    if isinstance(chosen, list):
-        return len(chosen) * num_nodes
-    if chosen in ("auto", "-1", -1):
-        return num_nodes * (1 if accelerator == "cpu" else max(1, torch.cuda.device_count()))
-    return int(chosen) * num_nodes
-
-
 def plan_steps(
     samples_per_step: int, max_steps: int, max_epochs: int | None, batches: int | None, accumulate: int
 ) -> StepPlan:

@@ -15,11 +15,9 @@ from subtoken_train.reducers import ReducerConfig
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.alive import FirstGradients, SilentTensors
-from subtoken_train.training.panels.names import by_kind_and_layer, kind_and_layer
-from subtoken_train.training.panels.routing import RoutingPanel
-from subtoken_train.training.panels.steps import logs_next, logs_now, stepped
+from subtoken_train.training.panels.per_layer import RoutingPanel, TrainedPanel
+from subtoken_train.training.panels.readings import by_kind_and_layer, kind_and_layer, logs_next, logs_now, stepped
 from subtoken_train.training.panels.throughput import Stopwatch, Throughput, flops_of, peak_flops, step_work
-from subtoken_train.training.panels.trained import TrainedPanel
 from subtoken_train.training.step_record import StepRecord
 
 LAYER = "compressed.model.model.layers.{}.self_attn.{}.lora_{}.default.weight"

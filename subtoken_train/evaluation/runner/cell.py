@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
 from subtoken_train.evaluation.results.store import SampleWriter, read_samples
 from subtoken_train.evaluation.runner.arms import Arm

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from subtoken_train.datasets.images import ImageSource
-from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.evaluation.metrics.metric import TaskMetric
 
 Modality = Literal["image", "text"]
 

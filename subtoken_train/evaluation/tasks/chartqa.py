@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subtoken_train.evaluation.metrics.relaxed_accuracy import RelaxedAccuracy
+from subtoken_train.evaluation.metrics.short_answers import RelaxedAccuracy
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, answer_of, image_of, text_of
 from subtoken_train.evaluation.tasks.reading import Row

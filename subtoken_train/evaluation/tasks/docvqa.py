@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subtoken_train.evaluation.metrics.anls import ANLS
+from subtoken_train.evaluation.metrics.short_answers import ANLS
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.datasets.images import SUFFIXES
-from subtoken_train.evaluation.metrics.answered import Answered
+from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results.record import SampleRecord
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.tasks.base import Task

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.evaluation.metrics.mathvista import MathVistaAccuracy
+from subtoken_train.evaluation.metrics.extracted_answers import MathVistaAccuracy
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.image_questions import about_image
 from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids

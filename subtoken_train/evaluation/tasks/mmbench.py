@@ -14,7 +14,7 @@ from typing import Any
 
 from subtoken_train.datasets.images import EncodedImage
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.mmbench import MMBenchScores
+from subtoken_train.evaluation.metrics.choices import MMBenchScores
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     ImageQuestions,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.metrics.mme import SUBTASKS, MMEScores
+from subtoken_train.evaluation.metrics.yes_no import MME_SUBTASKS, MMEScores
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
@@ -52,7 +52,7 @@ class MME(ImageQuestions):
             ValueError: a file is missing, truncated or malformed, or an image has not two questions.
         """
         source = task_source(self)
-        own = isinstance(source, Path) and any((source / name).is_dir() for name in SUBTASKS)
+        own = isinstance(source, Path) and any((source / name).is_dir() for name in MME_SUBTASKS)
         rows = _own_rows(Path(source)) if own else read_split(self, self.answered, self.columns, ["image"])
         samples = [self.sample(row, number) for number, row in enumerate(rows)]
         _check_pairs(rows)
@@ -66,10 +66,10 @@ class MME(ImageQuestions):
         """The sample of a row; its id is image and question, because the question ids are the images'."""
         category, pair, question = str(row.values["category"]), str(row.values["question_id"]), text_of(row, "question")
         answer = answer_of(row, self.answered).lower().strip().replace(".", "")
-        if category not in SUBTASKS or answer not in ("yes", "no"):
+        if category not in MME_SUBTASKS or answer not in ("yes", "no"):
             raise ValueError(
                 f"{row.place}: category {category!r} with answer {answer!r}; the categories are "
-                f"{', '.join(SUBTASKS)}, and answers are yes and no"
+                f"{', '.join(MME_SUBTASKS)}, and answers are yes and no"
             )
         question = question.replace(YES_OR_NO, "").strip()
         return Sample(
@@ -83,7 +83,7 @@ class MME(ImageQuestions):
 
 def _own_rows(folder: Path) -> list[Row]:
     rows = []
-    for category in SUBTASKS:
+    for category in MME_SUBTASKS:
         beside = folder / category
         texts = beside / "questions_answers_YN"
         for path in sorted((texts if texts.is_dir() else beside).glob("*.txt")):

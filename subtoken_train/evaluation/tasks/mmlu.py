@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
+from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.options import lettered
 from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.pope import CATEGORIES, POPEScores
+from subtoken_train.evaluation.metrics.yes_no import POPE_CATEGORIES, POPEScores
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,
@@ -56,8 +56,8 @@ class POPE(ImageQuestions):
         Raises:
             ValueError: there is no such category.
         """
-        if self.category not in ("all", *CATEGORIES):
-            raise unknown_name("category of pope", self.category, ("all", *CATEGORIES))
+        if self.category not in ("all", *POPE_CATEGORIES):
+            raise unknown_name("category of pope", self.category, ("all", *POPE_CATEGORIES))
 
     @property
     def expected_rows(self) -> int:
@@ -101,7 +101,7 @@ class POPE(ImageQuestions):
 
     @property
     def _categories(self) -> tuple[str, ...]:
-        return CATEGORIES if self.category == "all" else (self.category,)
+        return POPE_CATEGORIES if self.category == "all" else (self.category,)
 
     def _own_rows(self, folder: Path, category: str) -> list[Row]:
         name = f"coco_pope_{category}.json"

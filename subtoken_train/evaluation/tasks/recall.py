@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from transformers import AutoTokenizer
 
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
-from subtoken_train.evaluation.metrics.recall import RecallScore
+from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.families.load import resolve
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
-from subtoken_train.evaluation.metrics.scenes import SceneScore
+from subtoken_train.evaluation.metrics.short_answers import SceneScore
 from subtoken_train.evaluation.tasks.base import Sample, Task
 
 _WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/scenes is read unless a folder is named:

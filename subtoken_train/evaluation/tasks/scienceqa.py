@@ -12,7 +12,8 @@ from pathlib import Path
 
 from subtoken_train.datasets.images import inside
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.scienceqa import LETTERS, ScienceQAScores
+from subtoken_train.evaluation.metrics.choices import ScienceQAScores
+from subtoken_train.evaluation.metrics.option_letters import LETTERS
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, text_of
 from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered

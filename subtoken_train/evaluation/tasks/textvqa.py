@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.datasets.images import ImageSource, inside
-from subtoken_train.evaluation.metrics.soft_accuracy import SoftAccuracy
+from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,

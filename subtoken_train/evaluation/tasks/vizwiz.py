@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subtoken_train.evaluation.metrics.soft_accuracy import SoftAccuracy
+from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.vqav2 import VQAv2Accuracy
+from subtoken_train.evaluation.metrics.vqa_accuracy import VQAv2Accuracy
 from subtoken_train.evaluation.tasks.base import Sample
 from subtoken_train.evaluation.tasks.image_questions import (
     SHORT_ANSWER,

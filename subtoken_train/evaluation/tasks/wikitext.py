@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.metrics.perplexity import Perplexity
+from subtoken_train.evaluation.metrics.likelihoods import Perplexity
 from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.reading import read_split, task_source
 from subtoken_train.evaluation.tasks.text_files import read_text
