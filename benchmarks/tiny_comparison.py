@@ -26,9 +26,9 @@ import yaml
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.datasets.recall import RecallTask
 from subtoken_train.evaluation.comparison import EMBEDDED, comparison_markdown, read_comparison, read_records
+from subtoken_train.resources import shipped_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = ROOT / "recipes"
 TRAINED = "trained.json"
 RECALL_CONTEXTS = 400  # of 8 questions each
 
@@ -75,7 +75,7 @@ def train_arm(arm: str, seed: int, work: Path) -> tuple[Path, dict[str, Any]]:
     note = folder / TRAINED
     if note.exists() and (found := json.loads(note.read_text())).pop("key") == key:
         return folder / "adapter", found
-    argv = ["fit", "--config", str(RECIPES / f"{arm}.yaml"), "--seed_everything", str(seed), "--data.seed", str(seed)]
+    argv = ["fit", "--config", str(recipe_path(arm)), "--seed_everything", str(seed), "--data.seed", str(seed)]
     argv += ["--output_dir", str(folder), "--overwrite", "--trainer.enable_progress_bar", "false"]
     if first := first_stage(arm):
         argv += ["--model.stage2.adapter", str(train_arm(first, seed, work)[0])]
@@ -100,9 +100,17 @@ def run_key(arm: str) -> str:
     return sha256(recipe_bytes(arm) + (b"" if first is None else run_key(first).encode()))
 
 
+def recipe_path(arm: str) -> Path:
+    """The file of a recipe that ships with the project."""
+    path = shipped_recipe(arm)
+    if path is None:
+        raise SystemExit(f"no recipe has the name {arm}")
+    return path
+
+
 def recipe_bytes(arm: str) -> bytes:
-    """The recipe's file."""
-    return (RECIPES / f"{arm}.yaml").read_bytes()
+    """What the recipe's file holds."""
+    return recipe_path(arm).read_bytes()
 
 
 def sha256(content: bytes) -> str:

@@ -91,8 +91,6 @@ def answer_all(
     rows: dict[int, Answer] = {}
     ledgers, kv_bytes = [], 0
     emptied: list[dict[str, int]] = []
-    routing = backbone.active_routing
-    layout = "contiguous" if routing is None else routing.layout
     for start in range(0, total, batch_size):
         chosen = order[start : start + batch_size]
         batch_records = [questions[i] for i in chosen]
@@ -101,7 +99,7 @@ def answer_all(
         texts = backbone.family.tokenizer.batch_decode(result.token_ids_BT, skip_special_tokens=True)
         for i, record, text in zip(chosen, batch_records, texts, strict=True):
             rows[i] = _graded(record, text)
-        ledgers.append(measured_ledger(result.plan, prompts.regions_BN, backbone.family.shape, layout))
+        ledgers.append(measured_ledger(result.plan, prompts.regions_BN, backbone.family.shape))
         emptied += emptied_regions(result.plan, prompts.regions_BN)
         kv_bytes += result.cache.prompt_bytes
         if progress is not None:

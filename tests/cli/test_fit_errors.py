@@ -1,7 +1,6 @@
 """What ``fit`` says to a wrong recipe or option: one short line, the whole key, the nearest name; nothing written."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,9 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_words import recipe_paths
 from subtoken_train.cli.wording import recipe_keys
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 
 
 def refused(capsys, argv, tmp_path):
