@@ -33,7 +33,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.data_file import Answers, answer_records, answer_samples
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.scores_file import RunRecord, write_record
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.resources import shipped_recipe
 from subtoken_train.types import Batch
 

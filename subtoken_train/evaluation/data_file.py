@@ -16,8 +16,8 @@ from subtoken_train.evaluation.metrics.short_answers import SceneScore
 from subtoken_train.evaluation.results.record import SampleRecord
 from subtoken_train.evaluation.runner.batches import model_inputs
 from subtoken_train.evaluation.runner.cell import answer_batch, record_of
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.scenes import instruction_samples
+from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.types import Batch

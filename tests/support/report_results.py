@@ -20,7 +20,7 @@ from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
 from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
 from subtoken_train.evaluation.results.store import SampleWriter
 from subtoken_train.evaluation.tasks import TASKS
-from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.task import Sample, Task
 
 ROWS = 40
 KINDS = ("colour", "count")

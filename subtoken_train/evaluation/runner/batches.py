@@ -8,7 +8,7 @@ from itertools import groupby
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
-from subtoken_train.evaluation.tasks.base import Modality, Sample
+from subtoken_train.evaluation.tasks.task import Modality, Sample
 from subtoken_train.families.base import Family, Turn
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.types import Batch
