@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from subtoken_train.datasets.images import EncodedImage, FolderImages, ImageSource, compare_images, find_image, inside
+from subtoken_train.datasets.image_sources import EncodedImage, FolderImages, ImageSource, compare_images, find_image, inside
 from subtoken_train.datasets.record_format import image_names, record_id, used_turns
 from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
