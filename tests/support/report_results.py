@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
 from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.evaluation.metrics.choices import MMBenchScores
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.rows import Row, task_source

@@ -15,7 +15,7 @@ from datasets import Dataset, Image, load_dataset
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 from pyarrow import ArrowInvalid
 
-from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.documents import check_regular
 from subtoken_train.evaluation.tasks.rows import Row, task_source
 from subtoken_train.evaluation.tasks.task import Task

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from subtoken_train.datasets.images import ImageSource
+from subtoken_train.datasets.image_sources import ImageSource
 from subtoken_train.evaluation.tasks.task import Task
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

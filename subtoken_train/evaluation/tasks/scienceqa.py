@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from subtoken_train.datasets.images import inside
+from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.choices import ScienceQAScores
 from subtoken_train.evaluation.metrics.option_letters import LETTERS
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, about_image, lettered

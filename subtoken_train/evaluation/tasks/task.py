@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from subtoken_train.datasets.images import ImageSource
+from subtoken_train.datasets.image_sources import ImageSource
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.families.base import Turn

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.datasets.images import inside
+from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.rows import Row, find_file, unique_ids

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.datasets.images import SUFFIXES
+from subtoken_train.datasets.image_sources import SUFFIXES
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results.record import SampleRecord
 from subtoken_train.evaluation.results.store import read_samples
