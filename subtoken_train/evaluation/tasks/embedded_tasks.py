@@ -86,6 +86,25 @@ class Recall(Task):
         return RecallScore()
 
 
+def instruction_samples(
+    records: InstructionRecords, limit: int | None = None, max_new_tokens: int = 64
+) -> list[Sample]:
+    """The last turn of the first ``limit`` records (None: of all), with the turns before it, for ``SceneScore``."""
+    total = len(records) if limit is None else min(limit, len(records))
+    return [
+        Sample(
+            id=record.id,
+            prompt=record.turns[-1].prompt,
+            reference={"answer": record.turns[-1].answer or "", "kind": record.kind},
+            images=tuple(record.images),
+            max_new_tokens=max_new_tokens,
+            kind=record.kind or "question",
+            earlier=tuple(record.turns[:-1]),
+        )
+        for record in (records[i] for i in range(total))
+    ]
+
+
 @dataclass
 class _Scenes(Task):
     """Scenes of one split.
@@ -108,20 +127,8 @@ class _Scenes(Task):
         """The split's records of the task's kinds; see ``InstructionRecords`` for the errors."""
         if self.source is None:
             raise ValueError(f"task {self.name} needs a folder of scenes (source, or below data_root). {self.where}")
-        records = InstructionRecords(Path(self.source) / f"{self.split}.json")
-        chosen = (records[i] for i in range(len(records)))
-        return [
-            Sample(
-                id=record.id,
-                prompt=record.turns[-1].prompt,
-                reference={"answer": record.turns[-1].answer, "kind": record.kind},
-                images=tuple(record.images),
-                max_new_tokens=64,
-                kind=str(record.kind),
-            )
-            for record in chosen
-            if record.kind in self.kinds
-        ]
+        samples = instruction_samples(InstructionRecords(Path(self.source) / f"{self.split}.json"))
+        return [sample for sample in samples if sample.kind in self.kinds]
 
     def metric(self) -> SceneScore:
         """Exact match, or F1 of the described objects."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from subtoken_train.datasets.image_sources import ImageSource
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.families.base import Turn
 
 Modality = Literal["image", "text"]
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "nothing"}
@@ -38,6 +39,7 @@ class Sample:
         max_new_tokens: cap on a generated answer.
         stop: texts that end a generated answer; they are cut off.
         kind: what scores are also shown by (subtask, category, question type).
+        earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Sample:
     max_new_tokens: int = 16
     stop: tuple[str, ...] = ()
     kind: str = "question"
+    earlier: tuple[Turn, ...] = ()
 
 
 @dataclass
