@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.training_cases import Case, join
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.window import AccumulationWindows
+from subtoken_train.datasets.loading import AccumulationWindows
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.reducers.base import Reducer
@@ -31,7 +31,7 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
 from subtoken_train.types import Batch
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "tiny" / "tiny_fastv25_s16k4.yaml"
 """For the trainer's settings alone: its callbacks and loggers are those of every recipe."""
 LEARNING_RATE, CLIP, LOG_EVERY = 1e-4, 1.0, 10
 Loop = Callable[[Callable[[], None]], None]

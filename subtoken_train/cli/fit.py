@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from subtoken_train.training.run_folder import RunFolder
 
 ANCHOR = "--anchor"
-HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume] [--anchor]
+HELP = (
+    """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume] [--anchor]
 
 Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
   --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
@@ -20,7 +21,9 @@ Trains LoRA and routers from a recipe. Any key of the recipe can be overridden a
 --anchor trains the recipe's matched token-only anchor instead, into OUTPUT_DIR_anchor ('recipes anchor' writes it).
 --allow-code lets a recipe name classes that are not on the list of docs/recipe_safety.md: its code runs.
 --push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
-'subtoken-train recipes ls' lists the shipped recipes."""
+'subtoken-train recipes ls' lists the shipped recipes: in any folder, --config NAME means the one of that name."""
+    ""
+)
 
 
 def run_raw(argv: list[str]) -> int:

@@ -16,12 +16,12 @@ import yaml
 
 from subtoken_train.cli.class_check import ClassCheck, loaded
 from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS, Words, split_words
-from subtoken_train.cli.recipes import recipe_files
 from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
 from subtoken_train.cli.wording import unexpected_argument, unknown_key
 from subtoken_train.documents import parse_yaml, read_text, read_yaml
 from subtoken_train.errors import MAX_SEED, check_range
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
+from subtoken_train.resources import find_recipe, recipe_files, resource
 from subtoken_train.typed import shown
 
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
@@ -124,11 +124,13 @@ def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    if not Path(path).exists():
-        near = difflib.get_close_matches(Path(path).stem, recipe_files(), n=1, cutoff=0.5)
+    file = find_recipe(path)
+    if file is None:
+        names = [shipped.stem for shipped in recipe_files().values()]
+        near = difflib.get_close_matches(Path(path).stem, names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0] + '.yaml'!r}?" if near else ""
         raise ValueError(f"recipe {path} is not a file.{hint} 'subtoken-train recipes ls' lists the shipped ones")
-    content = parse_yaml(read_text(path, 2**20), path)
+    content = parse_yaml(read_text(file, 2**20), path)
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
     for key, value in content.items():
@@ -204,7 +206,7 @@ def _check_sizes(content: Any, key: str = "a value") -> None:
 
 def known_keys() -> list[str]:
     """The keys that a misspelt one is compared with: ours at the top, the trainer's, those of a complete recipe."""
-    recipe = yaml.safe_load(recipe_files()[_EXAMPLE].read_text(encoding="utf-8"))
+    recipe = yaml.safe_load(resource(f"recipes/tiny/{_EXAMPLE}.yaml").read_text(encoding="utf-8"))
     return sorted({*KEYS, *FLAGS, *(f"trainer.{key}" for key in SETTINGS), *_below(recipe)} - {*BANDS})
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from subtoken_train.resources import find_recipe
+
 
 def check_held(cli: Any) -> None:
     """Refuse to replace a folder that holds what the run reads.
@@ -25,7 +27,7 @@ def check_held(cli: Any) -> None:
             raise ValueError(
                 f"{key} ({text}) lies in {folder}, which this run would replace; choose another --output_dir"
             )
-    for path in map(Path, cli.source.words.configs):
+    for path in filter(None, map(find_recipe, cli.source.words.configs)):
         if _lies_in(path, folder) and path.resolve() != (folder / "recipe.yaml").resolve():
             raise ValueError(f"the recipe {path} lies in {folder}, which this run would replace; move it elsewhere")
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +15,9 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.preview_lines import sample_lines
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Batch, Region
+from tests.support.places import recipe
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-TINY = ["--config", str(RECIPES / "tiny_fastv25_s16k4.yaml"), "--data.val_file", "null"]
+TINY = ["--config", str(recipe("tiny_fastv25_s16k4")), "--data.val_file", "null"]
 
 
 @pytest.fixture

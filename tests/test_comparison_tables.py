@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
-from subtoken_train.evaluation.comparison import (
+from benchmarks.comparison_tables import (
     ARMS,
     EMBEDDED,
     PAIRS,
@@ -18,10 +16,11 @@ from subtoken_train.evaluation.comparison import (
     read_comparison,
     read_records,
 )
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.ledger.ledger import KVBudget
+from tests.support.places import RECIPES, ROOT, recipe
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-RESULTS = RECIPES.parent / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "recall", "beyond"])
@@ -56,7 +55,7 @@ def test_every_record_belongs_to_a_table():
 
 @pytest.mark.parametrize("arm", [*read_records(RESULTS), *read_records(RESULTS / "recall")])
 def test_records_belong_to_the_recipes_as_they_are(arm):
-    digest = hashlib.sha256((RECIPES / f"{arm}.yaml").read_bytes()).hexdigest()
+    digest = hashlib.sha256(recipe(arm).read_bytes()).hexdigest()
     for path in (RESULTS / "recall" if arm.startswith("tinylm") else RESULTS).glob(f"{arm}-seed*.json"):
         record = json.loads(path.read_text())
         assert record["recipe_sha256"] == digest

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from benchmarks.comparison_tables import Arm, comparison_markdown, read_comparison
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scenes import KINDS
-from subtoken_train.evaluation.comparison import Arm, comparison_markdown, read_comparison
 from subtoken_train.ledger.ledger import KVBudget
+from tests.support.places import RECIPES, recipe, run_recipes
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 SCORES = (("a", 0.75), ("b", 0.5))
 LISTS = sorted((RECIPES / "ablations").glob("*.yaml"))
 
 
 def total_kv(name):
     """rho_total of a recipe."""
-    model = RecipeCLI(["--config", str(RECIPES / f"{name}.yaml")]).model
+    model = RecipeCLI(["--config", str(recipe(name))]).model
     routing = model.routing_config
     groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
     return KVBudget(model.reducer_config.keep_ratio, *groups).total_kv_fraction
@@ -28,7 +26,7 @@ def total_kv(name):
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
 def test_listed_arms_are_recipes(path):
     comparison = read_comparison(path)
-    assert [name for name in comparison.arms if not (RECIPES / f"{name}.yaml").is_file()] == []
+    assert set(comparison.arms) <= {path.stem for path in run_recipes()}
 
 
 def test_the_two_stage_list_is_table_4():
