@@ -39,12 +39,12 @@ def run_raw(argv: list[str]) -> int:
 
     quiet_libraries()
     from subtoken_train.cli.anchor import anchor_words
-    from subtoken_train.cli.errors import USER_ERRORS
     from subtoken_train.cli.fit_training import train, trained
     from subtoken_train.cli.loggers import finish_remote
     from subtoken_train.cli.publish import check_publishing, publish
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_guard import check_held
+    from subtoken_train.cli.run_checks import check_held
+    from subtoken_train.cli.terminal import USER_ERRORS
     from subtoken_train.training.run_folder import RunFolder
     from subtoken_train.training.run_places import settle_after_kill
 
@@ -83,8 +83,8 @@ def run_raw(argv: list[str]) -> int:
 
 def finish(cli: Any, folder: RunFolder, repo_id: str | None) -> Path:
     """Write the adapter, then remove what the run replaces."""
-    from subtoken_train.cli.errors import PROGRAM
     from subtoken_train.cli.fit_training import say_where_to_go_on
+    from subtoken_train.cli.terminal import PROGRAM
 
     try:
         folder.take_place()  # a run of no step has no checkpoint

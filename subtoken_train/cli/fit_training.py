@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def train(cli: Any, resume: Path | None, folder: RunFolder) -> int:
     """Fit; the exit code. Whatever ends it early, the user learns where to go on; user errors go on to ``guarded``."""
-    from subtoken_train.cli.errors import PROGRAM, USER_ERRORS, one_line
+    from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
     from subtoken_train.training.checkpoints import state_path
     from subtoken_train.training.interrupt import RunStopped
 

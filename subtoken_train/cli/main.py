@@ -8,9 +8,9 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from subtoken_train import __version__
-from subtoken_train.cli.errors import PROGRAM, guarded
-from subtoken_train.cli.parser import Parser, check_options
+from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.registry import COMMANDS
+from subtoken_train.cli.terminal import PROGRAM, guarded
 from subtoken_train.errors import unknown_name
 
 OVERVIEW_OPTIONS = ("--help", "--version")

@@ -8,8 +8,8 @@ import os
 import pytest
 from rich.console import Console
 
-from subtoken_train.cli.errors import guarded, one_line
 from subtoken_train.cli.main import main
+from subtoken_train.cli.terminal import guarded, one_line
 from subtoken_train.errors import UncutError, plain, unknown_name
 from subtoken_train.evaluation.reporting.csv_file import report_csv, text_cell
 from subtoken_train.evaluation.reporting.report import make_report
