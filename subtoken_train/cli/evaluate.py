@@ -95,7 +95,7 @@ def _answer(adapter: str | None, records: InstructionRecords, args: argparse.Nam
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.cli.compression import load_model
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.answer import answer_all
     from subtoken_train.evaluation.report import arm_facts
