@@ -15,13 +15,13 @@ import datasets
 import pyarrow.parquet as pq
 
 from subtoken_train.cli.outputs import write_whole
-from subtoken_train.datasets.images import FolderImages, missing_images
+from subtoken_train.datasets.image_sources import FolderImages, missing_images
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import plain
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.check import check_complete, check_samples, open_some
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples, open_some
 
 MIX665K = "llava_v1_5_mix665k.json"
 MIX665K_RECORDS = 665_298

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.groups import Layout, expand_group_mask, split_groups
+from subtoken_train.functional.groups import expand_group_mask, split_groups
+from subtoken_train.types import Layout
 
 _LEAST_NORM = 1e-6
 """Added to norms, so that an empty group has a logarithm."""

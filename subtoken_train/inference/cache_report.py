@@ -13,9 +13,9 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.ledger.ledger import KVBudget, Ledger, nominal_ledger, share_words
+from subtoken_train.ledger.ledger import Ledger, nominal_ledger, share_words
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
+from subtoken_train.types import Batch, Plan, Region, in_compressed_region
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,12 @@ def report(backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: Pack
     held_P = torch.unique(origin_B)
     regions_PN = prompts.regions_BN[held_P]
     shape = backbone.family.shape
-    routing = backbone.active_routing
-    own = Plan([_rows(layer, held_P) for layer in plan.layers])
-    ledger = measured_ledger(own, regions_PN, shape, "contiguous" if routing is None else routing.layout)
+    own = Plan([layer.select(held_P) for layer in plan.layers], plan.layout)
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     tail = [layer.tail_bytes for layer in layers]
     tokens_B = (prompts.regions_BN[origin_B] != Region.PADDING).sum(-1)
     return CacheReport(
-        ledger=ledger,
+        ledger=measured_ledger(own, regions_PN, shape),
         nominal_fraction=_nominal(backbone, regions_PN),
         payload_bytes=sum(layer.payload_bytes for layer in layers),
         index_bytes=sum(layer.index_bytes for layer in layers),
@@ -122,22 +120,10 @@ def report(backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: Pack
 
 def _nominal(backbone: CompressedBackbone, regions_PN: Tensor) -> float:
     """Share of the compressed region that the budget promises."""
-    routing = backbone.active_routing
-    budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
-    counts = in_compressed_region(regions_PN).sum(-1).tolist()
-    reducer = backbone.reducer
+    counts, reducer = in_compressed_region(regions_PN).sum(-1).tolist(), backbone.reducer
     kept = sum(reducer.kept_tokens(count) for count in counts if count)
-    return nominal_ledger(backbone.family.shape, {"visual": sum(counts)}, budget, reducer.cut_layer, kept).fraction()
-
-
-def _rows(layer: LayerPlan, index_P: Tensor) -> LayerPlan:
-    """A layer's plan for some of the prompts."""
-    groups, heads = layer.group_mask_BNS, layer.heads_BNh
-    return LayerPlan(
-        layer.entries_BN[index_P],
-        None if groups is None else groups[index_P],
-        None if heads is None else heads[index_P],
-    )
+    tokens = {backbone.region.label: sum(counts)}
+    return nominal_ledger(backbone.family.shape, tokens, backbone.group_budget, reducer.cut_layer, kept).fraction()
 
 
 def _bytes(things: Iterable[object]) -> int:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.functional.groups import Layout, expand_group_mask
+from subtoken_train.functional.groups import expand_group_mask
 from subtoken_train.ledger.ledger import Entry, KVShape, Ledger
-from subtoken_train.types import LayerPlan, Plan, Region
+from subtoken_train.types import LayerPlan, Layout, Plan, Region
 
 
-def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape, layout: Layout = "contiguous") -> Ledger:
+def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     """Count a plan's entries and (token, group) pairs per layer and region, summed over the batch.
 
     Bytes are what a packed cache of this plan takes (a bit per group of entries that keep fewer than S), not what a
@@ -26,10 +26,9 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape, layout: Layo
     head keeps, and bytes count the heads' own parts.
 
     Args:
-        plan: one ``LayerPlan`` per layer.
+        plan: one ``LayerPlan`` per layer; the layout of its groups matters only where heads keep entries of their own.
         regions_BN: ``Region`` codes of the unreduced batch.
         shape: cache geometry.
-        layout: of the value groups; matters only where heads keep entries of their own.
     """
     entries = []
     for index, layer in enumerate(plan.layers):
@@ -40,7 +39,7 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape, layout: Layo
                 continue
             kept = regions == region
             before, label = int((regions_BN == region).sum()), Region(region).label
-            entries.append(Entry(index, label, before, int(kept.sum()), *_bytes(layer, kept, shape, layout)))
+            entries.append(Entry(index, label, before, int(kept.sum()), *_bytes(layer, kept, shape, plan.layout)))
     return Ledger(shape, tuple(entries))
 
 
