@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from subtoken_train.cli.class_check import ClassCheck, loaded
-from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS, Words, split_words
+from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS, Words, split_words
 from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
 from subtoken_train.cli.wording import unexpected_argument, unknown_key
 from subtoken_train.documents import parse_yaml, read_text, read_yaml

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from subtoken_train.cli.command_line import split_words
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.recipe_words import recipe_paths
 from subtoken_train.cli.wording import recipe_keys
 from tests.support.places import recipe
 
@@ -204,7 +204,7 @@ def test_missing_images_are_counted_before_anything_is_loaded(capsys, tmp_path, 
     ],
 )
 def test_recipe_paths(argv, paths):
-    assert recipe_paths(argv) == paths
+    assert list(split_words(argv).configs) == paths
 
 
 def test_recipe_keys_name_values_and_no_groups():
