@@ -27,6 +27,7 @@ from subtoken_train.cli.recipe_parser import RecipeParser, data_module_of
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import panels
@@ -83,6 +84,7 @@ class RecipeCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """The parser with short errors."""
         parser = RecipeParser(**kwargs)
+        parser.reducer = REDUCERS.find(self.source.reducer)
         parser.add_argument("-c", "--config", action="config", help="recipe (YAML); later files and flags override")
         return parser
 

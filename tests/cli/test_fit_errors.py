@@ -99,6 +99,15 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
         ),
         (["--model.routing", "false"], "model.routing is 'False'; it must be a group of keys or null"),
         (["--model.reducer", "fastv"], "model.reducer is 'fastv'; it must be a group of keys"),
+        (
+            ["--model.reducer.window", "9"],
+            "unknown option '--model.reducer.window'. "
+            "Allowed in model.reducer: keep_ratio, layer, name, round_up, stage",
+        ),
+        (
+            ["--model.reducer.name", "visionzip", "--model.reducer.layer", "2"],
+            "unknown option '--model.reducer.layer'. Allowed in model.reducer: keep_ratio, name, round_up",
+        ),
         (["--data.batch_size"], "argument --data.batch_size: expected one argument"),
         (["--overwrite=maybe"], "overwrite is 'maybe'; it must be true or false"),
         (["more"], "unexpected argument 'more'; options start with --"),
