@@ -5,15 +5,18 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
+from subtoken_train.evictions import EVICTIONS
+
 if TYPE_CHECKING:
     from subtoken_train.inference.model import SubTokenModel
 
 
 def add_compression_options(parser: ArgumentParser) -> None:
     """A plain backbone's token reducer, and for every model the eviction and the precision of its cache."""
+    evictions = ", ".join(EVICTIONS)
     parser.add_argument("--reducer", metavar="NAME", help="token reducer of a backbone alone; an adapter has its own")
     parser.add_argument("--keep-ratio", type=float, metavar="R", help="share of the tokens that --reducer keeps")
-    parser.add_argument("--eviction", metavar="NAME", help="KV eviction after the prompt (default: none)")
+    parser.add_argument("--eviction", metavar="NAME", help=f"KV eviction after the prompt: {evictions} (default: none)")
     parser.add_argument(
         "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
     )
@@ -42,15 +45,15 @@ def load_model(args: Namespace, adapter: str | None, device: str | None = None) 
         raise ValueError(f"--eviction {args.eviction} needs --eviction-keep, for instance 0.1, 256tokens or 20MB")
     from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.inference.model import SubTokenModel
-    from subtoken_train.inference.options import parse_keep, parse_settings
-    from subtoken_train.reducers import ReducerConfig
+    from subtoken_train.inference.written_settings import parse_keep, parse_settings
+    from subtoken_train.reducers import build_reducer
 
     folder = adapter_folder(adapter) if adapter else None  # what is none would be taken for a backbone
     keep, unit = parse_keep("1" if args.eviction_keep is None else args.eviction_keep)
     return SubTokenModel.from_pretrained(
         folder or args.backbone,
         backbone=args.backbone if adapter else None,
-        reducer=None if args.reducer is None else ReducerConfig(name=args.reducer, keep_ratio=args.keep_ratio),
+        reducer=None if args.reducer is None else build_reducer(args.reducer, keep_ratio=args.keep_ratio),
         eviction=args.eviction,
         eviction_keep=keep,
         eviction_unit=unit,

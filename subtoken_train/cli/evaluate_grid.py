@@ -72,7 +72,7 @@ def run_grids(args: argparse.Namespace) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.processes import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.loading import device_of
@@ -114,7 +114,7 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
 
 def _arm(args: argparse.Namespace) -> dict[str, Any]:
     """The flags as an entry of a grid."""
-    from subtoken_train.inference.options import parse_settings
+    from subtoken_train.inference.written_settings import parse_settings
 
     if not args.adapter and not args.backbone:
         raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is no folder")
     from subtoken_train.cli.outputs import check_new, untouched, write_recorded
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
     folders = [Path(name) for name in args.results]
@@ -106,7 +106,7 @@ def _summary(scores: ScoreTable) -> Table:
 
     from subtoken_train.evaluation.reporting.estimates import Estimate
     from subtoken_train.evaluation.reporting.score_tables import MEANS
-    from subtoken_train.evaluation.reporting.sections import NOTHING, share_text, value_text
+    from subtoken_train.evaluation.reporting.sections import NOTHING, share_text
 
     shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
     means = [key for key in shown if key in MEANS]
@@ -121,9 +121,9 @@ def _summary(scores: ScoreTable) -> Table:
         cells = []
         for key in shown:
             figure, apart = row.scores[key], row.differences.get(key)
-            value = NOTHING if figure is None else value_text(figure) + ("*" if figure.marks else "")
-            cells.append(f"{value}\n{value_text(apart)}" if isinstance(apart, Estimate) else value)
-        budget = f"{share_text(row.arm.facts.nominal_kv)}\n{share_text(row.cost.payload_share)}"
+            value = NOTHING if figure is None else figure.value_text + ("*" if figure.marks else "")
+            cells.append(f"{value}\n{apart.value_text}" if isinstance(apart, Estimate) else value)
+        budget = f"{share_text(row.arm.facts.nominal_kv)}\n{share_text(row.cost.shares['measured'])}"
         summary.add_row(Text(plain(row.arm.name)), budget, *cells)
     if any(figure.marks for row in scores.rows for figure in row.scores.values() if figure is not None):
         summary.caption = f"{summary.caption}. *: incomplete or partial"

@@ -10,7 +10,7 @@ from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.protocol import check_context_first
+from subtoken_train.inference.opening import check_context_first
 from subtoken_train.plugins.arguments import ModelArguments
 from subtoken_train.plugins.counting import Counted
 from subtoken_train.plugins.settings import GreedySettings

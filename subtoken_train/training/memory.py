@@ -28,9 +28,8 @@ from torch import nn
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
-from subtoken_train.training.activation_memory import FP32_BYTES, ActivationBytes, Step
+from subtoken_train.training.activation_memory import FP32_BYTES, ActivationBytes, Step, tower_bytes
 from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
-from subtoken_train.training.tower_memory import tower_bytes
 
 _STATE_BLOCK = 256
 _DIVIDED = {"zero1": 1, "zero2": 2, "zero3": 3, "zero3_offload": 3, "fsdp2": 3}

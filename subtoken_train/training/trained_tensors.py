@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.load import layout_family
+from subtoken_train.training.sharding import gathered
 from subtoken_train.training.state_file import check_archive, read_state
 
 DEEPSPEED_TAG = "checkpoint"
@@ -69,7 +69,7 @@ def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
 
     Where processes hold parts of them, every process must call this.
     """
-    return {name: _checked(name, _whole(tensor)) for name, tensor in _adapter_names(parts).items()}
+    return {name: _checked(name, gathered(tensor)) for name, tensor in _adapter_names(parts).items()}
 
 
 def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
@@ -89,26 +89,9 @@ def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
     return parts, peft_model
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
-    return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
-
-
 def _adapter_names(parts: CompressedBackbone) -> dict[str, Tensor]:
     named = [*parts.named_parameters(), *parts.named_buffers()]
     return {name: tensor for name, tensor in named if ".lora_" in name or name.startswith("bank.")}
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, gathered where it is sharded."""
-    if isinstance(tensor, DTensor):
-        return tensor.full_tensor().detach().cpu().clone()
-    if hasattr(tensor, "ds_id"):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([tensor]):
-            return tensor.detach().cpu().clone()
-    return tensor.detach().cpu().clone()
 
 
 def _of_file(state: Path) -> dict[str, Tensor]:

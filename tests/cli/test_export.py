@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +23,9 @@ from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.training.checkpoints import Marker, begin, finish
 from subtoken_train.training.trained_tensors import shapes_of
 from tests.support.helpers import make_batch, save_backbone
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 STEPS = 2
 
 

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from subtoken_train.training.checkpoints import state_path
 from tests.support.cpu_fit import run_fit
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 GLOBAL_BATCH = 4
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from subtoken_train.evaluation.metrics.answered import Answered
+from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.reporting.estimates import Estimate, mean_estimate, score_part
 from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import cost_of
@@ -177,19 +177,19 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
 def _usable(arm: ArmResults, task: str) -> bool:
     """Whether the score is an accuracy of some kind: how much was answered for a judge is none."""
     part = score_part(arm, task)
-    if part is None or part.form != "fraction":
+    if part is None or part.plain.form != "fraction":
         return False
     return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
 
 
 def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None) -> Point | None:
-    kv = cost_of(arm, tasks).region_share
+    kv = cost_of(arm, tasks).shares["with_index"]
     estimate = mean_estimate(arm, tasks) if tasks else None
     if kv is None or estimate is None:
         return None
     if reference is None:
         return Point(arm, kv, estimate, None)
     pairs = [(score_part(reference, task), score_part(arm, task)) for task in tasks]
-    values = [(full.value, mine.value) for full, mine in pairs if full and mine]
+    values = [(full.plain.value, mine.plain.value) for full, mine in pairs if full and mine]
     whole = all(full for full, _ in values)
     return Point(arm, kv, estimate, float(np.mean([(full - mine) / full for full, mine in values])) if whole else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,10 @@ from subtoken_train.evaluation.intervals import quantile_interval, resampled_mea
 from subtoken_train.evaluation.reporting.runs import ArmResults, Run
 
 Scores = npt.NDArray[np.float64]
-
-Runs = dict[int | None, Run]
-
 Form = Literal["fraction", "points"]
 Verdict = Literal["better", "worse", "level"]
+MOOT = "†"
+"""Mark of an estimate that compression could not change, where grey alone would not do."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +61,32 @@ class Estimate:
             return "level"
         return "better" if (self.low > 0) != self.falling else "worse"
 
+    @property
+    def value_text(self) -> str:
+        """``61.20``, of a difference ``+1.38``: per cent of a fraction, or points as they are."""
+        return f"{self._printed(self.value)}{f' {MOOT}' if self.moot else ''}"
 
-@dataclass(frozen=True)
-class Part:
-    """What a figure is made of: a value and, where it is a mean over samples, the samples, [s, n].
+    @property
+    def interval_text(self) -> str:
+        """``[60.11, 62.30]``; nothing where there is no interval."""
+        return (
+            "" if self.low is None or self.high is None else f"[{self._printed(self.low)}, {self._printed(self.high)}]"
+        )
 
-    ``samples`` counts them in either case; all else is as in ``Estimate``.
-    """
+    def remark(self, samples: int) -> str:
+        """What a cell adds: its own n where it is not the column's, and its marks."""
+        own = [f"n = {self.n:,}"] if self.n != samples else []
+        return "; ".join([*own, *self.marks])
 
-    value: float
-    form: Form
+    def _printed(self, value: float) -> str:
+        return f"{100 * value if self.form == 'fraction' else value:{'+' if self.signed else ''}.2f}"
+
+
+class Part(NamedTuple):
+    """What an estimate is made of: its value without an interval, and the samples if it is a mean of them, [s, n]."""
+
+    plain: Estimate
     table_sn: Scores | None
-    samples: int
-    marks: tuple[str, ...]
-    signed: bool = False
-    moot: bool = False
-    falling: bool = False
 
 
 def score_part(arm: ArmResults, task: str, name: str | None = None) -> Part | None:
@@ -91,22 +100,15 @@ def score_part(arm: ArmResults, task: str, name: str | None = None) -> Part | No
     runs = [run for run in arm.runs.get(task, {}).values() if run.ids]
     if not runs:
         return None
-    manifest = runs[0].manifest
+    manifest, falling = runs[0].manifest, not runs[0].higher_is_better
     chosen = manifest.primary if name is None else name
     value = float(np.mean([run.scores[chosen] for run in runs]))
     table_sn = sample_table(runs)
     means = chosen == manifest.primary and all(run.is_mean for run in runs)
     form: Form = "points" if chosen in manifest.points else "fraction"
-    falling = not runs[0].higher_is_better
-    return Part(
-        value,
-        form,
-        table_sn if means else None,
-        table_sn.shape[1],
-        marks(runs),
-        moot=arm.is_moot(task),
-        falling=falling,
-    )
+    samples = table_sn.shape[1]
+    plain = Estimate(value, None, None, None, samples, form, marks(runs), moot=arm.is_moot(task), falling=falling)
+    return Part(plain, table_sn if means else None)
 
 
 def difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Part | str | None:
@@ -121,40 +123,31 @@ def difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Part | st
     mine, other = score_part(arm, task), score_part(anchor, task)
     assert mine is not None
     assert other is not None
-    found = tuple(dict.fromkeys([*mine.marks, *other.marks, *(["anchor of other seeds"] if seeds_differ else [])]))
+    ours, its = mine.plain, other.plain
+    found = tuple(dict.fromkeys([*ours.marks, *its.marks, *(["anchor of other seeds"] if seeds_differ else [])]))
     means = mine.table_sn is not None and other.table_sn is not None
-    return replace(
-        mine,
-        value=float(table_sn.mean()) if means else mine.value - other.value,
-        table_sn=table_sn if means else None,
-        samples=table_sn.shape[1],
-        marks=found,
-        signed=True,
-        moot=mine.moot or other.moot,
-    )
+    value = float(table_sn.mean()) if means else ours.value - its.value
+    moot = ours.moot or its.moot
+    plain = replace(ours, value=value, n=table_sn.shape[1], marks=found, signed=True, moot=moot)
+    return Part(plain, table_sn if means else None)
 
 
 def estimate_of(parts: Sequence[Part]) -> Estimate:
     """The mean of the parts, samples resampled within each."""
-    first = parts[0]
-    found = tuple(dict.fromkeys(mark for part in parts for mark in part.marks))
-    tables = [part.table_sn for part in parts if part.table_sn is not None and part.table_sn.size]
-    low = high = error = None
-    if len(tables) == len(parts):
-        draws = resampled_means(tables)
-        (low, high), error = quantile_interval(draws), float(draws.std())
-    return Estimate(
-        float(np.mean([part.value for part in parts])),
-        low,
-        high,
-        error,
-        sum(part.samples for part in parts),
-        first.form,
-        found,
-        first.signed,
-        any(part.moot for part in parts),
-        first.falling,
+    plains = [part.plain for part in parts]
+    whole = replace(
+        plains[0],
+        value=float(np.mean([plain.value for plain in plains])),
+        n=sum(plain.n for plain in plains),
+        marks=tuple(dict.fromkeys(mark for plain in plains for mark in plain.marks)),
+        moot=any(plain.moot for plain in plains),
     )
+    tables = [part.table_sn for part in parts if part.table_sn is not None and part.table_sn.size]
+    if len(tables) < len(parts):
+        return whole
+    draws = resampled_means(tables)
+    low, high = quantile_interval(draws)
+    return replace(whole, low=low, high=high, error=float(draws.std()))
 
 
 def score_estimate(arm: ArmResults, task: str) -> Estimate | None:
@@ -180,13 +173,15 @@ def mean_difference(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -
 
 
 def _mean(parts: Sequence[Part | str | None]) -> Estimate | None:
-    present = [part for part in parts if isinstance(part, Part) and part.form == "fraction"]
+    present = [part for part in parts if isinstance(part, Part) and part.plain.form == "fraction"]
     return estimate_of(present) if present and len(present) == len(parts) else None
 
 
 def sample_table(runs: Sequence[Run]) -> Scores:
-    """Scores of the samples that all runs answered, [s, n]."""
-    return np.stack(_aligned(runs))
+    """Scores of the samples that all runs answered, [s, n], in one order."""
+    shared = shared_ids(runs)
+    places = [{name: place for place, name in enumerate(run.ids)} for run in runs]
+    return np.stack([run.scores_n[[place[name] for name in shared]] for run, place in zip(runs, places, strict=True)])
 
 
 def paired_table(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Scores, bool] | str | None:
@@ -203,10 +198,10 @@ def paired_table(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Scores
     shared = [seed for seed in mine if seed in others]
     first = [mine[seed] for seed in shared] or list(mine.values())
     second = [others[seed] for seed in shared] or list(others.values())
-    rows = _aligned([*first, *second])
-    if not len(rows[0]):
+    table_sn = sample_table([*first, *second])
+    if not table_sn.size:
         return "no shared samples"
-    first_sn, second_sn = np.stack(rows[: len(first)]), np.stack(rows[len(first) :])
+    first_sn, second_sn = table_sn[: len(first)], table_sn[len(first) :]
     return first_sn - (second_sn if shared else second_sn.mean(0)), not shared
 
 
@@ -215,18 +210,11 @@ def marks(runs: Sequence[Run]) -> tuple[str, ...]:
     words = []
     for run in runs:
         manifest = run.manifest
-        if not run.complete:
+        if len(run.ids) < manifest.rows:
             words.append(f"incomplete: {len(run.ids):,} of {manifest.rows:,}")
         if manifest.partial:
             words.append(f"partial: {manifest.rows:,} of {manifest.expected_rows:,}")
     return tuple(dict.fromkeys(words))
-
-
-def _aligned(runs: Sequence[Run]) -> list[Scores]:
-    """Every run's scores of the samples that all answered, in one order."""
-    shared = shared_ids(runs)
-    places = [{name: place for place, name in enumerate(run.ids)} for run in runs]
-    return [run.scores_n[[place[name] for name in shared]] for run, place in zip(runs, places, strict=True)]
 
 
 def shared_ids(runs: Sequence[Run]) -> list[str]:

@@ -17,11 +17,8 @@ from subtoken_train.evaluation.reporting.score_tables import MEANS, ArmRow, Kind
 from subtoken_train.evaluation.reporting.sections import (
     Cell,
     Section,
-    interval_text,
     query_aware_text,
-    remark_text,
     sections,
-    value_text,
 )
 
 TEXTS = ("arm", "backbone", "adapter", "reducer", "groups", "eviction", "query_aware", "acts", "trained", "seeds")
@@ -60,7 +57,7 @@ def _facts(row: ArmRow) -> dict[str, object]:
     facts, cost = row.arm.facts, row.cost
     methods = (facts.reducer, facts.groups, facts.eviction, query_aware_text(row.arm), facts.acts)
     texts = (row.arm.name, facts.backbone, facts.adapter or "", *methods, "yes" if facts.trained else "no")
-    shares = (facts.nominal_kv, cost.payload_share, cost.region_share, cost.prompt_share)
+    shares = (facts.nominal_kv, cost.shares["measured"], cost.shares["with_index"], cost.shares["prompt"])
     return {
         **dict(zip(TEXTS, [*map(text_cell, texts), " ".join(map(str, row.arm.seeds))], strict=True)),
         **dict(zip(NUMBERS, shares, strict=True)),
@@ -137,8 +134,8 @@ def _latex_table(part: Section) -> str:
 def _latex_cell(cell: Cell, samples: int) -> str:
     if not isinstance(cell, Estimate):
         return "--" if cell is None else latex_escape(cell)
-    number = latex_escape(value_text(cell))
-    words = " ".join(filter(None, [interval_text(cell) if cell.signed else "", remark_text(cell, samples)]))
+    number = latex_escape(cell.value_text)
+    words = " ".join(filter(None, [cell.interval_text if cell.signed else "", cell.remark(samples)]))
     small = rf" {{\scriptsize {latex_escape(words)}}}" if words else ""
     text = (f"${number}$" if cell.signed else number) + small
     return rf"\textcolor{{gray}}{{{text}}}" if cell.moot else text

@@ -1,4 +1,10 @@
-"""The samples on which an arm falls furthest behind its anchor, with all that a reader needs to see why."""
+"""The samples on which an arm falls furthest behind its anchor, with all that a reader needs to see why.
+
+Questions and pictures come from a task's own files, looked for on disk only: nothing is downloaded for a report. Of a
+picture's kept visual tokens the last layer's are drawn, without value groups, and only where they are a square grid.
+
+Legend: t visual tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +20,23 @@ from typing import Any
 from PIL import Image
 
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.evaluation.picture import dimmed
 from subtoken_train.evaluation.reporting.runs import ArmResults, Run
 from subtoken_train.evaluation.reporting.score_tables import anchor_of
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
 from subtoken_train.evaluation.results.store import read_samples
-from subtoken_train.evaluation.tasks import TASKS, Sample, build_task
+from subtoken_train.evaluation.tasks import TASKS, build_task
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.functional.images import pad_to_square
 
+WORST = 8
+"""Samples shown per arm, taken from its tasks in turn."""
 NOT_AVAILABLE = "question and picture are not available"
-
 SIDE = 224
-
 """Longer side of a thumbnail, in pixels."""
 
 DIMMED, FOG, BARS = 0.82, (128, 128, 128), (122, 116, 104)
-
 """How far a dropped token goes towards which colour, and the bars of a padded picture (CLIP's mean)."""
 
 
@@ -45,10 +51,6 @@ class TaskFiles:
         self.data_root = data_root
         self._samples: dict[str, dict[str, Sample] | str] = {}
 
-    def metric(self, manifest: Manifest) -> TaskMetric:
-        """The task's metric."""
-        return build_task(manifest.task, manifest.source, **manifest.options).metric()
-
     def sample(self, manifest: Manifest, record: SampleRecord) -> tuple[Sample | None, str]:
         """The sample of a record, or why it is not there."""
         samples = self._of_task(manifest)
@@ -56,10 +58,7 @@ class TaskFiles:
             return None, samples
         sample = samples.get(record.id)
         if sample is None or prompt_digest(sample.prompt, sample.choices) != record.prompt_sha256:
-            return (
-                None,
-                f"{NOT_AVAILABLE}: the files of {manifest.task} here hold another sample",
-            )
+            return None, f"{NOT_AVAILABLE}: the files of {manifest.task} here hold another sample"
         return sample, ""
 
     def image(self, sample: Sample) -> tuple[Image.Image | None, str]:
@@ -109,18 +108,8 @@ def kept_bits(kept_visual: str, grid_bits: int | None) -> list[bool] | None:
 def kept_over(image: Image.Image, kept_t: list[bool]) -> Image.Image:
     """A thumbnail of the padded square that the model saw, dropped tokens dimmed."""
     side = math.isqrt(len(kept_t))
-    size = (max(1, SIDE // side) * side,) * 2
-    seen = pad_to_square(image, BARS).resize(size)
-    depth = Image.new("L", (side, side))
-    depth.putdata([0 if kept else round(255 * DIMMED) for kept in kept_t])
-    return Image.composite(Image.new("RGB", size, FOG), seen, depth.resize(size, Image.Resampling.NEAREST))
-
-
-def thumbnail(image: Image.Image) -> Image.Image:
-    """The picture, small."""
-    small = image.copy()
-    small.thumbnail((SIDE, SIDE))
-    return small
+    seen = pad_to_square(image, BARS).resize((max(1, SIDE // side) * side,) * 2)
+    return dimmed(seen, [DIMMED * (not kept) for kept in kept_t], (side, side), FOG)
 
 
 def data_uri(image: Image.Image) -> str:
@@ -128,11 +117,6 @@ def data_uri(image: Image.Image) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-WORST = 8
-
-"""Samples shown per arm, taken from its tasks in turn."""
 
 
 @dataclass(frozen=True)
@@ -233,22 +217,22 @@ def _regression(
     image = None
     if sample is not None and sample.images:
         image, remark = files.image(sample)
-    metric = files.metric(runs[0].manifest)
-    answers = [
-        _answer(name, run, mine, metric.score(mine.prediction, mine.reference), image)
-        for name, run, mine in zip(names, runs, records, strict=True)
-    ]
+    ours, its = (_answer(*side, image) for side in zip(names, runs, records, strict=True))
     question = None if sample is None else sample.prompt
-    return Regression(task, record.id, record.kind, question, record.reference, answers[0], answers[1], remark)
+    return Regression(task, record.id, record.kind, question, record.reference, ours, its, remark)
 
 
-def _answer(name: str, run: Run, record: SampleRecord, score: float, image: Image.Image | None) -> ShownAnswer:
+def _answer(name: str, run: Run, record: SampleRecord, image: Image.Image | None) -> ShownAnswer:
     """One side of the comparison."""
-    prediction = record.prediction
-    text = prediction if isinstance(prediction, str) else ", ".join(f"{value:.3f}" for value in prediction)
+    said = record.prediction
+    text = said if isinstance(said, str) else ", ".join(f"{value:.3f}" for value in said)
+    score = float(run.scores_n[run.ids.index(record.id)])
     bits = None if record.kept_visual is None else kept_bits(record.kept_visual, run.grid_bits)
     if bits is None:
         words = "" if record.kept_visual is None else "kept tokens are no square grid: not drawn"
-        return ShownAnswer(name, text, score, None if image is None else thumbnail(image), words)
+        small = None if image is None else image.copy()
+        if small is not None:
+            small.thumbnail((SIDE, SIDE))
+        return ShownAnswer(name, text, score, small, words)
     words = f"{sum(bits)} of {len(bits)} visual tokens kept in the last layer"
     return ShownAnswer(name, text, score, None if image is None else kept_over(image, bits), words)

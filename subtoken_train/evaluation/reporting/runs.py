@@ -50,24 +50,19 @@ class Cost:
         return Cost(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     @property
-    def prompt_share(self) -> float | None:
-        """Whole prompts, text and index included, of their dense caches; None where there is nothing."""
-        return self.kv_bytes / self.dense_kv_bytes if self.dense_kv_bytes else None
+    def shares(self) -> dict[str, float | None]:
+        """What stayed of all that there was; None where there was nothing.
 
-    @property
-    def payload_share(self) -> float | None:
-        """The compressed region without its index: what a nominal budget promises, measured."""
-        return (self.region_bytes - self.index_bytes) / self.region_dense_bytes if self.region_dense_bytes else None
-
-    @property
-    def region_share(self) -> float | None:
-        """The compressed region alone, index included; None where no prompt has one."""
-        return self.region_bytes / self.region_dense_bytes if self.region_dense_bytes else None
-
-    @property
-    def entries_share(self) -> float | None:
-        """(token, layer) entries that stayed."""
-        return self.entries_after / self.entries_before if self.entries_before else None
+        ``measured`` is the compressed region without its index, as a nominal budget promises; ``with_index`` all of
+        that region; ``prompt`` everything, the text included; ``entries`` the (token, layer) entries.
+        """
+        parts = {
+            "measured": (self.region_bytes - self.index_bytes, self.region_dense_bytes),
+            "with_index": (self.region_bytes, self.region_dense_bytes),
+            "prompt": (self.kv_bytes, self.dense_kv_bytes),
+            "entries": (self.entries_after, self.entries_before),
+        }
+        return {name: part / whole if whole else None for name, (part, whole) in parts.items()}
 
     @property
     def acted(self) -> bool:
@@ -108,11 +103,6 @@ class Run:
     higher_is_better: bool
     one_token: bool
     grid_bits: int | None
-
-    @property
-    def complete(self) -> bool:
-        """Whether all samples that were asked are answered."""
-        return len(self.ids) == self.manifest.rows
 
     @property
     def is_mean(self) -> bool:

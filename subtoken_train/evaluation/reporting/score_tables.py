@@ -26,7 +26,7 @@ from subtoken_train.evaluation.reporting.estimates import (
 )
 from subtoken_train.evaluation.reporting.runs import ArmResults, Cost, Run
 from subtoken_train.evaluation.tasks import TASKS
-from subtoken_train.evaluation.tasks.base import Modality
+from subtoken_train.evaluation.tasks.task import Modality
 
 PAPER_TASKS = {
     "mmbench": "MMBench",
@@ -154,7 +154,7 @@ def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
 
 def _anchor_ratio(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> float | None:
     shared = [task for task in tasks if task in arm.runs and task in anchor.runs]
-    ours, its = cost_of(arm, shared).payload_share, cost_of(anchor, shared).payload_share
+    ours, its = cost_of(arm, shared).shares["measured"], cost_of(anchor, shared).shares["measured"]
     return its / ours if ours and its else None
 
 
@@ -231,6 +231,6 @@ def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
     estimates = {}
     for kind in dict.fromkeys(kinds.tolist()):
         part_sn = table_sn[:, kinds == kind]
-        part = Part(float(part_sn.mean()), "fraction", part_sn, part_sn.shape[1], marks(runs), moot=moot)
-        estimates[kind] = estimate_of([part])
+        plain = Estimate(float(part_sn.mean()), None, None, None, part_sn.shape[1], marks=marks(runs), moot=moot)
+        estimates[kind] = estimate_of([Part(plain, part_sn)])
     return estimates

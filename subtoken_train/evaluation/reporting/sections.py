@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 import pandas as pd
 
 from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve
-from subtoken_train.evaluation.reporting.estimates import Estimate
+from subtoken_train.evaluation.reporting.estimates import MOOT, Estimate
 from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.runs import ArmResults
@@ -20,8 +20,6 @@ from subtoken_train.ledger.ledger import share_words
 
 Cell = Estimate | str | None
 NOTHING = "-"
-MOOT = "†"
-"""Mark of an estimate that compression could not change, where grey alone would not do."""
 NOTES = (
     "Scores are computed from the stored answers; fractions are shown in %. Means are computed, and only where all of "
     "their tasks are there: 3-mean = MMBench, TextVQA, GQA; 7-mean = all seven.",
@@ -122,27 +120,8 @@ def cell_text(cell: Cell, samples: int = 0) -> str:
     """A whole cell as plain text: value, interval, and its own n where it is not the column's."""
     if cell is None or isinstance(cell, str):
         return cell or NOTHING
-    remark = remark_text(cell, samples)
-    return " ".join(filter(None, [value_text(cell), interval_text(cell), f"({remark})" if remark else ""]))
-
-
-def value_text(cell: Estimate) -> str:
-    """``61.20``, of a difference ``+1.38``: per cent of a fraction, or points as they are."""
-    return f"{_scaled(cell.value, cell):{'+' if cell.signed else ''}.2f}{f' {MOOT}' if cell.moot else ''}"
-
-
-def interval_text(cell: Estimate) -> str:
-    """``[60.11, 62.30]``; nothing where there is no interval."""
-    if cell.low is None or cell.high is None:
-        return ""
-    form = f"{'+' if cell.signed else ''}.2f"
-    return f"[{_scaled(cell.low, cell):{form}}, {_scaled(cell.high, cell):{form}}]"
-
-
-def remark_text(cell: Estimate, samples: int) -> str:
-    """What a cell adds: its own n where it is not the column's, and its marks."""
-    own = [f"n = {cell.n:,}"] if cell.n != samples else []
-    return "; ".join([*own, *cell.marks])
+    remark = cell.remark(samples)
+    return " ".join(filter(None, [cell.value_text, cell.interval_text, f"({remark})" if remark else ""]))
 
 
 def share_text(share: float | None) -> str:
@@ -155,17 +134,13 @@ def query_aware_text(arm: ArmResults) -> str:
     return "yes" if arm.facts.protocol == "query_aware" else "no"
 
 
-def _scaled(value: float, cell: Estimate) -> float:
-    return 100 * value if cell.form == "fraction" else value
-
-
 def _scores(table: ScoreTable, report: Report) -> Section:
     """Every arm's scores, and below them its differences to the anchor."""
     rows = []
     for row in table.rows:
         budget = {
             "KV nominal": share_text(row.arm.facts.nominal_kv),
-            "KV measured": share_text(row.cost.payload_share),
+            "KV measured": share_text(row.cost.shares["measured"]),
             "query-aware": query_aware_text(row.arm),
         }
         scores = {heading: row.scores[key] for key, heading in table.columns.items()}
@@ -193,13 +168,10 @@ def _budgets(table: ScoreTable, report: Report) -> Section:
                 "cache": facts.eviction,
                 "trained": "yes" if facts.trained else "no",
                 "seeds": ", ".join(map(str, row.arm.seeds)) or NOTHING,
-                "query-aware": query_aware_text(row.arm),
                 "acts": facts.acts,
-                "KV nominal": share_text(facts.nominal_kv),
-                "KV measured": share_text(cost.payload_share),
-                "with index": share_text(cost.region_share),
-                "KV prompt": share_text(cost.prompt_share),
-                "entries kept": share_text(cost.entries_share),
+                "with index": share_text(cost.shares["with_index"]),
+                "KV prompt": share_text(cost.shares["prompt"]),
+                "entries kept": share_text(cost.shares["entries"]),
                 "anchor": facts.anchor or NOTHING,
                 "anchor KV / ours": NOTHING if row.anchor_ratio is None else f"{row.anchor_ratio:.4f}",
             }
@@ -235,7 +207,7 @@ def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:
             "method": spoken(curve.name),
             "arm": report.titles[point.arm.name],
             "KV with index": share_text(point.kv),
-            "score": value_text(point.estimate),
+            "score": point.estimate.value_text,
             "standard error": NOTHING if point.estimate.error is None else f"{100 * point.estimate.error:.2f}",
             "n": f"{point.estimate.n:,}",
         }

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from subtoken_train.documents import parse_json
-from subtoken_train.evaluation.metrics.base import Prediction
+from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.inference.accounting import Measured
 from subtoken_train.typed import shown, typed
 

@@ -12,8 +12,8 @@ from subtoken_train.documents import check_file_name
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.options import parse_keep
-from subtoken_train.inference.protocol import Protocol
+from subtoken_train.inference.written_settings import parse_keep
+from subtoken_train.types import Protocol
 
 DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
@@ -33,7 +33,7 @@ class ArmSpec:
         reducer: token reducer; None: the adapter's own (a backbone alone: none). Another one than the adapter was
             trained under makes the arm untrained, and tables say so.
         keep_ratio: share of the tokens that the reducer keeps; None: the adapter's own.
-        reducer_options: further settings of the reducer, see ``ReducerConfig``.
+        reducer_options: further settings of the reducer, see its class.
         selector: what chooses value groups: None: the adapter's own; ``none``: nothing, all groups stay; or a
             router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
         eviction: KV eviction after the prompt; None: none.
