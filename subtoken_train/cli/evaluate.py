@@ -92,7 +92,7 @@ def _run_file(args: argparse.Namespace) -> int:
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> RunRecord:
     """What one adapter, or the backbone, made of the questions; ``asked`` is their file's content."""
     from subtoken_train.cli.compression import load_model
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.data_file import answer_records
     from subtoken_train.evaluation.runner.arms import adapter_name

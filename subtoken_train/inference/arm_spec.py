@@ -19,7 +19,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.loading import device_of, load_backbone
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.written_settings import parse_keep
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Protocol
 
 DRAWING = ("random", "static")
@@ -40,7 +40,7 @@ class ArmSpec:
         reducer: token reducer; None: the adapter's own (a backbone alone: none). Another one than the adapter was
             trained under makes the arm untrained, and tables say so.
         keep_ratio: share of the tokens that the reducer keeps; None: the adapter's own.
-        reducer_options: further settings of the reducer, see ``ReducerConfig``.
+        reducer_options: further settings of the reducer, see its class.
         selector: what chooses value groups: None: the adapter's own; ``none``: nothing, all groups stay; or a
             router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
         eviction: KV eviction after the prompt; None: none.
@@ -156,7 +156,8 @@ class ArmSpec:
         compression = self.compression()
         # what is no adapter would be taken for a backbone
         path = adapter_folder(self.adapter, revision) if self.adapter is not None else str(self.backbone)
-        reducer = None if self.reducer is None else ReducerConfig(name=self.reducer, keep_ratio=self.keep_ratio or 0)
+        ratio = 1.0 if self.keep_ratio is None else self.keep_ratio
+        reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
         placed = None if device is None else device_of(device)
         where = backbone or (self.backbone if self.adapter is not None else None)
         loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer)
