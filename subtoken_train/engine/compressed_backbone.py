@@ -151,7 +151,7 @@ class CompressedBackbone(nn.Module):
                 "reducer and routers need packed text (data.train) or prompts with a context"
             )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
-        state = None if self.bank is None else routing_state(batch, rows, apart=True)
+        state = None if self.bank is None else routing_state(batch, rows, deferred=True)
         split = ContextSplit(
             reducer=reducer,
             visible_BN=rows.visible_BM,
