@@ -14,7 +14,7 @@ from subtoken_train.artifact.hub import check_backbone, check_name
 from subtoken_train.cli.fit import destination_of
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.training.preflight import at_hand
 from subtoken_train.training.run_folder import RunFolder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from subtoken_train.cli.outputs import write_whole
-from subtoken_train.datasets.images import FolderImages, missing_images
+from subtoken_train.datasets.image_sources import FolderImages, missing_images
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.errors import plain
 

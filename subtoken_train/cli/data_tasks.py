@@ -12,8 +12,8 @@ import datasets
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import plain
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.check import check_complete, check_samples, open_some
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples, open_some
 
 _KINDS = 8  # shown
 

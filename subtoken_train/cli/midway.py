@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.answer import answer_all
+from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.training.panels.midway_scores import Evaluate, EvaluationConfig
 
 
@@ -25,13 +25,17 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 
     def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
-        answers = answer_all(
-            backbone, records, config.max_length, config.batch_size, config.max_new_tokens, config.limit
+        answers = answer_records(
+            backbone,
+            records,
+            max_length=config.max_length,
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            limit=config.limit,
         )
         kinds = answers.by_kind()
-        scores = [row.score for row in answers.rows]
         of_kinds = {kind: sum(found) / len(found) for kind, found in kinds.items()} if len(kinds) > 1 else {}
-        return {"accuracy": sum(scores) / len(scores), **of_kinds}
+        return {"accuracy": sum(answers.scores) / len(answers.scores), **of_kinds}
 
     return evaluate
 

@@ -17,7 +17,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from subtoken_train.datasets.collate import Collator, encode
-from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.base import Turn
 from subtoken_train.plugins.arguments import read_arguments

@@ -14,8 +14,8 @@ from torch import nn
 
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

@@ -13,7 +13,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.evaluation.tasks.base import Modality
+from subtoken_train.evaluation.tasks.task import Modality
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.loading import ModelPool
 from subtoken_train.inference.opening import check_context_first
@@ -134,7 +134,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
         adapter=spec.adapter,
         reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reduces else "-",
-        groups="-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}",
+        groups=groups_words(routing),
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reduces or routing is not None, compression.label != "-", spec.protocol),
@@ -155,6 +155,11 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         modality="text" if family.image_token_id is None else "image",
         adapter_sha256=None if spec.adapter is None else adapter_digest(adapter_folder(spec.adapter)),
     )
+
+
+def groups_words(routing: RoutingConfig | None) -> str:
+    """``S16K4 linear``, or ``-`` where whole values are kept."""
+    return "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
 
 
 def nominal_fraction(

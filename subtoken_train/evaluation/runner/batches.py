@@ -8,7 +8,7 @@ from itertools import groupby
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
-from subtoken_train.evaluation.tasks.base import Modality, Sample
+from subtoken_train.evaluation.tasks.task import Modality, Sample
 from subtoken_train.families.base import Family, Turn
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.types import Batch
@@ -48,7 +48,7 @@ def model_inputs(
     """
     if modality == "image":
         assert not any(sample.choices for sample in samples)
-        records = [Record(s.id, list(s.images), [Turn(s.prompt)], s.kind) for s in samples]
+        records = [Record(s.id, list(s.images), [*s.earlier, Turn(s.prompt)], s.kind) for s in samples]
         positions = int(family.decoder.config.max_position_embeddings)
         return Collator(family, max_length or positions, padding_side="left", generation=True)(records), []
     encoded = [_encoded(sample, family, max_length) for sample in samples]

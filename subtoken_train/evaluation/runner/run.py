@@ -21,8 +21,8 @@ from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.processes import ONE, Processes
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.check import check_complete, check_samples
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples
 from subtoken_train.inference.loading import ModelPool
 from subtoken_train.ledger.measure import emptied_words
 

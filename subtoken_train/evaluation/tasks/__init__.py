@@ -7,45 +7,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.tasks.option_types import check_option
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
-    from subtoken_train.evaluation.tasks.base import Task
+    from subtoken_train.evaluation.tasks.task import Task
 
 TASKS: Registry[Task] = Registry(
     "task",
     group="subtoken_train.tasks",
     package=__name__,
-    base="base:Task",
+    base="task:Task",
     named=True,
     builtin={
-        "chartqa": "chartqa:ChartQA",
-        "coco_caption": "coco_caption:CocoCaption",
-        "docvqa": "docvqa:DocVQA",
+        "chartqa": "parquet_questions:ChartQA",
+        "coco_caption": "captions:CocoCaption",
+        "docvqa": "parquet_questions:DocVQA",
         "gqa": "gqa:GQA",
-        "infographicvqa": "docvqa:InfographicVQA",
+        "infographicvqa": "parquet_questions:InfographicVQA",
         "local": "local:Local",
         "local_text": "local:LocalText",
         "mathvista": "mathvista:MathVista",
         "mmbench": "mmbench:MMBench",
-        "mmbench_video": "mmbench_video:MMBenchVideo",
+        "mmbench_video": "video:MMBenchVideo",
         "mme": "mme:MME",
         "mmlu": "mmlu:MMLU",
         "pope": "pope:POPE",
-        "recall": "recall:Recall",
+        "recall": "embedded_tasks:Recall",
         "ruler": "ruler:Ruler",
         "ruler_synthetic": "ruler_synthetic:RulerSynthetic",
-        "scenes_caption": "scenes:ScenesCaption",
-        "scenes_gqa": "scenes:ScenesGQA",
-        "scenes_mmbench": "scenes:ScenesMMBench",
-        "scenes_pope": "scenes:ScenesPope",
-        "scenes_textvqa": "scenes:ScenesTextVQA",
+        "scenes_caption": "embedded_tasks:ScenesCaption",
+        "scenes_gqa": "embedded_tasks:ScenesGQA",
+        "scenes_mmbench": "embedded_tasks:ScenesMMBench",
+        "scenes_pope": "embedded_tasks:ScenesPope",
+        "scenes_textvqa": "embedded_tasks:ScenesTextVQA",
         "scienceqa": "scienceqa:ScienceQA",
-        "textcaps": "textcaps:TextCaps",
+        "textcaps": "captions:TextCaps",
         "textvqa": "textvqa:TextVQA",
-        "video_tt": "video_tt:VideoTT",
-        "vizwiz": "vizwiz:VizWiz",
+        "video_tt": "video:VideoTT",
+        "vizwiz": "parquet_questions:VizWiz",
         "vqav2": "vqav2:VQAv2",
         "wikitext": "wikitext:WikiText",
     },
@@ -63,6 +62,8 @@ def build_task(name: str, source: str | Path | None = None, **options: Any) -> T
     Raises:
         ValueError: no such task or option, or a value that the task refuses.
     """
+    from subtoken_train.evaluation.tasks.task import check_option
+
     task = TASKS.find(name)
     known = [field.name for field in dataclasses.fields(task) if field.name != "source"]
     hints = get_type_hints(task)

@@ -10,17 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.options import lettered
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
+from subtoken_train.evaluation.tasks.image_questions import lettered
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.rows import Row, task_source
+from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_table
 
 LETTERS = "ABCD"
-STYLES = ("lm_eval", "hendrycks")
 MOST_EXAMPLES = 5
 _CELLS = ("question", "choice0", "choice1", "choice2", "choice3", "answer")
 
@@ -47,6 +46,8 @@ class MMLU(Task):
         "https://people.eecs.berkeley.edu/~hendrycks/data.tar, and give its folder data (with dev/ and test/)"
     )
 
+    allowed: ClassVar = {"style": ("lm_eval", "hendrycks")}
+
     num_fewshot: int = MOST_EXAMPLES
     style: str = "lm_eval"
 
@@ -56,10 +57,9 @@ class MMLU(Task):
         Raises:
             ValueError: more examples than there are, or no such style.
         """
+        super().__post_init__()
         if not 0 <= self.num_fewshot <= MOST_EXAMPLES:
             raise ValueError(f"num_fewshot of mmlu is {self.num_fewshot}; there are 0 to {MOST_EXAMPLES} examples")
-        if self.style not in STYLES:
-            raise unknown_name("style of mmlu", self.style, STYLES)
 
     def samples(self) -> Sequence[Sample]:
         """All samples in the order of the files.

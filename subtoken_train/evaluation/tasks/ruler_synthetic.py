@@ -8,9 +8,9 @@ from random import Random
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.string_match import RulerMatch
-from subtoken_train.evaluation.tasks.base import Sample, Task
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, family, ruler_sample
 from subtoken_train.evaluation.tasks.ruler_texts import MAKERS, Text
+from subtoken_train.evaluation.tasks.task import Sample, Task
 
 _SHORT = 4096  # RULER lists words less often below it
 

@@ -6,18 +6,17 @@ images in ``images/test/ID/image.png``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from subtoken_train.datasets.images import inside
-from subtoken_train.errors import unknown_name
+from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.choices import ScienceQAScores
 from subtoken_train.evaluation.metrics.option_letters import LETTERS
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, text_of
-from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered
-from subtoken_train.evaluation.tasks.reading import Row, find_file, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, about_image, lettered
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.rows import Row, find_file, unique_ids
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_json, read_named
 
 PROBLEMS, SPLITS = "problems.json", "pid_splits.json"
@@ -36,6 +35,7 @@ class ScienceQA(ImageQuestions):
     hub_id = "lmms-lab/ScienceQA"
     rows = SUBSETS["img"]
     primary = "accuracy"
+    scored_by = ScienceQAScores
     answered = "test"
     columns = ("question", "choices", "answer", "hint", "subject")
     where = (
@@ -44,39 +44,14 @@ class ScienceQA(ImageQuestions):
         "https://scienceqa.s3.us-west-1.amazonaws.com/images/test.zip unpacked in DIR/images"
     )
 
+    allowed: ClassVar = {"subset": tuple(SUBSETS)}
+
     subset: str = "img"
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown subset.
-
-        Raises:
-            ValueError: there is no such subset.
-        """
-        if self.subset not in SUBSETS:
-            raise unknown_name("subset of scienceqa", self.subset, SUBSETS)
 
     @property
     def expected_rows(self) -> int:
         """Of the subset."""
         return SUBSETS[self.subset]
-
-    def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, an id is unknown, or an answer is no choice.
-        """
-        source = task_source(self)
-        if isinstance(source, Path) and any((source / name).is_file() for name in (PROBLEMS, SPLITS)):
-            rows = self._own_rows(source)
-        else:
-            config = f"ScienceQA-{self.subset.upper()}"
-            rows = read_split(self, self.answered, self.columns, ["image"], config)
-        return [self.sample(row, number) for number, row in enumerate(rows)]
-
-    def metric(self) -> ScienceQAScores:
-        """Accuracy in two readings."""
-        return ScienceQAScores()
 
     def sample(self, row: Row, number: int) -> Sample:
         """The sample of a row; without an id of its own, its number in the split is one."""
@@ -85,7 +60,7 @@ class ScienceQA(ImageQuestions):
         if not isinstance(answer, int) or not 0 <= answer < len(choices) <= len(LETTERS):
             raise ValueError(f"{row.place}: the answer is {answer!r}, which is none of the {len(choices)} choices")
         hint = f"Context: {values['hint']}\n" if values["hint"] else ""
-        text = f"{hint}{text_of(row, 'question')}\n{lettered(choices)}{LETTER_ANSWER}"
+        text = f"{hint}{row.text('question')}\n{lettered(choices)}{LETTER_ANSWER}"
         return Sample(
             str(values.get("id", f"{self.answered}-{number}")),
             text if image is None else about_image(text),
@@ -94,7 +69,14 @@ class ScienceQA(ImageQuestions):
             kind=values["subject"],
         )
 
-    def _own_rows(self, folder: Path) -> list[Row]:
+    def parquet_rows(self) -> list[Row]:
+        """The rows of the subset's configuration."""
+        return read_split(self, self.answered, self.columns, ["image"], f"ScienceQA-{self.subset.upper()}")
+
+    def own_rows(self, folder: Path) -> list[Row] | None:
+        """The benchmark's own problems, of the split and the subset."""
+        if not any((folder / name).is_file() for name in (PROBLEMS, SPLITS)):
+            return None
         path = find_file(self, folder, PROBLEMS)
         problems = read_named(path, (*self.columns, "image"))
         splits = read_json(find_file(self, folder, SPLITS))
@@ -109,10 +91,8 @@ class ScienceQA(ImageQuestions):
         unique_ids((name, f"{folder / SPLITS}, {self.answered}[{number}]") for number, name in enumerate(ids))
         rows = []
         for name in ids:
-            values, place = problems[name]
-            picture = (
-                inside(folder / "images" / self.answered, f"{name}/{values['image']}") if values["image"] else None
-            )
-            if picture or self.subset == "full":
-                rows.append(Row({**values, "id": name, "image": picture}, place))
+            image, images = problems[name].values["image"], folder / "images" / self.answered
+            if image or self.subset == "full":
+                found = inside(images, f"{name}/{image}") if image else None
+                rows.append(problems[name].with_values(id=name, image=found))
         return rows

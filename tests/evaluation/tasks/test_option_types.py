@@ -7,7 +7,7 @@ import typing
 import pytest
 
 from subtoken_train.evaluation.tasks import TASKS, build_task
-from subtoken_train.evaluation.tasks.option_types import check_option
+from subtoken_train.evaluation.tasks.task import check_option
 
 
 @pytest.mark.parametrize(

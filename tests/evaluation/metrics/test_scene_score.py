@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from subtoken_train.datasets.scenes import ask, draw_scene
-from subtoken_train.evaluation.scoring import exact_match, scene_f1, scene_objects, score
+from subtoken_train.evaluation.metrics.short_answers import scene_f1, scene_objects, scene_score
 
 
-def test_exact_match_ignores_case_and_space():
-    assert exact_match(" Red 7 ", "red 7") == 1
-    assert exact_match("red 7 8", "red 7") == 0
-    assert exact_match("", "yes") == 0
+def test_short_answers_ignore_case_and_space():
+    assert scene_score(None, " Red 7 ", "red 7") == 1
+    assert scene_score(None, "red 7 8", "red 7") == 0
+    assert scene_score(None, "", "yes") == 0
 
 
 def test_both_description_styles_name_the_same_objects():
@@ -41,6 +41,6 @@ def test_scene_f1(prediction, expected):
 
 
 def test_kind_chooses_the_score():
-    assert score("describe", "A1 red 3", "A1 red 3 B2 blue 4") == pytest.approx(2 / 3)
-    assert score("read", "red 3", "red 3 B2") == 0
-    assert score(None, "yes", "yes") == 1
+    assert scene_score("describe", "A1 red 3", "A1 red 3 B2 blue 4") == pytest.approx(2 / 3)
+    assert scene_score("read", "red 3", "red 3 B2") == 0
+    assert scene_score(None, "yes", "yes") == 1

@@ -11,17 +11,11 @@ from datasets.exceptions import DatasetNotFoundError
 from PIL import Image as Pictures
 
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.tasks import reading
-from subtoken_train.evaluation.tasks.base import Task
-from subtoken_train.evaluation.tasks.reading import (
-    check_complete,
-    find_file,
-    missing_shards,
-    no_answers,
-    read_split,
-    task_source,
-    unique_ids,
-)
+from subtoken_train.evaluation.tasks import parquet_sets
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.rows import find_file, no_answers, task_source, unique_ids
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.whole_set import check_complete, missing_shards
 
 
 @dataclass
@@ -40,6 +34,10 @@ class Birds(Task):
 
     def metric(self):
         raise NotImplementedError
+
+
+def some(count):
+    return [Sample(str(i), "", {}) for i in range(count)]
 
 
 def png(shade):
@@ -129,20 +127,20 @@ def test_a_truncated_shard_is_named(folder):
 
 
 def test_a_partial_set_is_refused_with_the_names_of_the_missing_shards(folder):
-    check_complete(Birds(source=folder), 3)
+    check_complete(Birds(source=folder), some(3), None)
     assert missing_shards(folder) == []
     next((folder / "data").glob("test-00001*")).unlink()
     assert missing_shards(folder) == ["data/test-00001-of-00002.parquet"]
     assert len(read_split(Birds(source=folder), "test", ["question"])) == 2
     with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*Missing: data/test-00001-of-00002\.parquet\. Get"):
-        check_complete(Birds(source=folder), 2)
+        check_complete(Birds(source=folder), some(2), None)
     with pytest.raises(ValueError, match="has 4 of 3 samples in lmms-lab/birds"):
-        check_complete(Birds(), 4)
+        check_complete(Birds(), some(4), None)
 
 
 def test_a_task_without_a_number_of_rows_is_never_partial(monkeypatch):
     monkeypatch.setattr(Birds, "rows", None)
-    check_complete(Birds(), 1)
+    check_complete(Birds(), some(1), None)
 
 
 class TestSource:
@@ -184,7 +182,7 @@ class TestHub:
                 raise ValueError(f"Unknown split {split!r}")
             return table([5])
 
-        monkeypatch.setattr(reading, "load_dataset", load)
+        monkeypatch.setattr(parquet_sets, "load_dataset", load)
         return calls
 
     @pytest.mark.parametrize("source", [None, "lmms-lab-encoder/birds"])
@@ -218,7 +216,7 @@ class TestHub:
             calls.append(name)
             raise ConnectionError("no route")
 
-        monkeypatch.setattr(reading, "load_dataset", load)
+        monkeypatch.setattr(parquet_sets, "load_dataset", load)
         with pytest.raises(ValueError, match=r"cannot be loaded \(no route\)\. hf download"):
             read_split(Birds(), "test", ["question"])
         assert calls == ["lmms-lab/birds"]

@@ -8,8 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
-from subtoken_train.evaluation.comparison import (
+from benchmarks.comparison_tables import (
     ARMS,
     EMBEDDED,
     PAIRS,
@@ -17,6 +16,7 @@ from subtoken_train.evaluation.comparison import (
     read_comparison,
     read_records,
 )
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.ledger.ledger import KVBudget
 from tests.support.places import RECIPES, ROOT, recipe
 

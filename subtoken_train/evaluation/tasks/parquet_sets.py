@@ -1,42 +1,27 @@
 """Parquet sets of a task: in a folder as ``hf download --local-dir`` leaves it, or on the Hub; images stay encoded.
 
-Text files are read by ``text_files``. All that is read is a list of ``Row``: values by column, and the place for
-messages.
+Text files are read by ``text_files``.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow.parquet as pq
 from datasets import Dataset, Image, load_dataset
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 from pyarrow import ArrowInvalid
 
-from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.documents import check_regular
-from subtoken_train.evaluation.tasks.base import Task
+from subtoken_train.evaluation.tasks.rows import Row, task_source
+from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.families.hub import hub_asked, silence
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.parquet")
 _ORGANISATIONS = ("lmms-lab", "lmms-lab-encoder")  # renamed; releases of lmms-eval up to 0.7.2 use the first
-
-
-class Row(NamedTuple):
-    """One row of a file.
-
-    Attributes:
-        values: by column; images are ``EncodedImage`` or None.
-        place: file and line or row, counted from 1.
-    """
-
-    values: Mapping[str, Any]
-    place: str
 
 
 @dataclass(frozen=True)
@@ -54,30 +39,6 @@ class _Cell:
         if value is None:
             raise ValueError("the row holds no bytes of an image; fetch the files again")
         return bytes(value)
-
-
-def task_source(task: Task) -> Path | str:
-    """Where a task's files are: a folder, or a Hub id.
-
-    Raises:
-        ValueError: neither; the message says how to get the files.
-    """
-    source = task.source if task.source is not None else task.hub_id
-    if source is None:
-        raise ValueError(f"task {task.name} is on no hub: give source, the folder with its files. {task.where}")
-    if Path(source).is_dir():
-        return Path(source)
-    if isinstance(source, str) and _HUB_ID.fullmatch(source) and not source.startswith("."):
-        return source
-    raise ValueError(f"task {task.name}: {source} is neither a folder nor a Hub id (owner/name). {task.where}")
-
-
-def find_file(task: Task, folder: Path, *names: str) -> Path:
-    """The first of ``names`` that is in ``folder``; a ``ValueError`` that says how to get the files if none is."""
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise ValueError(f"task {task.name}: {folder} has no {' or '.join(names)}. {task.where}")
 
 
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
@@ -133,65 +94,6 @@ def read_split(
         here = ", ".join(dataset.column_names)
         raise ValueError(f"{source} ({label}) has no column {', '.join(missing)}; its columns are {here}")
     return _rows(dataset, places, columns, images)
-
-
-def check_complete(task: Task, found: int) -> None:
-    """Refuse a set with fewer or more samples than the complete one.
-
-    Args:
-        task: whose files were read.
-        found: its samples.
-
-    Raises:
-        ValueError: another number than ``task.expected_rows``; missing shards are named.
-    """
-    expected = task.expected_rows
-    if expected is None or found == expected:
-        return
-    missing = missing_shards(Path(task.source)) if task.source is not None else []
-    hint = f" Missing: {', '.join(missing)}." if missing else ""
-    raise ValueError(
-        f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint} "
-        f"Get the rest, or limit the run. {task.where}"
-    )
-
-
-def missing_shards(folder: Path) -> list[str]:
-    """Parquet shards below ``folder`` that the names of others promise (``-00000-of-00003``) but that are not there."""
-    present: dict[tuple[Path, str, int], set[int]] = {}
-    for path in folder.rglob("*.parquet"):
-        if match := _SHARD.fullmatch(path.name):
-            key = (path.parent.relative_to(folder), match["stem"], int(match["total"]))
-            present.setdefault(key, set()).add(int(match["number"]))
-    return [
-        (parent / f"{stem}-{number:05}-of-{total:05}.parquet").as_posix()
-        for (parent, stem, total), numbers in sorted(present.items())
-        for number in sorted(set(range(total)) - numbers)
-    ]
-
-
-def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
-    """Refuse an id that is there twice, by a ``ValueError`` that names both places.
-
-    Args:
-        ids: each with its place.
-    """
-    seen: dict[str, str] = {}
-    for name, place in ids:
-        if name in seen:
-            raise ValueError(f"{place}: id {name!r} is there twice, first in {seen[name]}; keep one")
-        seen[name] = place
-
-
-def no_answers(place: str, split: str, answered: str) -> ValueError:
-    """The error for a split whose answers are not public.
-
-    Args:
-        place: file and line of the first row without one.
-        split: that was asked for.
-        answered: a split with answers.
-    """
-    return ValueError(f"{place}: split {split!r} has no answers and cannot be scored; use split {answered!r}")
 
 
 def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: Sequence[str]) -> list[Row]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 from PIL import Image
 
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.check import check_complete, check_samples, open_some
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples, open_some
 
 
 @dataclass

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.evaluation.answer import answer_all
-from subtoken_train.evaluation.report import arm_facts
+from subtoken_train.evaluation.data_file import answer_records
+from subtoken_train.evaluation.scores_file import RunRecord
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import FirstVisual, compress
@@ -25,33 +26,41 @@ def questions(tmp_path):
 def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions):
     backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25).eval()
     records = InstructionRecords(questions)
-    together = answer_all(backbone, records, batch_size=24, max_new_tokens=6)
-    alone = answer_all(backbone, records, batch_size=1, max_new_tokens=6)
-    assert [row.record_id for row in together.rows] == [record["id"] for record in json.loads(questions.read_text())]
-    assert together.rows == alone.rows
+    together = answer_records(backbone, records, batch_size=24, max_new_tokens=6)
+    alone = answer_records(backbone, records, batch_size=1, max_new_tokens=6)
+    assert [record.id for record in together.records] == [record["id"] for record in json.loads(questions.read_text())]
+    told = [[(r.id, r.kind, r.prediction, r.reference, r.score) for r in x.records] for x in (together, alone)]
+    assert told[0] == told[1]
     assert sum(map(len, together.by_kind().values())) == 24
-    assert len(answer_all(backbone, records, max_new_tokens=2, limit=5).rows) == 5
+    assert len(answer_records(backbone, records, max_new_tokens=2, limit=5).records) == 5
 
 
 @pytest.mark.parametrize(("stage", "nominal"), [("embeds", 0.15625), ("decoder", 0.578125)])
 def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nominal):
     routing = RoutingConfig(num_groups=16, kept_groups=4)
     backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage=stage).eval()
-    answers = answer_all(backbone, InstructionRecords(questions), max_new_tokens=1)
-    facts = arm_facts("arm", backbone, answers)
-    assert facts.nominal == pytest.approx(nominal)
-    assert facts.realised == pytest.approx(nominal)
-    assert (facts.tokens, facts.groups) == ("16/64", "S16K4 linear")
-    assert answers.kv_bytes == pytest.approx(answers.ledger.bytes_of(), rel=0.02)  # the index differs by paddings
-    assert facts.bytes_share == answers.kv_bytes / answers.ledger.dense_bytes()
+    answers = answer_records(backbone, InstructionRecords(questions), max_new_tokens=1)
+    record = RunRecord.of("arm", backbone, answers, b"")
+    assert record.nominal_kv == pytest.approx(nominal)
+    assert record.realised_kv == pytest.approx(nominal)
+    assert (record.visual_tokens, record.groups) == ("16/64", "S16K4 linear")
+    whole = backbone.family.shape.token_bytes
+    assert record.dense_kv_bytes == sum(r.dense_kv_bytes for r in answers.records)
+    text = sum(r.dense_kv_bytes - r.region_dense_bytes for r in answers.records)
+    assert record.kv_bytes == pytest.approx(text + 24 * 64 * whole * nominal, rel=0.03)  # and the index
 
 
-def test_evictions_and_precision_are_in_the_facts(tiny_family, questions):
-    compression = Compression(FirstVisual(), 0.25, kv_dtype="int8")
-    answers = answer_all(compress(tiny_family).eval(), InstructionRecords(questions), 2048, 8, 3, 12, None, compression)
-    facts = arm_facts("arm", compress(tiny_family), answers)
-    assert (facts.nominal, facts.realised, facts.eviction) == (1, 0.25, "first_visual 0.25 int8")
-    assert answers.kv_bytes < 0.3 * answers.ledger.bytes_of()
+def test_evictions_and_precision_are_in_the_record(tiny_family, questions):
+    compression, backbone = Compression(FirstVisual(), 0.25, kv_dtype="int8"), compress(tiny_family).eval()
+    limits = {"batch_size": 8, "max_new_tokens": 3, "limit": 12}
+    answers = answer_records(backbone, InstructionRecords(questions), **limits, compression=compression)
+    record = RunRecord.of("arm", backbone, answers, b"")
+    assert (record.nominal_kv, record.realised_kv, record.eviction) == (1, 0.25, "first_visual 0.25 int8")
+    unrounded = answer_records(
+        backbone, InstructionRecords(questions), **limits, compression=Compression(FirstVisual(), 0.25)
+    )
+    assert record.kv_bytes < 0.3 * unrounded.total("kv_bytes")
+    assert unrounded.realised == 0.25
 
 
 def test_evaluate_prints_a_table_and_writes_records(vlm_adapter, questions, tmp_path, capsys):
@@ -67,6 +76,13 @@ def test_evaluate_prints_a_table_and_writes_records(vlm_adapter, questions, tmp_
     assert len(record["predictions"]) == len(record["scores"]) == 24
     assert main([*argv, "--out", str(out)]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+def test_two_adapters_are_compared_question_by_question(vlm_adapter, questions, tmp_path, capsys):
+    other = shutil.copytree(vlm_adapter, tmp_path / "other")
+    argv = ["evaluate", "--adapter", str(vlm_adapter), "--adapter", str(other), "--data", str(questions)]
+    assert main([*argv, "--max-new-tokens", "2"]) == 0
+    assert " +0.0 [+0.0, +0.0] points of 24 questions, paired" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from types import NoneType
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from subtoken_train.datasets.images import ImageSource
+from subtoken_train.datasets.image_sources import ImageSource
+from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.families.base import Turn
 
 Modality = Literal["image", "text"]
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "nothing"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Sample:
         max_new_tokens: cap on a generated answer.
         stop: texts that end a generated answer; they are cut off.
         kind: what scores are also shown by (subtask, category, question type).
+        earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
     """
 
     id: str
@@ -46,6 +51,7 @@ class Sample:
     max_new_tokens: int = 16
     stop: tuple[str, ...] = ()
     kind: str = "question"
+    earlier: tuple[Turn, ...] = ()
 
 
 @dataclass
@@ -73,7 +79,16 @@ class Task(ABC):
     needs_files: ClassVar[bool] = True
     """False for a task that makes its samples itself, by its options."""
 
+    allowed: ClassVar[Mapping[str, Sequence[object]]] = {}
+    """The values that an option may have, for options that are names."""
+
     source: str | Path | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse an option's value that is not ``allowed``, by a ``ValueError``."""
+        for option, values in self.allowed.items():
+            if getattr(self, option) not in values:
+                raise unknown_name(f"{option} of {self.name}", getattr(self, option), map(str, values))
 
     @abstractmethod
     def samples(self) -> Sequence[Sample]:
@@ -111,3 +126,36 @@ class Task(ABC):
     def options(self) -> dict[str, Any]:
         """The options but ``source``, for manifests and tables."""
         return {name: value for name, value in vars(self).items() if name != "source"}
+
+
+def check_option(task: str, option: str, value: object, hint: Any) -> None:
+    """Raise a worded ``ValueError`` where a value has not the type of the task's field.
+
+    Args:
+        task: its name, for the message.
+        option: the field's name.
+        value: what was given.
+        hint: the field's type.
+    """
+    if not _fits(value, hint):
+        raise ValueError(f"option {option} of task {task} must be {_words(hint)}; got {value!r}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal:
+        return type(value) in map(type, arguments)
+    if get_origin(hint) is Sequence:
+        return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(v, *arguments) for v in value)
+    if arguments:
+        return any(_fits(value, one) for one in arguments)
+    return type(value) is hint
+
+
+def _words(hint: Any) -> str:
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal:
+        return " or ".join(dict.fromkeys(_WORDS[type(one)] for one in arguments))
+    if get_origin(hint) is Sequence:
+        return f"a list, each item {_words(*arguments)}"
+    return " or ".join(map(_words, arguments)) if arguments else _WORDS.get(hint, str(hint))
