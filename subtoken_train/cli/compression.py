@@ -46,14 +46,14 @@ def load_model(args: Namespace, adapter: str | None, device: str | None = None) 
     from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.inference.model import SubTokenModel
     from subtoken_train.inference.written_settings import parse_keep, parse_settings
-    from subtoken_train.reducers import ReducerConfig
+    from subtoken_train.reducers import build_reducer
 
     folder = adapter_folder(adapter) if adapter else None  # what is none would be taken for a backbone
     keep, unit = parse_keep("1" if args.eviction_keep is None else args.eviction_keep)
     return SubTokenModel.from_pretrained(
         folder or args.backbone,
         backbone=args.backbone if adapter else None,
-        reducer=None if args.reducer is None else ReducerConfig(name=args.reducer, keep_ratio=args.keep_ratio),
+        reducer=None if args.reducer is None else build_reducer(args.reducer, keep_ratio=args.keep_ratio),
         eviction=args.eviction,
         eviction_keep=keep,
         eviction_unit=unit,

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
     """Batches of prompts, counted on stderr."""
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.prompts import recall_prompts, record_prompts
 

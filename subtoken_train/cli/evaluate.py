@@ -96,7 +96,7 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.cli.compression import load_model
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.data_file import answer_records
     from subtoken_train.evaluation.scores_file import RunRecord

@@ -90,9 +90,9 @@ def load_model(args: argparse.Namespace) -> SubTokenModel:
         return model
     if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
-    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.config.keep_ratio < 1:
+    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.keep_ratio < 1:
         raise ValueError(
-            f"--show: {reducer.config.name} on {family.name} counts its tokens anew, so they have no place in the "
+            f"--show: {reducer.name} on {family.name} counts its tokens anew, so they have no place in the "
             "picture; leave it out"
         )
     return model

@@ -26,7 +26,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from subtoken_train.cache.cache import PackedLayer
-from subtoken_train.reducers import ContextReducer, ContextView
+from subtoken_train.reducers.base import ContextReducer, ContextView
 from subtoken_train.routing.bank import RouterBank, RoutingState
 
 PREFIX = "subtoken_"

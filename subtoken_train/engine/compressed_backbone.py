@@ -23,7 +23,7 @@ from subtoken_train.families.vision_tower import check_feature_count
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.ledger import KVBudget, promised_fraction
-from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, TowerReducer
+from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
@@ -54,7 +54,7 @@ class CompressedBackbone(nn.Module):
         self.model = family.model
         self.reducer = reducer
         self.bank = bank
-        reducer.check_fit(family.name, sees_images=family.image_token_id is not None)
+        reducer.check_fit(family.name, family.image_token_id is not None, family.shape.num_layers)
         self._hooks: list[RemovableHandle] | None = []
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.active_routing is not None)
         """Whether context and query rows of a language model see different caches."""
@@ -115,7 +115,7 @@ class CompressedBackbone(nn.Module):
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         rows = Rows.whole(batch.regions_BN, family.positions(batch))
-        neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
+        neutral = reducer.stage == "none" or (reducer.keep_ratio == 1 and not force_gather)
         if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
             hidden, keep = self._tower_reduced(reducer, batch, rows)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
 from subtoken_train.functional.hashing import sample_seeds
-from subtoken_train.reducers import PositionPolicy, ReducerView
+from subtoken_train.reducers.base import PositionPolicy, ReducerView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region

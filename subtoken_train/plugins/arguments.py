@@ -16,7 +16,7 @@ from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.compression import KVDtype
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.written_settings import parse_keep, parse_settings
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Protocol
 
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
@@ -93,7 +93,7 @@ class ModelArguments:
             adapter_folder(self.adapter, self.revision) if self.adapter else str(self.backbone),
             revision=None if self.adapter else self.revision,
             backbone=self._backbone(),
-            reducer=None if self.reducer is None else ReducerConfig(self.reducer, float(self.keep_ratio or 1)),
+            reducer=None if self.reducer is None else build_reducer(self.reducer, float(self.keep_ratio or 1)),
             eviction=self.eviction,
             eviction_keep=keep,
             eviction_unit=unit,

@@ -42,8 +42,8 @@ class Counted:
     def facts(self) -> dict[str, Any]:
         """JSON values for a results file; fractions are None where nothing could be compressed."""
         return {
-            "reducer": self.backbone.reducer.config.name,
-            "keep_ratio": self.backbone.reducer.config.keep_ratio,
+            "reducer": self.backbone.reducer.name,
+            "keep_ratio": self.backbone.reducer.keep_ratio,
             "routing": self.routing,
             "compression": self.compression.label,
             "protocol": self.protocol,
@@ -73,7 +73,7 @@ class Counted:
     def __str__(self) -> str:
         """The report, in lines."""
         sums = self.sums
-        acting = [self.backbone.reducer.config.name, self.routing, self.compression.label]
+        acting = [self.backbone.reducer.name, self.routing, self.compression.label]
         lines = [f"subtoken: {self.prompts:,} prompts; {', '.join(filter(None, acting))}; protocol {self.protocol}"]
         if not self.prompts:
             return f"{lines[0]}\nno prompt was run (all answers came from a cache, or there were no requests)"

@@ -20,7 +20,7 @@ from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, predicting_rows
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
 from subtoken_train.training.sharding import is_sharded, see_blank_image, shard_layers
@@ -52,7 +52,7 @@ class SubTokenModule(L.LightningModule):
         *,
         backbone: BackboneConfig,
         lora: LoraSettings | None = None,
-        reducer: ReducerConfig,
+        reducer: Reducer,
         routing: RoutingConfig | None = None,
         stage2: Stage2Config | None = None,
         optimizer: OptimizerConfig | None = None,

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.reducers import TowerReducer
+from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.types import Batch
 
 
@@ -89,7 +89,7 @@ def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
         record_ids=["blank"],
         image_grid_I3=None if grid is None else grid.to(device),
     )
-    reads_tower = isinstance(reducer, TowerReducer) and reducer.config.keep_ratio < 1
+    reads_tower = isinstance(reducer, TowerReducer) and reducer.keep_ratio < 1
     states = family.visual_states(blank, statistics=reads_tower)
     assert states is not None
     family.project(torch.cat(states.tokens))

@@ -59,14 +59,14 @@ def test_a_backbone_alone_loads_with_reducer_eviction_and_dtype(vlm_adapter):
         }
     ).load()  # fmt: skip
     assert model.backbone.family.model.dtype == torch.bfloat16
-    assert (model.backbone.reducer.config.name, model.backbone.reducer.config.keep_ratio) == ("fastv", 0.5)
+    assert (model.backbone.reducer.name, model.backbone.reducer.keep_ratio) == ("fastv", 0.5)
     assert (model.compression.keep, model.compression.unit, model.compression.kv_dtype) == (20, "tokens", "int8")
     assert (model.compression.eviction.window, model.compression.eviction.kernel) == (4, 3)
 
 
 def test_an_adapter_brings_its_own_reducer_and_may_load_in_another_dtype(vlm_adapter):
     plain = read_arguments({"adapter": str(vlm_adapter), "device": "cpu"}).load()
-    assert plain.backbone.reducer.config.name == "fastv"
+    assert plain.backbone.reducer.name == "fastv"
     assert plain.backbone.family.model.dtype == torch.float32
     moved = {"adapter": str(vlm_adapter), "backbone": str(vlm_adapter.parent / "backbone"), "dtype": "bfloat16"}
     assert read_arguments({**moved, "device": "cpu"}).load().backbone.family.model.dtype == torch.bfloat16

@@ -25,6 +25,7 @@ from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples
 from subtoken_train.inference.loading import ModelPool
 from subtoken_train.ledger.measure import emptied_words
+from subtoken_train.reducers import split_settings
 
 Say = Callable[[str], None]
 Counter = Callable[[str], Callable[[int, int], None]]
@@ -199,6 +200,7 @@ def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
         "task options": (there.options, now.options),
         **{key: (there.settings.get(key), now.settings[key]) for key in SAME},
     }
+    pairs["reducer"] = (_own_reducer(there), _own_reducer(now))
     for name, (old, new) in pairs.items():
         if old != new:
             raise ValueError(
@@ -214,6 +216,11 @@ def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
             f"{cell.folder} holds answers to other samples than the task's files have now; choose another results "
             "folder"
         )
+
+
+def _own_reducer(manifest: Manifest) -> dict[str, Any]:
+    """The reducer's own settings; version 0.1 wrote every method's."""
+    return split_settings(manifest.settings.get("reducer") or {})[0]
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:

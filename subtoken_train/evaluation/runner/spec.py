@@ -33,7 +33,7 @@ class ArmSpec:
         reducer: token reducer; None: the adapter's own (a backbone alone: none). Another one than the adapter was
             trained under makes the arm untrained, and tables say so.
         keep_ratio: share of the tokens that the reducer keeps; None: the adapter's own.
-        reducer_options: further settings of the reducer, see ``ReducerConfig``.
+        reducer_options: further settings of the reducer, see its class.
         selector: what chooses value groups: None: the adapter's own; ``none``: nothing, all groups stay; or a
             router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
         eviction: KV eviction after the prompt; None: none.
