@@ -10,7 +10,7 @@ import lightning as L
 from torch.utils.data import DataLoader, IterableDataset
 
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows, packed_blocks, read_blocks
-from subtoken_train.datasets.loading import AccumulationWindows
+from subtoken_train.datasets.loaders import AccumulationWindows
 from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from subtoken_train.evaluation.metrics.caption_cider import CaptionCider, check_tokenizer
+from subtoken_train.evaluation.tasks.file_rows import Row
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row
 from subtoken_train.evaluation.tasks.task import Sample
 
 CAPTION_PROMPT = "Provide a one-sentence caption for the provided image."

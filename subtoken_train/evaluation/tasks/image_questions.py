@@ -10,8 +10,8 @@ from string import ascii_uppercase
 from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.evaluation.tasks.file_rows import Row, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."

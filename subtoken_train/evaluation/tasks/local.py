@@ -16,7 +16,7 @@ from typing import Any
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.local_scores import RULES, LocalScores
-from subtoken_train.evaluation.tasks.rows import Row, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import Row, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.evaluation.metrics.extracted_answers import MathVistaAccuracy
+from subtoken_train.evaluation.tasks.file_rows import Row
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_named
 

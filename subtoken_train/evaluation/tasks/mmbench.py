@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.evaluation.metrics.choices import MMBenchScores
+from subtoken_train.evaluation.tasks.file_rows import Row, task_source
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
-from subtoken_train.evaluation.tasks.rows import Row, task_source
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_table
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.evaluation.metrics.yes_no import MME_SUBTASKS, MMEScores
+from subtoken_train.evaluation.tasks.file_rows import Row
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_lines
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
+from subtoken_train.evaluation.tasks.file_rows import Row, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_table
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.short_answers import ANLS, RelaxedAccuracy
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
+from subtoken_train.evaluation.tasks.file_rows import Row
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row
 from subtoken_train.evaluation.tasks.task import Sample
 
 SINGLE_WORD = "\nAnswer the question with a single word."

@@ -17,7 +17,7 @@ from pyarrow import ArrowInvalid
 
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.documents import check_regular
-from subtoken_train.evaluation.tasks.rows import Row, task_source
+from subtoken_train.evaluation.tasks.file_rows import Row, task_source
 from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.families.hub import hub_asked, silence
 

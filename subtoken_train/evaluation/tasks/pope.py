@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.yes_no import POPE_CATEGORIES, POPEScores
+from subtoken_train.evaluation.tasks.file_rows import Row, find_file, task_source
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.parquet_sets import parquet_files, read_split
-from subtoken_train.evaluation.tasks.rows import Row, find_file, task_source
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
+from subtoken_train.evaluation.tasks.file_rows import Row, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 

@@ -13,9 +13,9 @@ from typing import ClassVar
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.choices import ScienceQAScores
 from subtoken_train.evaluation.metrics.option_letters import LETTERS
+from subtoken_train.evaluation.tasks.file_rows import Row, find_file, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, about_image, lettered
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row, find_file, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_json, read_named
 

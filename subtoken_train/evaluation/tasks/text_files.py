@@ -14,7 +14,7 @@ from typing import Any
 
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.documents import check_regular, parse_json
-from subtoken_train.evaluation.tasks.rows import Row
+from subtoken_train.evaluation.tasks.file_rows import Row
 from subtoken_train.typed import shown
 
 SHORT = 64

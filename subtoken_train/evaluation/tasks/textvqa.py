@@ -14,8 +14,8 @@ from pathlib import Path
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
+from subtoken_train.evaluation.tasks.file_rows import Row, find_file, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row, find_file, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_entries, read_jsonl
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.vqa_accuracy import VQAv2Accuracy
+from subtoken_train.evaluation.tasks.file_rows import Row, find_file, no_answers, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row, find_file, no_answers, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_entries
 from subtoken_train.typed import shown

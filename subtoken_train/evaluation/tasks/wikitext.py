@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.evaluation.metrics.likelihoods import Perplexity
+from subtoken_train.evaluation.tasks.file_rows import task_source
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_text
 

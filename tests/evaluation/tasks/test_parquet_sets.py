@@ -12,8 +12,8 @@ from PIL import Image as Pictures
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import parquet_sets
+from subtoken_train.evaluation.tasks.file_rows import find_file, no_answers, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import find_file, no_answers, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.whole_set import check_complete, missing_shards
 
