@@ -22,7 +22,7 @@ from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.short_answers import scene_score
 from subtoken_train.families.load import BackboneConfig, load_family
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.reducers import build_reducer
 
 
 def shuffled_copy(path: Path) -> Path:
@@ -44,7 +44,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     write_scene_split(folder, "dev", args.count, seed=77)
     family = load_family(BackboneConfig())
-    reducer = build_reducer(ReducerConfig(name="none"), family.shape.num_layers)
+    reducer = build_reducer(name="none")
     backbone = CompressedBackbone(family, reducer).eval()
     plain = answer_records(backbone, InstructionRecords(folder / "dev.json"), batch_size=128)
     shuffled = answer_records(

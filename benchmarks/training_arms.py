@@ -25,7 +25,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.loaders import AccumulationWindows
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.load import BackboneConfig
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
@@ -75,7 +75,7 @@ class Turns:
 
 
 def our_fit(
-    case: Case, reducer: ReducerConfig, routing: RoutingConfig | None, steps: int, device: str, dtype: torch.dtype
+    case: Case, reducer: Reducer, routing: RoutingConfig | None, steps: int, device: str, dtype: torch.dtype
 ) -> Loop:
     """A fit as ``subtoken-train fit`` runs it: recipe's trainer, module, loader.
 

@@ -41,7 +41,7 @@ class Registry(MutableMapping[str, type[T]]):
     ) -> None:
         self.kind, self.group = kind, group
         self._package, self._base, self._named = package, base, named
-        self._builtin = dict(builtin)
+        self.builtin = dict(builtin)
         self._classes: dict[str, type[T]] = {}
 
     @cached_property
@@ -49,7 +49,7 @@ class Registry(MutableMapping[str, type[T]]):
         """Entry points of other packages by name, read once per process."""
         found: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=self.group):
-            if entry.name not in self._builtin:
+            if entry.name not in self.builtin:
                 found.setdefault(entry.name, []).append(entry)
                 continue
             warnings.warn(
@@ -71,8 +71,8 @@ class Registry(MutableMapping[str, type[T]]):
 
     def __getitem__(self, name: str) -> type[T]:
         if name not in self._classes:
-            if name in self._builtin:
-                self._classes[name] = self._own(self._builtin[name])
+            if name in self.builtin:
+                self._classes[name] = self._own(self.builtin[name])
             else:
                 self._classes[name] = self._checked(name, self._installed[name])
         return self._classes[name]
@@ -84,10 +84,10 @@ class Registry(MutableMapping[str, type[T]]):
         del self._classes[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._builtin or name in self._classes or name in self._installed
+        return name in self.builtin or name in self._classes or name in self._installed
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._builtin, **self._classes, **self._installed})
+        return iter({**self.builtin, **self._classes, **self._installed})
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -9,9 +9,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from subtoken_train.cli.main import main
-from subtoken_train.cli.parser import Parser, check_options
-from subtoken_train.cli.registry import COMMANDS
+from subtoken_train.cli.command_line import Parser, check_options
+from subtoken_train.cli.main import COMMANDS, main
 from subtoken_train.resources import find_recipe
 from tests.support.readme_blocks import DOCUMENTS, README, ROOT, Block, blocks, command_line
 

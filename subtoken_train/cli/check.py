@@ -39,8 +39,8 @@ def run_raw(argv: list[str]) -> int:
     quiet_libraries()
     from subtoken_train.cli import check_lines
     from subtoken_train.cli.check_data import data_lines
-    from subtoken_train.cli.check_ready import check_ready, folder_lines, machine_lines
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.cli.run_checks import check_ready, folder_lines, machine_lines
     from subtoken_train.training.preflight import lay_out, nominal_prompt
 
     cli = RecipeCLI(source)

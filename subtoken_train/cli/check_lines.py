@@ -66,13 +66,9 @@ def _image_words(parts: CompressedBackbone) -> str:
 
 
 def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
-    config = parts.reducer.config
-    own = {
-        "fastv": f", stage {config.stage}, L_f={config.layer}",
-        "quest": f", pages of {config.page_size}, window {config.window}",
-    }
-    kept = f"{parts.reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
-    return f"{config.name}, keeps {config.keep_ratio:g} ({kept}){own.get(config.name, '')}"
+    reducer = parts.reducer
+    kept = f"{reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
+    return ", ".join(filter(None, [f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})", reducer.words]))
 
 
 def _routing_words(config: RoutingConfig | None) -> str:

@@ -18,14 +18,16 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.class_paths import ALLOWED
+from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
 from subtoken_train.cli.loggers import name_remote_runs, run_loggers
 from subtoken_train.cli.midway import check_attention, midway_evaluator
 from subtoken_train.cli.recipe_parser import RecipeParser, data_module_of
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
-from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
 from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import panels
@@ -82,6 +84,7 @@ class RecipeCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """The parser with short errors."""
         parser = RecipeParser(**kwargs)
+        parser.reducer = REDUCERS.find(self.source.reducer)
         parser.add_argument("-c", "--config", action="config", help="recipe (YAML); later files and flags override")
         return parser
 
@@ -149,6 +152,14 @@ class RecipeCLI(LightningCLI):
     def output_dir(self) -> Path:
         """The run's folder."""
         return Path(self.config.output_dir)
+
+    @property
+    def destination(self) -> Destination | None:
+        """Where the recipe publishes its adapter; None: nowhere. ``ValueError`` where it only says how."""
+        repo_id, private = self.config.push_to_hub, self.config.private
+        if private and repo_id is None:
+            raise ValueError("--private says how to publish; add --push_to_hub user/name, or leave it out")
+        return None if repo_id is None else Destination(repo_id, private)
 
     @property
     def checkpoints(self) -> Path:

@@ -16,7 +16,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.families.lora import LoraSettings, add_lora, add_output_lora
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 
@@ -58,7 +58,7 @@ def check_stage2(stage2: Stage2Config, bank: RouterBank | None) -> None:
 def build(
     backbone: BackboneConfig,
     lora: LoraSettings,
-    reducer: ReducerConfig,
+    reducer: Reducer,
     routing: RoutingConfig | None,
     stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
@@ -74,7 +74,7 @@ def build(
 def assemble(
     family: Family,
     lora: LoraSettings,
-    reducer: ReducerConfig,
+    reducer: Reducer,
     routing: RoutingConfig | None,
     stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
@@ -82,12 +82,11 @@ def assemble(
 
     With ``stage2`` the q/v LoRA is frozen; whoever calls loads stage 1's tensors into it.
     """
-    reducer_built = build_reducer(reducer, family.shape.num_layers)
     peft_model = add_adapters(family, lora, stage2)
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
     if stage2 is not None:
         check_stage2(stage2, bank)
-    return CompressedBackbone(family, reducer_built, bank), peft_model
+    return CompressedBackbone(family, reducer, bank), peft_model
 
 
 def add_adapters(family: Family, lora: LoraSettings, stage2: Stage2Config | None) -> PeftModel:

@@ -20,14 +20,15 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig, load_family, resolve
 from subtoken_train.families.lora import remove_lora
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import Reducer
 
 
 def load_backbone(
     path: str | Path,
     revision: str | None = None,
     backbone: BackboneConfig | str | None = None,
-    reducer: ReducerConfig | None = None,
+    reducer: Reducer | None = None,
 ) -> CompressedBackbone:
     """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
 
@@ -40,8 +41,7 @@ def load_backbone(
             raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
         source = backbone or BackboneConfig()
         family = load_family(replace(source, path=str(path), revision=revision or source.revision))
-        chosen = ReducerConfig(name="none") if reducer is None else reducer
-        return CompressedBackbone(family, build_reducer(chosen, family.shape.num_layers))
+        return CompressedBackbone(family, reducer or build_reducer("none"))
     if reducer is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
     config = read_config(folder)
@@ -94,7 +94,7 @@ class ModelPool:
         path: str | Path,
         *,
         backbone: BackboneConfig | str | None = None,
-        reducer: ReducerConfig | None = None,
+        reducer: Reducer | None = None,
         selector: str | None = None,
         seed: int | None = None,
     ) -> CompressedBackbone:
@@ -129,7 +129,7 @@ class ModelPool:
         return self._placed(self._current)
 
     def _plain(
-        self, path: str, backbone: BackboneConfig | str | None, reducer: ReducerConfig | None, selector: str | None
+        self, path: str, backbone: BackboneConfig | str | None, reducer: Reducer | None, selector: str | None
     ) -> CompressedBackbone:
         """A backbone without an adapter."""
         if isinstance(backbone, str):
@@ -139,8 +139,7 @@ class ModelPool:
                 f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
             )
         family = self._cleared(replace(backbone or BackboneConfig(), path=path))
-        chosen = ReducerConfig(name="none") if reducer is None else reducer
-        self._current = CompressedBackbone(family, build_reducer(chosen, family.shape.num_layers))
+        self._current = CompressedBackbone(family, reducer or build_reducer("none"))
         return self._placed(self._current)
 
     def _cleared(self, source: BackboneConfig) -> Family:
@@ -164,7 +163,7 @@ class ModelPool:
 
 
 def _with(
-    config: AdapterConfig, reducer: ReducerConfig | None, selector: str | None, seed: int | None, name: str
+    config: AdapterConfig, reducer: Reducer | None, selector: str | None, seed: int | None, name: str
 ) -> AdapterConfig:
     """The adapter's settings under another reducer or selector."""
     changed = config if reducer is None else replace(config, reducer=reducer)

@@ -28,7 +28,7 @@ from subtoken_train.inference.loading import device_of, load_backbone
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch, Plan
 
 ANSWER_TOKENS = 64
@@ -80,7 +80,7 @@ class SubTokenModel:
         *,
         revision: str | None = None,
         backbone: BackboneConfig | str | None = None,
-        reducer: ReducerConfig | None = None,
+        reducer: Reducer | None = None,
         eviction: str | None = None,
         eviction_keep: float = 1.0,
         eviction_unit: KeepUnit = "fraction",

@@ -30,8 +30,8 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
     """Raise a worded ``ValueError`` where something that compresses reads the question."""
     bank, reducer = backbone.bank, backbone.reducer
     reads = None
-    if reducer.stage == "context" and reducer.config.keep_ratio < 1:
-        reads = f"reducer {reducer.config.name!r} chooses pages by the question"
+    if reducer.stage == "context" and reducer.keep_ratio < 1:
+        reads = f"reducer {reducer.name!r} chooses pages by the question"
     elif (
         bank is not None
         and backbone.active_routing is not None

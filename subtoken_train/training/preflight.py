@@ -21,7 +21,6 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig, layout_family, with_processor
 from subtoken_train.ledger.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
-from subtoken_train.reducers import build_reducer
 from subtoken_train.training.module import SubTokenModule
 
 
@@ -154,8 +153,7 @@ def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
 
 def budget_of(parts: CompressedBackbone) -> KVBudget:
     """Keep ratio and groups; without routing, every group."""
-    ratio, routing = parts.reducer.config.keep_ratio, parts.active_routing
-    return KVBudget(ratio) if routing is None else KVBudget(ratio, routing.num_groups, routing.kept_groups)
+    return replace(parts.group_budget, keep_ratio=parts.reducer.keep_ratio)
 
 
 def layer_bands(ledger: Ledger) -> list[LayerBand]:
@@ -173,8 +171,8 @@ def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: Nomina
     if parts.reducer.stage != "context":
         return anchor
     # whole pages only
-    config = replace(parts.reducer.config, keep_ratio=anchor.keep_ratio, round_up=True)
-    kept = build_reducer(config, ledger.shape.num_layers).kept_tokens(prompt.tokens)
+    config = replace(parts.reducer, keep_ratio=anchor.keep_ratio, round_up=True)
+    kept = config.kept_tokens(prompt.tokens)
     return Anchor(prompt.tokens, kept, kept / prompt.tokens)
 
 

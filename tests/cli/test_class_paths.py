@@ -10,9 +10,9 @@ import yaml
 from lightning.pytorch import Trainer
 
 from subtoken_train.cli.class_paths import ALLOWED, ZERO_SETTINGS
+from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
-from subtoken_train.cli.recipe_words import FLAGS
 from subtoken_train.cli.trainer_ranges import SETTINGS
 from subtoken_train.training.strategies import STRATEGIES
 from subtoken_train.training.strategies.zero_settings import _RECIPE_SAYS

@@ -87,7 +87,7 @@ def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path):
     assert main(["fit", *recipe(data=corpus)]) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
     assert config.identity.model_type == "llama"
-    assert (backbone.reducer.config.page_size, backbone.reducer.config.window) == (4, 8)
+    assert (backbone.reducer.page_size, backbone.reducer.window) == (4, 8)
     assert backbone.bank.config.query_conditioned
 
 

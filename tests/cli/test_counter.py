@@ -2,7 +2,7 @@
 
 import sys
 
-from subtoken_train.cli.progress import counter
+from subtoken_train.cli.terminal import counter
 
 
 def test_a_log_takes_ten_lines(capsys):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import yaml
 
-from subtoken_train.cli.recipe_difference import compare_recipes
+from subtoken_train.cli.run_checks import compare_recipes
 
 RECIPE = {
     "seed_everything": 0,
@@ -82,3 +82,15 @@ def test_many_differences_are_counted(tmp_path):
 
 def test_keys_that_the_old_recipe_did_not_have(tmp_path):
     assert compared(tmp_path, dropped=("model", "data")) == ""
+
+
+def test_a_recipe_saved_by_version_0_1_names_the_settings_of_every_reducer(tmp_path):
+    own = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 16}
+    now = {**RECIPE, "model": {**RECIPE["model"], "reducer": own}}
+    before = {**RECIPE, "model": {**RECIPE["model"], "reducer": {**own, "stage": "embeds", "layer": 2, "seed": 0}}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(before))
+    assert compare_recipes(tmp_path / "recipe.yaml", yaml.safe_dump(now)) == ""
+    before["model"]["reducer"]["page_size"] = 8
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(before))
+    with pytest.raises(ValueError, match=r"model.reducer.page_size: 8, here 4"):
+        compare_recipes(tmp_path / "recipe.yaml", yaml.safe_dump(now))

@@ -7,9 +7,10 @@ import os
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from subtoken_train.cli.errors import guarded, one_line
 from subtoken_train.cli.main import main
+from subtoken_train.cli.terminal import guarded, one_line
 from subtoken_train.errors import UncutError, plain, unknown_name
 from subtoken_train.evaluation.reporting.csv_file import report_csv, text_cell
 from subtoken_train.evaluation.reporting.report import make_report
@@ -140,8 +141,8 @@ def test_cells_of_text_are_no_formulas(odd_report):
 
 
 def test_tables_of_other_commands_take_no_markup(capsys):
-    from subtoken_train.cli.preview_lines import LEGEND
+    from subtoken_train.cli.preview import LEGEND
 
-    Console().print(LEGEND)
+    Console().print(Text.assemble(*LEGEND))
     assert plain("a\tb\n[red]") == "a\tb\n[red]"
     assert plain("\x1b]0;title\x07\x9b1m") == r"\x1b]0;title\x07\x9b1m"

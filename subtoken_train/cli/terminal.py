@@ -1,4 +1,7 @@
-"""The one place where exceptions become messages and exit codes: 0 fine, 1 our failure, 2 wrong input, 130 Ctrl-C."""
+"""What the terminal shows of a command that waits or fails: counters, messages and exit codes.
+
+The one place where exceptions become exit codes: 0 fine, 1 our failure, 2 wrong input, 130 Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from typing import Any
 from subtoken_train.errors import SubTokenWarning, UncutError, plain
 
 PROGRAM = "subtoken-train"
-
 USER_ERRORS = (
     ValueError,
     FileNotFoundError,
@@ -149,3 +151,21 @@ def _reader_is_gone() -> bool:
     if gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)  # or Python complains again at exit
     return gone
+
+
+_LINES = 10  # in a log
+
+
+def counter(what: str) -> Callable[[int, int], None]:
+    """A function of (done, total) that shows ``done/total what``."""
+    shown, what = 0, plain(what)
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty():
+            print(f"\r{done}/{total} {what}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif (part := done * _LINES // total) > shown:
+            shown = part
+            print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
+
+    return show
