@@ -38,7 +38,7 @@ from subtoken_train.training.panels.midway_scores import (
     MidwayEvaluation,
     StopEarly,
 )
-from subtoken_train.training.panels.progress import BarProgress, LineProgress, LogRecipe
+from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.resume import requeued_with_work
 from subtoken_train.training.run_checkpoints import RunCheckpoints
