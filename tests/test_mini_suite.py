@@ -27,7 +27,7 @@ from benchmarks.mini_suite import (
 from subtoken_train.evaluation.reporting.exports import frame_csv
 from subtoken_train.evaluation.reporting.plots import MOOT
 from subtoken_train.evaluation.runner.arms import arm_name
-from subtoken_train.evaluation.runner.suites import suite
+from subtoken_train.evaluation.runner.spec import suite
 from tests.support.drawings import clipped_texts
 
 
@@ -37,7 +37,7 @@ def test_readme_shows_the_committed_figures():
 
 
 def test_the_arms_are_those_of_the_suite(tmp_path, monkeypatch):
-    monkeypatch.setattr("subtoken_train.evaluation.runner.suites.SCENES", 1)
+    monkeypatch.setattr("subtoken_train.evaluation.runner.spec.SCENES", 1)
     grids = suite("mini", tmp_path)
     names = {arm_name(spec).replace("-seed0", "", 1) for grid in grids for spec in grid.arms}
     assert names == set(ARMS)

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, ArmFacts, Manifest
-from subtoken_train.evaluation.results.record import SampleRecord
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 from subtoken_train.evaluation.tasks import TASKS, build_task
 
 
