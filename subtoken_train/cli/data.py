@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> str:
     from subtoken_train.cli import data_checks
-    from subtoken_train.cli.outputs import check_new
+    from subtoken_train.outputs import check_new
 
     check_new([] if args.missing_list is None else [args.missing_list], args.overwrite)
     if args.name == "llava665k":

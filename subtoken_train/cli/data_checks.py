@@ -14,7 +14,7 @@ from typing import Any
 import datasets
 import pyarrow.parquet as pq
 
-from subtoken_train.cli.outputs import write_whole
+from subtoken_train.outputs import write_whole
 from subtoken_train.datasets.image_sources import FolderImages, missing_images
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import parse_yaml
