@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from subtoken_train.evictions import EVICTIONS
 
@@ -31,34 +31,23 @@ def add_compression_options(parser: ArgumentParser) -> None:
     )
 
 
+def arm_options(args: Namespace) -> dict[str, Any]:
+    """The options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
+    from subtoken_train.inference.written_settings import parse_settings
+
+    names = ("backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "scope", "kv_dtype")
+    given = {name: value for name in (*names, "protocol") if (value := getattr(args, name, None)) is not None}
+    if args.eviction_option:
+        given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
+    return given
+
+
 def load_model(args: Namespace, adapter: str | None, device: str | None = None) -> SubTokenModel:
     """An adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, with the options' compression.
 
     Raises:
-        ValueError: options that belong to others that are missing, or what ``SubTokenModel`` refuses.
+        ValueError: what ``ArmSpec`` or ``SubTokenModel`` refuses.
     """
-    if (args.reducer is None) != (args.keep_ratio is None):
-        raise ValueError("--reducer and --keep-ratio go together, for instance --reducer fastv --keep-ratio 0.25")
-    if args.eviction is None and (args.eviction_keep is not None or args.eviction_option or args.scope is not None):
-        raise ValueError("--eviction-keep, --eviction-option and --scope need --eviction NAME")
-    if args.eviction is not None and args.eviction_keep is None:
-        raise ValueError(f"--eviction {args.eviction} needs --eviction-keep, for instance 0.1, 256tokens or 20MB")
-    from subtoken_train.artifact.source import adapter_folder
-    from subtoken_train.inference.model import SubTokenModel
-    from subtoken_train.inference.written_settings import parse_keep, parse_settings
-    from subtoken_train.reducers import build_reducer
+    from subtoken_train.inference.arm_spec import ArmSpec
 
-    folder = adapter_folder(adapter) if adapter else None  # what is none would be taken for a backbone
-    keep, unit = parse_keep("1" if args.eviction_keep is None else args.eviction_keep)
-    return SubTokenModel.from_pretrained(
-        folder or args.backbone,
-        backbone=args.backbone if adapter else None,
-        reducer=None if args.reducer is None else build_reducer(args.reducer, keep_ratio=args.keep_ratio),
-        eviction=args.eviction,
-        eviction_keep=keep,
-        eviction_unit=unit,
-        eviction_options=None if args.eviction is None else parse_settings(args.eviction, args.eviction_option),
-        scope=args.scope,
-        kv_dtype=args.kv_dtype,
-        device_map=device,
-    )
+    return ArmSpec(adapter=adapter, **arm_options(args), written="flag").load(device)

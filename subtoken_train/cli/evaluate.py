@@ -63,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_file(args: argparse.Namespace) -> int:
     """One data file, all adapters, a table."""
-    if not args.adapter and not args.backbone:
-        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     if args.out and Path(args.out).exists():
         raise ValueError(f"{args.out} exists; choose another --out")
     from subtoken_train.cli.quiet import quiet_libraries
@@ -91,18 +89,15 @@ def _run_file(args: argparse.Namespace) -> int:
 
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> RunRecord:
     """What one adapter, or the backbone, made of the questions; ``asked`` is their file's content."""
-    from subtoken_train.artifact.config import read_config
-    from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.cli.compression import load_model
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.data_file import answer_records
+    from subtoken_train.evaluation.runner.arms import adapter_name
     from subtoken_train.evaluation.scores_file import RunRecord
 
-    name = Path(args.backbone).name if adapter is None else Path(adapter).name
-    if adapter is not None:
-        name = str(read_config(adapter_folder(adapter)).training.get("name", name))
     model = load_model(args, adapter)
+    name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
         print(line, file=sys.stderr)
     answers = answer_records(

@@ -85,7 +85,7 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
     """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
     from subtoken_train.cli.compression import load_model
 
-    model = load_model(args, args.adapter, args.device)
+    model = load_model(args, args.adapter or None, args.device)
     family, reducer = model.backbone.family, model.backbone.reducer
     if not args.show:
         return model
@@ -101,8 +101,6 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
 
 def _check(args: argparse.Namespace) -> None:
     """Mistakes that need no model to be seen."""
-    if not args.adapter and not args.backbone:
-        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     check_counts(args, "max_new_tokens", "num_beams")
     if not 0 <= args.temperature < float("inf"):
         raise ValueError(f"--temperature {args.temperature} must be 0 (greedy) or more")

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
-from subtoken_train.engine.blank import see_blank_image
 from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.rows import PromptPass
@@ -24,7 +23,7 @@ from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
-from subtoken_train.training.sharding import is_sharded, shard_layers
+from subtoken_train.training.sharding import is_sharded, see_blank_image, shard_layers
 from subtoken_train.training.step_record import StepRecord
 from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, shapes_of
 from subtoken_train.types import Batch

@@ -156,8 +156,7 @@ def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
 
 def budget_of(parts: CompressedBackbone) -> KVBudget:
     """Keep ratio and groups; without routing, every group."""
-    ratio, routing = parts.reducer.keep_ratio, parts.active_routing
-    return KVBudget(ratio) if routing is None else KVBudget(ratio, routing.num_groups, routing.kept_groups)
+    return replace(parts.group_budget, keep_ratio=parts.reducer.keep_ratio)
 
 
 def layer_bands(ledger: Ledger) -> list[LayerBand]:

@@ -14,11 +14,10 @@ from typing import Any
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
-from subtoken_train.evaluation.runner.alone import Alone
 from subtoken_train.evaluation.runner.anchors import with_anchors
 from subtoken_train.evaluation.runner.arms import Arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
-from subtoken_train.evaluation.runner.processes import ONE, Processes
+from subtoken_train.evaluation.runner.processes import ONE, Alone, Processes
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task

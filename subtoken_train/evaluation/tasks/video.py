@@ -12,8 +12,7 @@ from pathlib import Path
 
 from subtoken_train.datasets.image_sources import SUFFIXES
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.results.record import SampleRecord
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
 from subtoken_train.evaluation.tasks.rows import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
