@@ -7,12 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-<<<<<<< HEAD
-from subtoken_train.cli.command_line import check_counts
-from subtoken_train.cli.compression import add_compression_options
-=======
 from subtoken_train.cli.arm_flags import add_compression_options
->>>>>>> main
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.cli.evaluate_grid import add_grid_options, check_modes, run_grids
 from subtoken_train.errors import plain
 

@@ -7,12 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-<<<<<<< HEAD
-from subtoken_train.cli.command_line import check_counts
-from subtoken_train.cli.compression import add_compression_options
-=======
 from subtoken_train.cli.arm_flags import add_compression_options
->>>>>>> main
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
@@ -87,15 +83,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> SubTokenModel:
     """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
-<<<<<<< HEAD
-    from subtoken_train.cli.compression import load_model
-
-    model = load_model(args, args.adapter or None, args.device)
-=======
     from subtoken_train.cli.arm_flags import flagged_model
 
     model = flagged_model(args, args.adapter or None, args.device)
->>>>>>> main
     family, reducer = model.backbone.family, model.backbone.reducer
     if not args.show:
         return model

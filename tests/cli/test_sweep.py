@@ -12,13 +12,8 @@ import pytest
 from subtoken_train.cli import sweep
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-<<<<<<< HEAD
 from subtoken_train.cli.sweep_grid import parse_setting, slurm_script, sweep_runs
-from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, finish
-=======
-from subtoken_train.cli.sweep_grid import grid, parse_setting, slurm_script
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
->>>>>>> main
 from tests.support.tiny_fits import RECIPE, tiny_fit
 
 GROUPS, RATE = "model.routing.kept_groups=2,4", "model.optimizer.learning_rate=1e-4,2e-4,3e-4"
