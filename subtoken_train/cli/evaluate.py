@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.arm_flags import add_compression_options
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.cli.evaluate_grid import add_grid_options, check_modes, run_grids
 from subtoken_train.errors import plain
 
@@ -53,10 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, answer, print."""
-    for name in ("batch_size", "max_new_tokens", "max_length", "limit"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
     check_modes(args)
     if args.data is None:
         return run_grids(args)
