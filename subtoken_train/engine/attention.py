@@ -15,7 +15,7 @@ Legend: B batch, N rows, M columns, H query heads, h key-value heads, d head wid
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -91,8 +91,7 @@ class ContextSplit:
         """What query rows read of the layer's values, [B, h, N, d]; the budget counts the kept tokens."""
         if self.bank is None or self.routing is None:
             return value_BhNd
-        hidden_BND, value_BND = self.routing.pending.pop(layer)
-        routed_BND = self.bank.route(layer, hidden_BND, value_BND, replace(self.routing, routed_BN=kept_BN))
+        routed_BND = self.bank.route_deferred(layer, self.routing, kept_BN)
         batch, heads, length, width = value_BhNd.shape
         routed_BhNd = routed_BND.reshape(batch, length, heads, width).transpose(1, 2)
         if self.collects:

@@ -6,7 +6,7 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +21,10 @@ from subtoken_train.engine.rows import PromptPass, Rows, reducer_view, routing_s
 from subtoken_train.families.base import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.ledger.ledger import KVBudget
+from subtoken_train.ledger.ledger import KVBudget, promised_fraction
 from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, TowerReducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RouterBank
+from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
@@ -82,6 +82,11 @@ class CompressedBackbone(nn.Module):
     def region(self) -> Region:
         """The region that is compressed: what a model sees, or a language model's context."""
         return Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL
+
+    def promised_fraction(self, tokens: int, kept: int) -> float:
+        """Share of the compressed region's KV that reducer and routing promise, see the ledger's function."""
+        shape, cut = self.family.shape, self.reducer.cut_layer
+        return promised_fraction(shape, self.region.label, tokens, kept, self.group_budget, cut)
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
@@ -150,7 +155,7 @@ class CompressedBackbone(nn.Module):
                 "reducer and routers need packed text (data.train) or prompts with a context"
             )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
-        state = None if self.bank is None else routing_state(batch, rows, apart=True)
+        state = None if self.bank is None else routing_state(batch, rows, deferred=True)
         split = ContextSplit(
             reducer=reducer,
             visible_BN=rows.visible_BM,
@@ -161,7 +166,7 @@ class CompressedBackbone(nn.Module):
             routing=state,
             collects=cache is not None,
         )
-        with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
+        with self._routing(state):
             hidden = self._layers(call, hidden, rows, 0, None, context_split=split)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
@@ -211,13 +216,13 @@ class CompressedBackbone(nn.Module):
             hidden = self._layers(call, hidden, rows, 0, start)
             spans = [(0, start, rows)]
         spans = [*spans, (start, depth, rows)]
-        if self.bank is None:
-            return PromptPass(self._layers(call, hidden, rows, start, depth), rows, spans)
-        state = routing_state(call.batch, rows)
-        state.rank_BN = None if rank_BN is None else take_rows(rank_BN, rows.index_BM)
-        with self.bank.routing(state):
+        state = None if self.bank is None else routing_state(call.batch, rows, rank_BN)
+        with self._routing(state):
             hidden = self._layers(call, hidden, rows, start, depth)
         return PromptPass(hidden, rows, spans, state)
+
+    def _routing(self, state: RoutingState | None) -> AbstractContextManager[object]:
+        return nullcontext() if self.bank is None or state is None else self.bank.routing(state)
 
     def _layers(
         self,

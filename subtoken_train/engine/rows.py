@@ -84,15 +84,23 @@ def _one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
 
 
-def routing_state(batch: Batch, rows: Rows, apart: bool = False) -> RoutingState:
-    """What the routers read of a pass over ``rows``."""
+def routing_state(batch: Batch, rows: Rows, rank_BN: Tensor | None = None, deferred: bool = False) -> RoutingState:
+    """What the routers read of a pass over ``rows``.
+
+    Args:
+        batch: the prompts.
+        rows: of the pass.
+        rank_BN: the reducer's rank of every row of the unreduced sequence; None where it ranks nothing.
+        deferred: see ``routing/bank.py``.
+    """
     regions = rows.regions_BM
     return RoutingState(
         routed_BN=in_compressed_region(regions),
         query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
         position_BN=rows.ordinal_BM,
         sample_seed_B=sample_seeds(batch.record_ids, regions.device),
-        apart=apart,
+        rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),
+        deferred={} if deferred else None,
     )
 
 

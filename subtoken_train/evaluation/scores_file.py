@@ -16,8 +16,7 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.data_file import Answers, grouped
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import Prediction
-from subtoken_train.evaluation.runner.arms import groups_words, nominal_fraction
-from subtoken_train.inference.compression import Compression
+from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.ledger.ledger import share_words
 from subtoken_train.typed import checked, shown
 
@@ -77,14 +76,13 @@ class RunRecord:
             data: the question file's content, or what the questions are drawn by.
             context_tokens: a language model's context; None: the compressed region is an image.
         """
-        reducer, routing, shape = backbone.reducer, backbone.active_routing, backbone.family.shape
         before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
-        kept = reducer.kept_tokens(before)
+        kept = backbone.reducer.kept_tokens(before)
         return cls(
             arm=arm,
             visual_tokens=f"{kept}/{before}",
-            groups=groups_words(routing),
-            nominal_kv=nominal_fraction(shape, before, kept, reducer.cut_layer, routing, Compression()),
+            groups=groups_words(backbone.active_routing),
+            nominal_kv=backbone.promised_fraction(before, kept),
             realised_kv=answers.realised,
             eviction=answers.compression.label,
             kv_bytes=answers.total("kv_bytes"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.ledger.ledger import Ledger, nominal_ledger, share_words
+from subtoken_train.ledger.ledger import Ledger, share_words
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Batch, Plan, Region, in_compressed_region
 
@@ -122,8 +122,7 @@ def _nominal(backbone: CompressedBackbone, regions_PN: Tensor) -> float:
     """Share of the compressed region that the budget promises."""
     counts, reducer = in_compressed_region(regions_PN).sum(-1).tolist(), backbone.reducer
     kept = sum(reducer.kept_tokens(count) for count in counts if count)
-    tokens = {backbone.region.label: sum(counts)}
-    return nominal_ledger(backbone.family.shape, tokens, backbone.group_budget, reducer.cut_layer, kept).fraction()
+    return backbone.promised_fraction(sum(counts), kept)
 
 
 def _bytes(things: Iterable[object]) -> int:

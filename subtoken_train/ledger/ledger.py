@@ -107,7 +107,7 @@ class KVShape:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the ledger: a region in a layer. ``kept_pairs`` counts stored (token, group) pairs over S groups."""
+    """One row of the ledger: a region in a layer."""
 
     layer: int
     region: str
@@ -189,6 +189,22 @@ def nominal_ledger(
             keys = count * shape.side_bytes
             rows.append(Entry(layer, region, tokens, count, keys, count * each - keys, count * extra))
     return Ledger(shape, tuple(rows))
+
+
+def promised_fraction(
+    shape: KVShape, region: str, tokens: int, kept_tokens: int, groups: KVBudget, cut_layer: int = 0
+) -> float:
+    """Share of a compressed region's KV that a budget promises, without the index; 1 where it has no token.
+
+    Args:
+        shape: cache geometry.
+        region: its name, ``visual`` where the model sees images, else ``context``.
+        tokens: tokens before reduction.
+        kept_tokens: tokens after it.
+        groups: what a routed token stores; its keep ratio is not read.
+        cut_layer: as in ``nominal_ledger``.
+    """
+    return nominal_ledger(shape, {region: tokens}, groups, cut_layer, kept_tokens).fraction(region)
 
 
 @dataclass(frozen=True)

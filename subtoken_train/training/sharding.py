@@ -1,14 +1,20 @@
-"""Weights that processes share out: how FSDP2 does it, how to see it, and how a tensor becomes whole again."""
+"""Weights that processes share out: how FSDP2 does it, how to see it, and how a tensor becomes whole again.
+
+Processes gather a module's weights as it is called; a text-only batch calls the vision tower on a stand-in.
+"""
 
 from __future__ import annotations
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.reducers.base import TowerReducer
+from subtoken_train.types import Batch
 
 
 def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
@@ -54,3 +60,36 @@ def _same_everywhere(parts: nn.Module, mesh: DeviceMesh) -> None:
             values = parameter.detach().to(mesh.device_type)  # NCCL sends no CPU tensors
             torch.distributed.broadcast(values, src=0, group=mesh.get_group())
             parameter.data.copy_(values)
+
+
+BLANK_SIZE = (64, 64)
+
+
+@torch.no_grad()
+def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
+    """Run the vision tower on a black image and drop the result, if a batch has no image of its own.
+
+    Called before ``parts.run``, it makes a text-only batch call the modules that one with images calls, in the same
+    order: the tower (as the token reducer reads it) and the projector come before the embeddings, and the layers after
+    them are the same either way. Nothing for a family without images.
+    """
+    family, reducer = parts.family, parts.reducer
+    if batch.pixel_values is not None or family.image_token_id is None:
+        return
+    device = batch.input_ids_BN.device
+    pixels, grid = family.process_images([Image.new("RGB", BLANK_SIZE)])
+    nothing_BN = torch.zeros(1, 0, dtype=torch.long, device=device)
+    blank = Batch(
+        input_ids_BN=nothing_BN,
+        labels_BN=nothing_BN,
+        regions_BN=nothing_BN,
+        rank_position_B=torch.tensor([-1], device=device),
+        pixel_values=pixels.to(device),
+        images_per_sample_B=torch.ones(1, dtype=torch.long, device=device),
+        record_ids=["blank"],
+        image_grid_I3=None if grid is None else grid.to(device),
+    )
+    reads_tower = isinstance(reducer, TowerReducer) and reducer.keep_ratio < 1
+    states = family.visual_states(blank, statistics=reads_tower)
+    assert states is not None
+    family.project(torch.cat(states.tokens))

@@ -11,12 +11,12 @@ from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
-from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks.task import Modality
+from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.loading import ModelPool
 from subtoken_train.inference.opening import check_context_first
-from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
+from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
@@ -134,7 +134,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reduces or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=nominal_fraction(family.shape, tokens, kept, backbone.reducer.cut_layer, routing, compression),
+        nominal_kv=nominal_fraction(backbone, tokens, kept, compression),
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=seed,
@@ -158,17 +158,13 @@ def groups_words(routing: RoutingConfig | None) -> str:
     return "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
 
 
-def nominal_fraction(
-    shape: KVShape, tokens: int, kept: int, cut_layer: int, routing: RoutingConfig | None, compression: Compression
-) -> float:
+def nominal_fraction(backbone: CompressedBackbone, tokens: int, kept: int, compression: Compression) -> float:
     """Share of the compressed region's KV that the ledger promises, without the index and in the model's dtype.
 
     A budget in tokens or bytes is no share of anything before a prompt is there: it is left out.
     """
-    budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
-    ledger = nominal_ledger(shape, {"visual": tokens}, budget, cut_layer, kept)
     share = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
-    return ledger.fraction() * share
+    return backbone.promised_fraction(tokens, kept) * share
 
 
 def arm_name(spec: ArmSpec) -> str:

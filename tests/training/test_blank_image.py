@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.engine.blank import see_blank_image
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.sharding import see_blank_image
 from tests.support.helpers import compress, make_batch
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 
