@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.compression import add_compression_options
+from subtoken_train.cli.arm_flags import add_compression_options
 from subtoken_train.cli.evaluate_grid import add_grid_options, check_modes, run_grids
 from subtoken_train.errors import plain
 
@@ -91,14 +91,14 @@ def _run_file(args: argparse.Namespace) -> int:
 
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> RunRecord:
     """What one adapter, or the backbone, made of the questions; ``asked`` is their file's content."""
-    from subtoken_train.cli.compression import load_model
+    from subtoken_train.cli.arm_flags import flagged_model
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.data_file import answer_records
     from subtoken_train.evaluation.runner.arms import adapter_name
     from subtoken_train.evaluation.scores_file import RunRecord
 
-    model = load_model(args, adapter)
+    model = flagged_model(args, adapter)
     name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
         print(line, file=sys.stderr)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.compression import arm_options
+from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.documents import read_yaml
 from subtoken_train.errors import plain, unknown_name
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.compression import add_compression_options
+from subtoken_train.cli.arm_flags import add_compression_options
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
 def load_model(args: argparse.Namespace) -> SubTokenModel:
     """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
-    from subtoken_train.cli.compression import load_model as load
+    from subtoken_train.cli.arm_flags import flagged_model
 
-    model = load(args, args.adapter or None, args.device)
+    model = flagged_model(args, args.adapter or None, args.device)
     family, reducer = model.backbone.family, model.backbone.reducer
     if not args.show:
         return model

@@ -74,7 +74,7 @@ def run_grid(
             for task, samples in tasks:
                 cell = Cell(arm, task, samples, grid.out / arm.facts.name / task.name, grid.batch_size, grid.max_length)
                 if processes.first:
-                    describe(cell, backbone, grid, processes)
+                    write_manifest(cell, backbone, grid, processes)
                     _say_unknown(cell, backbone, say)
                 name = f"{arm.facts.name} / {task.name}"
                 cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
@@ -148,7 +148,7 @@ def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
             )
 
 
-def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
+def write_manifest(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
     """Write the cell's manifest, or compare it with the one that is there.
 
     Raises:

@@ -42,7 +42,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     return given
 
 
-def load_model(args: Namespace, adapter: str | None, device: str | None = None) -> SubTokenModel:
+def flagged_model(args: Namespace, adapter: str | None, device: str | None = None) -> SubTokenModel:
     """An adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, with the options' compression.
 
     Raises:
