@@ -115,7 +115,7 @@ class CompressedBackbone(nn.Module):
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         rows = Rows.whole(batch.regions_BN, family.positions(batch))
-        neutral = reducer.stage == "none" or (reducer.keep_ratio == 1 and not force_gather)
+        neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
         if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
             hidden, keep = self._tower_reduced(reducer, batch, rows)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)

@@ -94,7 +94,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
     shares_LB = [sample_shares(layer.blocks, layer.keys) for layer in layers]
     slices_L = [slice_bytes(layer.blocks[0]) for layer in layers]
     placeless = backbone.reducer.stage == "tower" and family.tower_positions == "renumber"
-    kept = [None] * len(region_B) if placeless and backbone.reducer.keep_ratio < 1 else _kept_visual(opened)
+    kept = [None] * len(region_B) if placeless and backbone.reducer.acts else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM)
     made = []
     for b, region in enumerate(region_B):

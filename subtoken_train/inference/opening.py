@@ -30,7 +30,7 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
     """Raise a worded ``ValueError`` where something that compresses reads the question."""
     bank, reducer = backbone.bank, backbone.reducer
     reads = None
-    if reducer.stage == "context" and reducer.keep_ratio < 1:
+    if reducer.stage == "context" and reducer.acts:
         reads = f"reducer {reducer.name!r} chooses pages by the question"
     elif (
         bank is not None
