@@ -17,7 +17,7 @@ from transformers import Cache
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import attention_row, scouted_row
 from subtoken_train.engine.modes import evaluation_mode
-from subtoken_train.engine.rows import PromptPass, Rows, reducer_view, routing_state, rows_read
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, routing_state, rows_read
 from subtoken_train.families.base import Family
 from subtoken_train.families.vision_tower import check_feature_count
 from subtoken_train.functional.gather import take_rows

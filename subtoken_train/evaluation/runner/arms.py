@@ -14,8 +14,8 @@ from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks.task import Modality
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.pool import ModelPool
 from subtoken_train.inference.opening import check_context_first
+from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
