@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.base import Family, RenderedPrompt, Turn
+from subtoken_train.families.images import pad_to_square
 from subtoken_train.families.vision_tower import class_attention
-from subtoken_train.functional.images import pad_to_square
 from subtoken_train.types import Batch, VisualStates
 
 
