@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subtoken_train.cli.command_line import check_counts
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -37,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, run the prompts, write and print."""
-    if args.limit < 1:
-        raise ValueError(f"--limit {args.limit} must be at least 1")
+    check_counts(args, "limit")
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
@@ -73,7 +74,7 @@ def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
     """Batches of prompts, counted on stderr."""
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.prompts import recall_prompts, record_prompts
+    from subtoken_train.evaluation.runner.batches import recall_prompts, record_prompts
 
     if family.image_token_id is None:
         if data is not None:

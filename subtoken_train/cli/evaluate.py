@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.compression import add_compression_options
+from subtoken_train.cli.arm_flags import add_compression_options
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.cli.evaluate_grid import add_grid_options, check_modes, run_grids
 from subtoken_train.errors import plain
 
@@ -53,10 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, answer, print."""
-    for name in ("batch_size", "max_new_tokens", "max_length", "limit"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
     check_modes(args)
     if args.data is None:
         return run_grids(args)
@@ -65,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_file(args: argparse.Namespace) -> int:
     """One data file, all adapters, a table."""
-    if not args.adapter and not args.backbone:
-        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     if args.out and Path(args.out).exists():
         raise ValueError(f"{args.out} exists; choose another --out")
     from subtoken_train.cli.quiet import quiet_libraries
@@ -93,18 +89,15 @@ def _run_file(args: argparse.Namespace) -> int:
 
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> RunRecord:
     """What one adapter, or the backbone, made of the questions; ``asked`` is their file's content."""
-    from subtoken_train.artifact.config import read_config
-    from subtoken_train.artifact.source import adapter_folder
-    from subtoken_train.cli.compression import load_model
+    from subtoken_train.cli.arm_flags import flagged_model
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.data_file import answer_records
+    from subtoken_train.evaluation.runner.arms import adapter_name
     from subtoken_train.evaluation.scores_file import RunRecord
 
-    name = Path(args.backbone).name if adapter is None else Path(adapter).name
-    if adapter is not None:
-        name = str(read_config(adapter_folder(adapter)).training.get("name", name))
-    model = load_model(args, adapter)
+    model = flagged_model(args, adapter)
+    name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
         print(line, file=sys.stderr)
     answers = answer_records(

@@ -186,7 +186,7 @@ def _sections(
 ) -> CardSections:
     """What the card says besides the configuration; without a recipe the scores alone."""
     from subtoken_train.artifact.card import CardSections
-    from subtoken_train.cli.card import card_sections
+    from subtoken_train.cli.run_scores import card_sections
     from subtoken_train.evaluation.scores_file import read_scores
 
     name = str(config.training.get("name", source.folder.name))

@@ -168,7 +168,7 @@ def checkpoint_to_resume(checkpoints: Path) -> Path:
 def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:
     """Write the adapter folder of a finished run; ``repo_id`` is the Hub name that its card speaks of."""
     from subtoken_train.artifact.folder import write_adapter
-    from subtoken_train.cli.card import card_sections
+    from subtoken_train.cli.run_scores import card_sections
     from subtoken_train.training.export import adapter_config
     from subtoken_train.training.trained_tensors import finished_parts
 

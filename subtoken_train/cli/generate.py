@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.compression import add_compression_options
+from subtoken_train.cli.arm_flags import add_compression_options
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     images = [open_image(Path(path)) for path in args.image]
-    model = load_model(args)
+    model = _load(args)
     layers = _layers(args.show_layers, model) if args.show else []
     inputs: dict[str, Any] = model.inputs(prompt, images)
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
@@ -80,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_model(args: argparse.Namespace) -> SubTokenModel:
+def _load(args: argparse.Namespace) -> SubTokenModel:
     """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
-    from subtoken_train.cli.compression import load_model as load
+    from subtoken_train.cli.arm_flags import flagged_model
 
-    model = load(args, args.adapter, args.device)
+    model = flagged_model(args, args.adapter or None, args.device)
     family, reducer = model.backbone.family, model.backbone.reducer
     if not args.show:
         return model
@@ -100,11 +101,7 @@ def load_model(args: argparse.Namespace) -> SubTokenModel:
 
 def _check(args: argparse.Namespace) -> None:
     """Mistakes that need no model to be seen."""
-    if not args.adapter and not args.backbone:
-        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
-    for name in ("max_new_tokens", "num_beams"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1")
+    check_counts(args, "max_new_tokens", "num_beams")
     if not 0 <= args.temperature < float("inf"):
         raise ValueError(f"--temperature {args.temperature} must be 0 (greedy) or more")
     if args.show_layers and not args.show:

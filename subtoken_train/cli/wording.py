@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import clipped, unknown_name
 from subtoken_train.typed import shown
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _SHOWN, _LONGEST = 60, 300
 """Characters of a value, and of a message that is not ours."""
 
 
-def worded(message: str, keys: Iterable[str]) -> str:
+def reworded(message: str, keys: Iterable[str]) -> str:
     """A parser's message as one short line.
 
     Args:
@@ -59,12 +59,7 @@ def worded(message: str, keys: Iterable[str]) -> str:
         return f"{found['keys']} is not set; pass a recipe with --config ('subtoken-train recipes ls' lists them)"
     if _KEY.search(text) and _VALUE.search(text):
         return _wrong_value(text)
-    return shortened(text, _LONGEST)
-
-
-def shortened(text: str, length: int) -> str:
-    """The text, its end left out where it is too long."""
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+    return clipped(text, _LONGEST)
 
 
 def own_words(message: str) -> str:
@@ -84,7 +79,7 @@ def recipe_keys(parser: LightningArgumentParser) -> list[str]:
     return sorted(keys - groups_of_keys)
 
 
-def check_groups(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
+def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
     """What the parser lets pass: an unknown key that holds nothing, and an empty list where a group belongs.
 
     Args:
@@ -100,7 +95,7 @@ def check_groups(content: dict[str, Any], keys: Iterable[str], prefix: str = "")
     for name, value in content.items():
         key = f"{prefix}{name}"
         if key in groups and isinstance(value, dict):
-            check_groups(value, keys, f"{key}.")
+            check_known(value, keys, f"{key}.")
         elif key in groups and value is not None:
             raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
         elif key.removesuffix("+") not in keys | groups and value in ({}, []):
@@ -171,7 +166,7 @@ def _wrong_value(text: str) -> str:
     allowed = (types["union"] or types["one"]) if types else ""
     literals = " ".join(re.findall(r"typing\.Literal\[(.*?)\]", allowed))
     if choices := re.findall(r"'([^']+)'", literals):
-        return str(unknown_name(key, shortened(got, _SHOWN), choices))
+        return str(unknown_name(key, clipped(got, _SHOWN), choices))
     classes = re.findall(r"<class '([\w.]+)'>", allowed)
     words = dict.fromkeys(_TYPE_WORDS.get(name, _GROUP) for name in classes) or [_GROUP]
-    return f"{key} is {shortened(got, _SHOWN)!r}; it must be {' or '.join(words)}"
+    return f"{key} is {clipped(got, _SHOWN)!r}; it must be {' or '.join(words)}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from subtoken_train.datasets.image_sources import FolderImages
-from subtoken_train.datasets.loading import (
+from subtoken_train.datasets.loaders import (
     AccumulationWindows,
     ResumableSampler,
     outlive_stop_signals,

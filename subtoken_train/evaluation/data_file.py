@@ -13,7 +13,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.evaluation.metrics.short_answers import SceneScore
-from subtoken_train.evaluation.results.record import SampleRecord
+from subtoken_train.evaluation.results.store import SampleRecord
 from subtoken_train.evaluation.runner.batches import model_inputs
 from subtoken_train.evaluation.runner.cell import answer_batch, record_of
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples

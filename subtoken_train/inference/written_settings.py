@@ -37,14 +37,16 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
     return round(number * BYTES[unit]), "bytes"
 
 
-def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
+def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:
     """``key=value`` settings of an eviction method, read as what the method's own defaults are.
 
-    Unknown methods and keys are left for ``build_eviction`` to refuse.
+    Unknown methods and keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
 
     Raises:
         ValueError: no ``=``, a key twice, or a value that is not of its default's kind.
     """
+    if method is None:
+        return dict.fromkeys(settings)
     fields = dataclasses.fields(EVICTIONS[method]) if method in EVICTIONS else ()  # type: ignore[arg-type]
     defaults = {field.name: field.default for field in fields}
     read: dict[str, Any] = {}

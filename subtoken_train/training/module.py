@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
-from subtoken_train.engine.build import Stage2Config, build
+from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.families.base import Family
@@ -107,6 +107,10 @@ class SubTokenModule(L.LightningModule):
             compressed.family.enable_checkpointing(compressed.bank)
         self.compressed = compressed
         object.__setattr__(self, "peft_model", peft_model)  # not a submodule: its modules are compressed's own
+
+    def lay_out(self, family: Family) -> tuple[CompressedBackbone, PeftModel]:
+        """All that the recipe builds around a family that is laid out; adapters are drawn anew."""
+        return assemble(family, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config)
 
     def read_first_stage(self) -> FirstStage | None:
         """What stage 2 starts from, read and checked once; ``lora_settings`` are then stage 1's. None without stage 2.

@@ -17,7 +17,6 @@ from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
-from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig, layout_family, with_processor
@@ -113,9 +112,7 @@ def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone
     family = layout_family(module.backbone_config)
     first = None if offline else module.read_first_stage()
     with torch.device("meta"):
-        parts, peft_model = assemble(
-            family, module.lora_settings, module.reducer_config, module.routing_config, module.stage2_config
-        )
+        parts, peft_model = module.lay_out(family)
     if first is not None:
         first.tensors(family, module.backbone_config, peft_model)
     return parts

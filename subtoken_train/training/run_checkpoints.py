@@ -165,7 +165,7 @@ class RunCheckpoints(Checkpoint):
         def finish() -> None:
             if failure is not None:
                 raise failure
-            checkpoints.finish(partial, marker)
+            checkpoints.seal(partial, marker)
             self.on_whole()
             checkpoints.keep_newest(self.folder, self.keep_last)
 

@@ -10,7 +10,6 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.load import layout_family
 from subtoken_train.training.sharding import gathered
@@ -34,7 +33,7 @@ def trained_tensors(state: Path) -> dict[str, Tensor]:
     if state.is_dir():
         tensors = _of_deepspeed(state)
     elif state.is_file():
-        tensors = _of_file(state)
+        tensors = read_state(state)["state_dict"]
     else:
         raise ValueError(f"{state} does not exist; a checkpoint is a file, or a folder that DeepSpeed wrote")
     return {name: _checked(name, tensor.float()) for name, tensor in tensors.items()}
@@ -81,9 +80,7 @@ def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
         return module.parts, module.peft_model
     family = layout_family(module.backbone_config)
     with torch.device("meta"):
-        parts, peft_model = assemble(
-            family, module.lora_settings, module.reducer_config, module.routing_config, module.stage2_config
-        )
+        parts, peft_model = module.lay_out(family)
     parts.load_state_dict(module.gathered, strict=False, assign=True)
     assert all(name in module.gathered for name in _adapter_names(parts)), "the adapter was not gathered whole"
     return parts, peft_model
@@ -92,11 +89,6 @@ def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
 def _adapter_names(parts: CompressedBackbone) -> dict[str, Tensor]:
     named = [*parts.named_parameters(), *parts.named_buffers()]
     return {name: tensor for name, tensor in named if ".lora_" in name or name.startswith("bank.")}
-
-
-def _of_file(state: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = read_state(state)["state_dict"]
-    return tensors
 
 
 def _of_deepspeed(folder: Path) -> dict[str, Tensor]:

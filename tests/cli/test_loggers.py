@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from subtoken_train.cli.loggers import csv_parts, finish_remote, run_loggers
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.training.panels.progress import LogRecipe
+from subtoken_train.training.panels.run_progress import LogRecipe
 from tests.support.places import RECIPES, recipe
 
 RECIPE = recipe("tiny_fastv25_s16k4")

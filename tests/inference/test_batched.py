@@ -203,8 +203,8 @@ def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
     parts = account(backbone, batch, opened, cache)
     appended = int((batch.regions_BN != Region.PADDING).sum() - (opened.regions_BM != Region.PADDING).sum())
     assert (appended > 0) == (protocol == "context_first")
-    stored = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
-    assert sum(part.kv_bytes for part in parts) == stored + appended * shape.token_bytes
+    packed = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
+    assert sum(part.kv_bytes for part in parts) == packed + appended * shape.token_bytes
     ledger = measured_ledger(opened.plan, opened.regions_BM, shape)
     region = "visual" if backbone.family.image_token_id is not None else "context"
     rows = [entry for entry in ledger.entries if entry.region == region]

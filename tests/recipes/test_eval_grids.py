@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from subtoken_train.evaluation.runner.read_grid import read_grid
-from subtoken_train.evaluation.runner.suites import SUITES
+from subtoken_train.evaluation.runner.spec import SUITES, read_grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference.written_settings import parse_keep
 from tests.support.places import RECIPES, ROOT, recipe

@@ -1,4 +1,4 @@
-"""Greedy decoding of a batch of prompts, whole."""
+"""Greedy answers to a batch of prompts with the plan and the cache, which ``generate_batch`` does not give back."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
 
 
 class Perplexity(TaskMetric):
@@ -59,7 +59,7 @@ def _only(prediction: Prediction) -> float:
     return value
 
 
-class MultipleChoice(TaskMetric):
+class MultipleChoice(MeanScores):
     """How often the likeliest choice is the right one; among equals the first counts as chosen.
 
     A reference holds ``answer``, the index of the right choice. Likelihoods are taken as they are, not divided by
@@ -69,25 +69,9 @@ class MultipleChoice(TaskMetric):
         ``accuracy``: over all samples, so subjects weigh by their size.
     """
 
-    right: Tensor
-    total: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("right", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
-        """Take log-likelihoods of choices."""
-        self.right += int(sum(self.score(*pair) for pair in zip(predictions, references, strict=True)))
-        self.total += len(predictions)
-
-    def compute(self) -> dict[str, Tensor]:
-        """The accuracy."""
-        return {"accuracy": self.right.double() / self.total}
+    names = ("accuracy",)
 
     @staticmethod
-    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """The sample's term of ``accuracy``."""
-        assert not isinstance(prediction, str)
-        return float(prediction.index(max(prediction)) == reference["answer"])
+    def figures(prediction: list[float], reference: Mapping[str, Any]) -> dict[str, float]:
+        """1 where the likeliest choice is right."""
+        return {"accuracy": float(prediction.index(max(prediction)) == reference["answer"])}

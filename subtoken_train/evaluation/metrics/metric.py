@@ -65,13 +65,17 @@ class MeanScores(TaskMetric):
 
     @staticmethod
     @abstractmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """One answer's scores, in 0..1. A score that is taken over other samples only is left out."""
+    def figures(prediction: Any, reference: Mapping[str, Any]) -> dict[str, float]:
+        """One answer's scores, in 0..1. A score that is taken over other samples only is left out.
+
+        Args:
+            prediction: a text, or log-likelihoods where the task asks for those.
+            reference: of the sample.
+        """
 
     def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
-        """Take generated answers with the references of their samples."""
+        """Take answers with the references of their samples."""
         for prediction, reference in zip(predictions, references, strict=True):
-            assert isinstance(prediction, str)  # these tasks generate their answers
             found = self.figures(prediction, reference)
             self.sums_S += torch.tensor([found.get(name, 0.0) for name in self.names], dtype=torch.float64).to(
                 self.sums_S
@@ -86,5 +90,4 @@ class MeanScores(TaskMetric):
     @classmethod
     def score(cls, prediction: Prediction, reference: Mapping[str, Any]) -> float:
         """The sample's term of the mean that is named first."""
-        assert isinstance(prediction, str)
         return cls.figures(prediction, reference)[cls.names[0]]

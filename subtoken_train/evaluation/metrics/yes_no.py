@@ -22,17 +22,8 @@ POPE_CATEGORIES = ("adversarial", "popular", "random")
 _NO, _YES, _OTHER = range(3)
 _ANSWERS = {"no": _NO, "yes": _YES}
 MME_PERCEPTION = (
-    "existence",
-    "count",
-    "position",
-    "color",
-    "posters",
-    "celebrity",
-    "scene",
-    "landmark",
-    "artwork",
-    "OCR",
-)
+    "existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "OCR",
+)  # fmt: skip
 MME_COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
 MME_SUBTASKS = MME_PERCEPTION + MME_COGNITION
 _READINGS = ("official", "lmms")

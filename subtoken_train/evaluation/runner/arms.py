@@ -11,8 +11,8 @@ from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
-from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks.task import Modality
+from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import check_context_first
 from subtoken_train.inference.pool import ModelPool

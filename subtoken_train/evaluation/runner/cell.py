@@ -10,8 +10,7 @@ from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
-from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
-from subtoken_train.evaluation.results.store import SampleWriter, read_samples
+from subtoken_train.evaluation.results.store import SampleRecord, SampleWriter, prompt_digest, read_samples
 from subtoken_train.evaluation.runner.arms import Arm
 from subtoken_train.evaluation.runner.batches import Continuations, model_inputs, plan_batches
 from subtoken_train.evaluation.runner.processes import Processes

@@ -14,11 +14,10 @@ from typing import Any
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
-from subtoken_train.evaluation.runner.alone import Alone
 from subtoken_train.evaluation.runner.anchors import with_anchors
 from subtoken_train.evaluation.runner.arms import Arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
-from subtoken_train.evaluation.runner.processes import ONE, Processes
+from subtoken_train.evaluation.runner.processes import ONE, Alone, Processes
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -75,7 +74,7 @@ def run_grid(
             for task, samples in tasks:
                 cell = Cell(arm, task, samples, grid.out / arm.facts.name / task.name, grid.batch_size, grid.max_length)
                 if processes.first:
-                    describe(cell, backbone, grid, processes)
+                    write_manifest(cell, backbone, grid, processes)
                     _say_unknown(cell, backbone, say)
                 name = f"{arm.facts.name} / {task.name}"
                 cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
@@ -149,7 +148,7 @@ def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
             )
 
 
-def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
+def write_manifest(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
     """Write the cell's manifest, or compare it with the one that is there.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.registry import Registry
+from subtoken_train.typed import checked
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.tasks.task import Task
@@ -62,13 +63,12 @@ def build_task(name: str, source: str | Path | None = None, **options: Any) -> T
     Raises:
         ValueError: no such task or option, or a value that the task refuses.
     """
-    from subtoken_train.evaluation.tasks.task import check_option
-
     task = TASKS.find(name)
     known = [field.name for field in dataclasses.fields(task) if field.name != "source"]
     hints = get_type_hints(task)
     for option, value in options.items():
         if option not in known:
             raise unknown_name(f"option of task {name}", option, known)
-        check_option(name, option, value, hints[option])
+        given = list(value) if isinstance(value, tuple) else value
+        options[option] = checked(hints[option], given, f"option {option} of task {name}")
     return task(source=source, **options)

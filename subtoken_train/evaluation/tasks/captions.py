@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.caption_cider import CaptionCider, check_tokenizer
+from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row
 from subtoken_train.evaluation.tasks.task import Sample
 
 CAPTION_PROMPT = "Provide a one-sentence caption for the provided image."
@@ -24,7 +24,7 @@ class CaptionTask(ImageQuestions):
     columns: ClassVar[tuple[str, str]]
     """The image's name and its reference captions."""
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
         name, captions = self.columns
         if not row.values[captions]:
@@ -61,7 +61,7 @@ class CocoCaption(CaptionTask):
         year: of the images. Each year is a set of its own on the Hub.
     """
 
-    year: Literal[2014, 2017] = 2014
+    year: int = 2014
 
     name = "coco_caption"
     hub_id = _COCO[2014][0]

@@ -41,10 +41,9 @@ class Recall(Task):
 
     name = "recall"
     modality = "text"
-    hub_id = None
-    rows = None
     needs_files = False
     primary = "score"
+    scored_by = RecallScore
     where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
 
     contexts: int = 200
@@ -81,10 +80,6 @@ class Recall(Task):
             )
         return made
 
-    def metric(self) -> RecallScore:
-        """Share of the asked facts that are stated exactly."""
-        return RecallScore()
-
 
 def instruction_samples(
     records: InstructionRecords, limit: int | None = None, max_new_tokens: int = 64
@@ -114,9 +109,8 @@ class _Scenes(Task):
     """
 
     modality = "image"
-    hub_id = None
-    rows = None
     primary = "score"
+    scored_by = SceneScore
     where = _WHERE
     made_in = "data/scenes"
     kinds: ClassVar[tuple[str, ...]]
@@ -129,10 +123,6 @@ class _Scenes(Task):
             raise ValueError(f"task {self.name} needs a folder of scenes (source, or below data_root). {self.where}")
         samples = instruction_samples(InstructionRecords(Path(self.source) / f"{self.split}.json"))
         return [sample for sample in samples if sample.kind in self.kinds]
-
-    def metric(self) -> SceneScore:
-        """Exact match, or F1 of the described objects."""
-        return SceneScore()
 
 
 @dataclass

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.evaluation.metrics.short_answers import ExactMatch
+from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_named
 
@@ -37,13 +37,13 @@ class GQA(ImageQuestions):
         f"questions1.2.zip, and {IMAGES}/ of https://downloads.cs.stanford.edu/nlp/data/gqa/images.zip"
     )
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
         answer = self.answer(row)
         kind = "binary" if answer in ("yes", "no") else "open"
         return self.ask(row, row.values["id"], row.text("question") + SHORT_ANSWER, {"answer": answer}, kind=kind)
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """GQA's own file, and where its images are."""
         if not (folder / QUESTIONS).is_file():
             return None
@@ -53,7 +53,7 @@ class GQA(ImageQuestions):
             row.with_values(id=name, image=images / f"{row.values['imageId']}.jpg") for name, row in entries.items()
         ]
 
-    def parquet_rows(self) -> list[Row]:
+    def parquet_rows(self) -> list[FileRow]:
         """The questions, joined with the other configuration's images."""
         questions = read_split(self, self.answered, self.columns, config="testdev_balanced_instructions")
         pictures = read_split(self, self.answered, ["id"], ["image"], config="testdev_balanced_images")

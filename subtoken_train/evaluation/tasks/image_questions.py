@@ -9,9 +9,8 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
@@ -25,8 +24,6 @@ class ImageQuestions(Task):
     """A benchmark of one question and its image a row; a subclass turns a row into a sample."""
 
     modality = "image"
-    scored_by: ClassVar[type[TaskMetric]]
-    """The task's metric."""
     answered: ClassVar[str]
     """The split whose answers are public."""
     columns: ClassVar[tuple[str, ...]]
@@ -35,7 +32,7 @@ class ImageQuestions(Task):
     """The set's configuration; None: its default one."""
 
     @abstractmethod
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of one row.
 
         Args:
@@ -61,23 +58,19 @@ class ImageQuestions(Task):
         self.check(samples, rows)
         return samples
 
-    def check(self, samples: Sequence[Sample], rows: Sequence[Row]) -> None:
+    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
         """Refuse rows that cannot stand side by side, as of one id, by a ``ValueError`` with their places."""
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """The rows of a folder with files of the benchmark's own form; None where it has none of those."""
         return None
 
-    def parquet_rows(self) -> list[Row]:
+    def parquet_rows(self) -> list[FileRow]:
         """The rows of the Parquet set."""
         return read_split(self, self.answered, self.columns, ["image"], self.config)
 
-    def metric(self) -> TaskMetric:
-        """A fresh ``scored_by``."""
-        return self.scored_by()
-
-    def ask(self, row: Row, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
+    def ask(self, row: FileRow, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
         """A sample: the row's image, then ``text``.
 
         Args:
@@ -89,7 +82,7 @@ class ImageQuestions(Task):
         """
         return Sample(str(name), about_image(text), reference, row.image(), **others)
 
-    def answer(self, row: Row) -> str:
+    def answer(self, row: FileRow) -> str:
         """A row's one answer, of its column ``answer``.
 
         Raises:
@@ -99,7 +92,7 @@ class ImageQuestions(Task):
             raise self.without_answer(row)
         return row.text("answer")
 
-    def people(self, row: Row) -> dict[str, list[str]]:
+    def people(self, row: FileRow) -> dict[str, list[str]]:
         """What metrics over several accepted answers read: ``answers``, a list of texts, of the row's column.
 
         Raises:
@@ -109,7 +102,7 @@ class ImageQuestions(Task):
             raise self.without_answer(row)
         return {"answers": row.texts("answers")}
 
-    def without_answer(self, row: Row) -> ValueError:
+    def without_answer(self, row: FileRow) -> ValueError:
         """The error for a row that cannot be scored."""
         return ValueError(f"{row.place}: no answers, so this is another split's file; use that of {self.answered!r}")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.evaluation.metrics.extracted_answers import MathVistaAccuracy
+from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_named
 
@@ -71,7 +71,7 @@ class MathVista(ImageQuestions):
         "testmini.json and the images folder of https://github.com/lupantech/MathVista"
     )
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a problem; ids are their ``pid``."""
         values = row.values
         if values["answer"] in (None, ""):
@@ -80,14 +80,14 @@ class MathVista(ImageQuestions):
         kind = str(values["question_type"])
         return self.ask(row, values["pid"], mathvista_prompt(values), reference, max_new_tokens=1024, kind=kind)
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """The problems of the project's own file."""
         if not (folder / FILE).is_file():
             return None
         rows = read_named(folder / FILE, (*self.columns, "image"))
         return [row.with_values(image=folder / row.text("image")) for row in rows.values()]
 
-    def parquet_rows(self) -> list[Row]:
+    def parquet_rows(self) -> list[FileRow]:
         """The rows of the Hub's set, whose column ``image`` holds a name only."""
         rows = read_split(self, self.answered, self.columns, images=("decoded_image",))
         return [row.with_values(image=row.values["decoded_image"]) for row in rows]

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.evaluation.metrics.choices import MMBenchScores
+from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
-from subtoken_train.evaluation.tasks.rows import Row, task_source
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_table
 
@@ -84,7 +84,7 @@ class MMBench(ImageQuestions):
         table = _table(source) if isinstance(source, Path) else None
         return self.rows if table is None else TABLES[table.name]
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
         index, answer = _index(row), _present(row.values["answer"])
         if answer is None:
@@ -96,7 +96,7 @@ class MMBench(ImageQuestions):
         reference = {"index": index, "answer": answer, "options": found}
         return self.ask(row, index, asked, reference, max_new_tokens=128, kind=row.values["category"])
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """The rows of the benchmark's own table."""
         table = _table(folder)
         return None if table is None else _with_images(read_table(table, self.columns, "\t", image="image"))
@@ -106,7 +106,7 @@ def _table(folder: Path) -> Path | None:
     return next((folder / name for name in TABLES if (folder / name).is_file()), None)
 
 
-def _with_images(rows: Sequence[Row]) -> list[Row]:
+def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:
     """Rows whose image cell is the index of another row, to save space, get that row's image."""
     images = {row.values["index"]: row.values["image"] for row in rows if isinstance(row.values["image"], EncodedImage)}
     found = []
@@ -123,7 +123,7 @@ def _present(value: Any) -> str | None:
     return None if value is None or str(value).lower() in ("", "nan") else str(value)
 
 
-def _index(row: Row) -> int:
+def _index(row: FileRow) -> int:
     try:
         return int(row.values["index"])
     except ValueError:

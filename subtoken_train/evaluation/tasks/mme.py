@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.evaluation.metrics.yes_no import MME_SUBTASKS, MMEScores
+from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_lines
 
@@ -39,7 +39,7 @@ class MME(ImageQuestions):
         "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation"
     )
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row; its id is image and question, because the question ids are the images'."""
         category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
         answer = self.answer(row).lower().strip().replace(".", "")
@@ -52,7 +52,7 @@ class MME(ImageQuestions):
         reference = {"answer": answer, "category": category, "pair": pair}
         return self.ask(row, f"{pair}: {question}", question + SHORT_ANSWER, reference, kind=category)
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """The benchmark's own folders, subtask by subtask."""
         if not any((folder / name).is_dir() for name in MME_SUBTASKS):
             return None
@@ -68,12 +68,12 @@ class MME(ImageQuestions):
                     if not tab:
                         raise ValueError(f"{line.place}: a question, a tab and an answer are wanted")
                     values = {"category": category, "question_id": f"{category}/{image.name}", "image": image}
-                    rows.append(Row({**values, "question": question, "answer": answer}, line.place))
+                    rows.append(FileRow({**values, "question": question, "answer": answer}, line.place))
         return rows
 
-    def check(self, samples: Sequence[Sample], rows: Sequence[Row]) -> None:
+    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
         """Refuse an image that has not two different questions."""
-        pairs: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        pairs: dict[tuple[str, str], list[FileRow]] = defaultdict(list)
         for row in rows:
             pairs[row.values["category"], row.values["question_id"]].append(row)
         for (_, pair), two in pairs.items():

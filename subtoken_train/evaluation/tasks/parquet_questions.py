@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.short_answers import ANLS, RelaxedAccuracy
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
+from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row
 from subtoken_train.evaluation.tasks.task import Sample
 
 SINGLE_WORD = "\nAnswer the question with a single word."
@@ -32,7 +32,7 @@ class ChartQA(ImageQuestions):
     columns = ("type", "question", "answer")
     where = "hf download lmms-lab/ChartQA --repo-type dataset --local-dir DIR"
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
         answer, label = self.answer(row), row.values["type"]
         if label not in CHART_KINDS:
@@ -52,7 +52,7 @@ class PageQuestions(ImageQuestions):
     kinds: ClassVar[str]
     """Column of the question's labels; its kind is the first of them."""
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
         kinds = row.values[self.kinds]
         return self.ask(
@@ -106,7 +106,7 @@ class VizWiz(ImageQuestions):
     columns = ("question_id", "question", "answers", "category")
     where = "hf download lmms-lab/VizWiz-VQA --repo-type dataset --local-dir DIR --include 'data/val-*'"
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
         return self.ask(
             row,

@@ -17,7 +17,7 @@ from pyarrow import ArrowInvalid
 
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.documents import check_regular
-from subtoken_train.evaluation.tasks.rows import Row, task_source
+from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.families.hub import hub_asked, silence
 
@@ -62,7 +62,7 @@ def parquet_files(folder: Path, split: str, config: str | None = None) -> list[P
 
 def read_split(
     task: Task, split: str, columns: Sequence[str], images: Sequence[str] = (), config: str | None = None
-) -> list[Row]:
+) -> list[FileRow]:
     """All rows of one split of the task's Parquet set.
 
     ``datasets`` converts the files once, into its own cache. Shards that are missing are no error here:
@@ -96,7 +96,7 @@ def read_split(
     return _rows(dataset, places, columns, images)
 
 
-def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: Sequence[str]) -> list[Row]:
+def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: Sequence[str]) -> list[FileRow]:
     content = {name: dataset.data.column(name).to_pylist() for name in columns}
     absent = {name: dataset.data.column(name).is_null().to_pylist() for name in images}
     rows = []
@@ -104,7 +104,7 @@ def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: S
         values: dict[str, Any] = {name: column[number] for name, column in content.items()}
         for name in images:
             values[name] = None if absent[name][number] else EncodedImage(_Cell(dataset, number, name), place)
-        rows.append(Row(values, place))
+        rows.append(FileRow(values, place))
     return rows
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.yes_no import POPE_CATEGORIES, POPEScores
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, task_source
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.parquet_sets import parquet_files, read_split
-from subtoken_train.evaluation.tasks.rows import Row, find_file, task_source
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
@@ -51,7 +51,7 @@ class POPE(ImageQuestions):
         """Each category has 3,000."""
         return 3000 * len(self._categories)
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row; question ids are unique within a category only."""
         category, label = row.values["category"], self.answer(row).lower().strip()
         if label not in ("yes", "no"):
@@ -59,13 +59,13 @@ class POPE(ImageQuestions):
         name, text = f"{category}/{row.values['question_id']}", row.text("question").strip() + SHORT_ANSWER
         return self.ask(row, name, text, {"label": label, "category": category}, kind=category)
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """The benchmark's own files, category by category."""
         if parquet_files(folder, self.answered) or any((folder / "Full").glob("*.parquet")):
             return None
         return [row for name in self._categories for row in self._own_rows(folder, name)]
 
-    def parquet_rows(self) -> list[Row]:
+    def parquet_rows(self) -> list[FileRow]:
         """The categories' rows: of one split, or of a folder ``Full`` with a split for each."""
         source = task_source(self)
         if not isinstance(source, Path) or parquet_files(source, self.answered):
@@ -78,11 +78,11 @@ class POPE(ImageQuestions):
     def _categories(self) -> tuple[str, ...]:
         return POPE_CATEGORIES if self.category == "all" else (self.category,)
 
-    def _own_rows(self, folder: Path, category: str) -> list[Row]:
+    def _own_rows(self, folder: Path, category: str) -> list[FileRow]:
         name = f"coco_pope_{category}.json"
         lines = read_jsonl(find_file(self, folder, name, f"coco/{name}"), ("question_id", "image", "text", "label"))
         return [
-            Row(
+            FileRow(
                 {
                     "question_id": line.values["question_id"],
                     "question": line.values["text"],

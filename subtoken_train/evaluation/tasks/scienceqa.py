@@ -13,11 +13,11 @@ from typing import ClassVar
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.choices import ScienceQAScores
 from subtoken_train.evaluation.metrics.option_letters import LETTERS
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, about_image, lettered
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import Row, find_file, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_json, read_named
+from subtoken_train.evaluation.tasks.text_files import benchmark_json, read_named
 
 PROBLEMS, SPLITS = "problems.json", "pid_splits.json"
 SUBSETS = {"img": 2017, "full": 4241}
@@ -53,7 +53,7 @@ class ScienceQA(ImageQuestions):
         """Of the subset."""
         return SUBSETS[self.subset]
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row; without an id of its own, its number in the split is one."""
         values = row.values
         answer, choices, image = values["answer"], values["choices"], values["image"]
@@ -69,17 +69,17 @@ class ScienceQA(ImageQuestions):
             kind=values["subject"],
         )
 
-    def parquet_rows(self) -> list[Row]:
+    def parquet_rows(self) -> list[FileRow]:
         """The rows of the subset's configuration."""
         return read_split(self, self.answered, self.columns, ["image"], f"ScienceQA-{self.subset.upper()}")
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """The benchmark's own problems, of the split and the subset."""
         if not any((folder / name).is_file() for name in (PROBLEMS, SPLITS)):
             return None
         path = find_file(self, folder, PROBLEMS)
         problems = read_named(path, (*self.columns, "image"))
-        splits = read_json(find_file(self, folder, SPLITS))
+        splits = benchmark_json(find_file(self, folder, SPLITS))
         ids = splits.get(self.answered) if isinstance(splits, dict) else None
         if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
             raise ValueError(f"{folder / SPLITS} has no list {self.answered!r} of ids; is it another file?")

@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal
 
 from subtoken_train.datasets.image_sources import ImageSource
 from subtoken_train.errors import unknown_name
@@ -19,7 +18,6 @@ from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.families.base import Turn
 
 Modality = Literal["image", "text"]
-_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", NoneType: "nothing"}
 
 
 @dataclass(frozen=True)
@@ -64,21 +62,21 @@ class Task(ABC):
 
     name: ClassVar[str]
     modality: ClassVar[Modality]
-    hub_id: ClassVar[str | None]
-    """Where ``datasets`` finds it; None for what is on no hub."""
-    rows: ClassVar[int | None]
-    """Samples of the complete set that the paper uses; None where there is no such number."""
+    scored_by: ClassVar[type[TaskMetric]]
+    """Its metric."""
     primary: ClassVar[str]
     """The score of ``metric().compute()`` that tables print."""
     where: ClassVar[str]
     """How to get the files: commands and addresses, in plain text (``subtoken-train data NAME`` prints it)."""
 
+    hub_id: ClassVar[str | None] = None
+    """Where ``datasets`` finds it; None for what is on no hub."""
+    rows: ClassVar[int | None] = None
+    """Samples of the complete set that the paper uses; None where there is no such number."""
     made_in: ClassVar[str | None] = None
     """Where ``subtoken-train data`` writes its files, which are read from there unless a folder is named."""
-
     needs_files: ClassVar[bool] = True
     """False for a task that makes its samples itself, by its options."""
-
     allowed: ClassVar[Mapping[str, Sequence[object]]] = {}
     """The values that an option may have, for options that are names."""
 
@@ -99,9 +97,9 @@ class Task(ABC):
                 the message names file and line.
         """
 
-    @abstractmethod
     def metric(self) -> TaskMetric:
         """A fresh metric."""
+        return self.scored_by()
 
     def check_requirements(self) -> None:  # noqa: B027  (most tasks need nothing, and say so by not defining it)
         """Raise where the metric could not score here (a library or program is missing); asked before any model runs.
@@ -126,36 +124,3 @@ class Task(ABC):
     def options(self) -> dict[str, Any]:
         """The options but ``source``, for manifests and tables."""
         return {name: value for name, value in vars(self).items() if name != "source"}
-
-
-def check_option(task: str, option: str, value: object, hint: Any) -> None:
-    """Raise a worded ``ValueError`` where a value has not the type of the task's field.
-
-    Args:
-        task: its name, for the message.
-        option: the field's name.
-        value: what was given.
-        hint: the field's type.
-    """
-    if not _fits(value, hint):
-        raise ValueError(f"option {option} of task {task} must be {_words(hint)}; got {value!r}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    arguments = get_args(hint)
-    if get_origin(hint) is Literal:
-        return type(value) in map(type, arguments)
-    if get_origin(hint) is Sequence:
-        return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(v, *arguments) for v in value)
-    if arguments:
-        return any(_fits(value, one) for one in arguments)
-    return type(value) is hint
-
-
-def _words(hint: Any) -> str:
-    arguments = get_args(hint)
-    if get_origin(hint) is Literal:
-        return " or ".join(dict.fromkeys(_WORDS[type(one)] for one in arguments))
-    if get_origin(hint) is Sequence:
-        return f"a list, each item {_words(*arguments)}"
-    return " or ".join(map(_words, arguments)) if arguments else _WORDS.get(hint, str(hint))

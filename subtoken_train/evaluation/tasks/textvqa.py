@@ -14,8 +14,8 @@ from pathlib import Path
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row, find_file, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_entries, read_jsonl
 
@@ -51,7 +51,7 @@ class TextVQA(ImageQuestions):
 
     ocr: bool = True
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row; one of LLaVA's files holds the whole ``text``."""
         if "text" in row.values:
             text = row.text("text")
@@ -60,7 +60,7 @@ class TextVQA(ImageQuestions):
             text = row.text("question").capitalize() + tokens + SHORT_ANSWER
         return self.ask(row, row.values["question_id"], text, self.people(row), max_new_tokens=128)
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """LLaVA's two files, joined."""
         if not any((folder / name).is_file() for name in (QUESTIONS, ANSWERS)):
             return None
@@ -81,7 +81,7 @@ class TextVQA(ImageQuestions):
             rows.append(waiting.popleft().with_values(text=text, image=source))
         return rows
 
-    def _llava_prompt(self, row: Row) -> tuple[str, str]:
+    def _llava_prompt(self, row: FileRow) -> tuple[str, str]:
         """The question alone, and what is asked."""
         question, *rest = row.text("text").split("\n")
         tokens = len(rest) == 2 and rest[0].startswith(OCR_LINE.rstrip())
@@ -93,9 +93,9 @@ class TextVQA(ImageQuestions):
         return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
 
 
-def _annotations(path: Path) -> Mapping[tuple[str, str], deque[Row]]:
+def _annotations(path: Path) -> Mapping[tuple[str, str], deque[FileRow]]:
     """By image and question; a question that was put twice has two, taken in order (LLaVA: both get the last)."""
-    found: dict[tuple[str, str], deque[Row]] = defaultdict(deque)
+    found: dict[tuple[str, str], deque[FileRow]] = defaultdict(deque)
     rows = read_entries(path, "data", ("image_id", "question", "question_id"))
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
     for row in rows:

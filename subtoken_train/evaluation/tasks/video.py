@@ -12,10 +12,9 @@ from pathlib import Path
 
 from subtoken_train.datasets.image_sources import SUFFIXES
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.results.record import SampleRecord
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results.store import SampleRecord, read_samples
+from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_table
 
@@ -49,13 +48,8 @@ class VideoTask(Task):
     frames: int = 8
 
     modality = "image"
-    hub_id = None
-    rows = None
     primary = "answered"
-
-    def metric(self) -> Answered:
-        """How much was answered: no score."""
-        return Answered()
+    scored_by = Answered
 
     def write_for_others(self, folder: Path) -> None:
         """The judge's file."""

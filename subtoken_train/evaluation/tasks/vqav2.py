@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.vqa_accuracy import VQAv2Accuracy
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.rows import Row, find_file, no_answers, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_entries
 from subtoken_train.typed import shown
@@ -55,14 +55,16 @@ class VQAv2(ImageQuestions):
         """
         super().__post_init__()
         if self.split != self.answered:
-            raise no_answers("task vqav2", self.split, self.answered)
+            raise ValueError(
+                f"task vqav2: split {self.split!r} has no answers and cannot be scored; use split {self.answered!r}"
+            )
 
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row or of an annotated question."""
         text = row.text("question") + SHORT_ANSWER
         return self.ask(row, row.values["question_id"], text, self.people(row), kind=row.values["answer_type"])
 
-    def own_rows(self, folder: Path) -> list[Row] | None:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
         """The challenge's two files, joined."""
         if not any((folder / name).is_file() for name in (QUESTIONS, ANSWERS)):
             return None
@@ -78,16 +80,16 @@ class VQAv2(ImageQuestions):
         rows = []
         for name, row in questions.items():
             image = folder / IMAGES / f"COCO_{IMAGES}_{_number(row, 'image_id'):012}.jpg"
-            rows.append(Row({**row.values, **annotations[name].values, "image": image}, annotations[name].place))
+            rows.append(FileRow({**row.values, **annotations[name].values, "image": image}, annotations[name].place))
         return rows
 
 
-def _by_id(rows: list[Row]) -> dict[int, Row]:
+def _by_id(rows: list[FileRow]) -> dict[int, FileRow]:
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
     return {_number(row, "question_id"): row for row in rows}
 
 
-def _number(row: Row, column: str) -> int:
+def _number(row: FileRow, column: str) -> int:
     value = row.values[column]
     if type(value) is not int:
         raise ValueError(f"{row.place}: {column} is {shown(value)}; it must be a whole number")

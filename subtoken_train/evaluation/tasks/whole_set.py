@@ -8,7 +8,7 @@ from pathlib import Path
 
 from subtoken_train.datasets.image_sources import compare_images
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.tasks.rows import unique_ids
+from subtoken_train.evaluation.tasks.file_rows import unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 _PLACEHOLDER = "<image>"

@@ -43,9 +43,7 @@ def build_strategy(name: str) -> Strategy | str:
     Raises:
         ValueError: unknown name (Lightning's other ones included), or DeepSpeed is asked for and not installed.
     """
-    if name not in STRATEGIES:
-        raise unknown_name("trainer.strategy", name, STRATEGIES)
-    made = STRATEGIES[name]
+    made = _named(name)
     return made if isinstance(made, str) else made()
 
 
@@ -55,14 +53,18 @@ def strategy_class(name: str) -> type[Strategy]:
     Raises:
         ValueError: unknown name.
     """
-    if name not in STRATEGIES:
-        raise unknown_name("trainer.strategy", name, STRATEGIES)
-    made = STRATEGIES[name]
+    made = _named(name)
     if isinstance(made, str):
         return DDPStrategy
     kind = made.func if isinstance(made, partial) else made
     assert isinstance(kind, type)
     return kind
+
+
+def _named(name: str) -> type[Strategy] | partial[ZeroStrategy] | str:
+    if name not in STRATEGIES:
+        raise unknown_name("trainer.strategy", name, STRATEGIES)
+    return STRATEGIES[name]
 
 
 def shares_weights(strategy: Strategy) -> bool:

@@ -12,8 +12,8 @@ from PIL import Image as Pictures
 
 from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks import parquet_sets
+from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.rows import find_file, no_answers, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.whole_set import check_complete, missing_shards
 
@@ -226,10 +226,6 @@ def test_an_id_that_is_there_twice_names_both_places():
     unique_ids([("1", "f, line 1"), ("2", "f, line 2")])
     with pytest.raises(ValueError, match="g, line 4: id '1' is there twice, first in f, line 1"):
         unique_ids([("1", "f, line 1"), ("2", "f, line 2"), ("1", "g, line 4")])
-
-
-def test_a_split_without_answers_is_named():
-    assert "split 'test' has no answers and cannot be scored; use split 'dev'" in str(no_answers("f", "test", "dev"))
 
 
 def test_damage_within_a_shard_is_worded(folder):

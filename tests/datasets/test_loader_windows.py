@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from subtoken_train.datasets.loading import AccumulationWindows
+from subtoken_train.datasets.loaders import AccumulationWindows
 
 
 @pytest.mark.parametrize(

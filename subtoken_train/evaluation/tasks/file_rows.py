@@ -13,7 +13,7 @@ from subtoken_train.evaluation.tasks.task import Task
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """One row of a file.
 
     Attributes:
@@ -59,9 +59,9 @@ class Row(NamedTuple):
             raise ValueError(f"{self.place}: the row has no image; fetch the file again")
         return (self.values[column],)
 
-    def with_values(self, **values: Any) -> Row:
+    def with_values(self, **values: Any) -> FileRow:
         """The row with some values more, or others."""
-        return Row({**self.values, **values}, self.place)
+        return FileRow({**self.values, **values}, self.place)
 
 
 def task_source(task: Task) -> Path | str:
@@ -99,14 +99,3 @@ def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
         if name in seen:
             raise ValueError(f"{place}: id {name!r} is there twice, first in {seen[name]}; keep one")
         seen[name] = place
-
-
-def no_answers(place: str, split: str, answered: str) -> ValueError:
-    """The error for a split whose answers are not public.
-
-    Args:
-        place: file and line of the first row without one.
-        split: that was asked for.
-        answered: a split with answers.
-    """
-    return ValueError(f"{place}: split {split!r} has no answers and cannot be scored; use split {answered!r}")

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from subtoken_train.datasets.loading import outlive_stop_signals
+from subtoken_train.datasets.loaders import outlive_stop_signals
 
 
 def test_a_worker_outlives_all_but_the_second_sigterm():
