@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from subtoken_train.artifact.config import read_config
-from subtoken_train.artifact.digest import adapter_digest
+from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.load import BackboneConfig

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.families.vision_tower import class_attention
+from subtoken_train.families.llava import class_attention
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
 from subtoken_train.types import Region, VisualStates

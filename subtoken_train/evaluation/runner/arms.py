@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
-from subtoken_train.artifact.digest import adapter_digest
+from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
