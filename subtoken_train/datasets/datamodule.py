@@ -178,8 +178,4 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
     def collator(self) -> Callable[[list[RecallSample]], Batch]:
         """Regions and labels of samples."""
         pad_id = padding_id(self.family.tokenizer)
-
-        def collate(samples: list[RecallSample]) -> Batch:
-            return collate_text([sample.text for sample in samples], pad_id)
-
-        return collate
+        return lambda samples: collate_text([sample.text for sample in samples], pad_id)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.option_letters import (
+from subtoken_train.evaluation.metrics.choices import (
     lmms_letter,
     lmms_static_letter,
     plain_letter,
