@@ -12,8 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from subtoken_train.artifact.layout import Layout
-from subtoken_train.artifact.whole_folder import ADAPTER_FILES, CONFIG_FILE
+from subtoken_train.artifact.whole_folder import ADAPTER_FILES, CONFIG_FILE, Layout
 from subtoken_train.documents import read_json
 from subtoken_train.outputs import write_whole
 from subtoken_train.training.checkpoints import newest_complete
