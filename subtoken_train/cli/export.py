@@ -63,9 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.artifact.folder import write_adapter
+    from subtoken_train.artifact.folder import write_adapter, write_merged
     from subtoken_train.artifact.hub import check_backbone, check_destination
-    from subtoken_train.artifact.merged import write_merged
     from subtoken_train.cli.recipe import RecipeCLI
 
     cli = None if source.recipe is None else RecipeCLI(recipe)

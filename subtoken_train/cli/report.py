@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subtoken_train.documents import read_json
 from subtoken_train.errors import plain, unknown_name
+from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 FILES = {"markdown": "report.md", "csv": "report.csv", "latex": "report.tex", "html": "report.html"}
 PAPER_FILE = "paper_tables.json"
+_RECORD = ".written.json"
 
 HELP = """Tables, curves and pictures from the results folders of 'subtoken-train evaluate'.
 
@@ -60,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     data_root = None if args.data_root is None else Path(args.data_root)
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is no folder")
-    from subtoken_train.cli.outputs import check_new, untouched, write_recorded
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
@@ -128,3 +132,26 @@ def _summary(scores: ScoreTable) -> Table:
     if any(figure.marks for row in scores.rows for figure in row.scores.values() if figure is not None):
         summary.caption = f"{summary.caption}. *: incomplete or partial"
     return summary
+
+
+def write_recorded(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files into a folder and note what they hold, so that ``untouched`` knows them again."""
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+    digests = {name: _digest(text.encode()) for name, text in texts.items()}
+    write_whole(folder / _RECORD, json.dumps({**_recorded(folder), **digests}, indent=1) + "\n")
+
+
+def untouched(path: Path) -> bool:
+    """Whether a file is as ``write_recorded`` wrote it: nobody's work is lost with it."""
+    return path.is_file() and _recorded(path.parent).get(path.name) == _digest(path.read_bytes())
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    path = folder / _RECORD
+    content = read_json(path) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

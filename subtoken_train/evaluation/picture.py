@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from subtoken_train.families.base import Family
-from subtoken_train.functional.images import pad_to_square
+from subtoken_train.families.images import pad_to_square
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 INK, PAPER = (40, 40, 40), (255, 255, 255)

@@ -6,7 +6,7 @@ Legend: B batch, N positions, D model width, V vocabulary, H query heads, d head
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from transformers.masking_utils import create_causal_mask
 
-from subtoken_train.families.vision_tower import check_feature_count
-from subtoken_train.families.windows import check_full_attention
+from subtoken_train.families.backbone_files import check_full_attention
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.reducers.base import PositionPolicy
@@ -54,6 +53,8 @@ class Family(ABC):
     """
 
     name: str
+    published: ClassVar[dict[str, Callable[[], Any]]] = {}
+    """Hub ids whose configuration is known here, for checks without network; each is made when it is called."""
     lora_pattern: str
     """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
@@ -169,7 +170,7 @@ class Family(ABC):
         is_image = batch.input_ids_BN.eq(self.image_token_id)
         if keep_BN is not None:
             is_image = is_image & keep_BN
-        check_feature_count(int(is_image.sum()), len(features_TD), batch)
+        batch.check_features(int(is_image.sum()), len(features_TD))
         return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND.dtype))
 
     def run_layers(
@@ -245,6 +246,5 @@ class Family(ABC):
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
         """Final norm and language-model head, [B, N, V]."""
-        head = self.model.get_output_embeddings()
-        logits: Tensor = head(self.decoder.norm(hidden_BND))
+        logits: Tensor = self.model.get_output_embeddings()(self.decoder.norm(hidden_BND))
         return logits

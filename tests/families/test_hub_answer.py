@@ -9,10 +9,10 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from subtoken_train.artifact.hub_errors import worded
+from subtoken_train.artifact.hub import worded
 from subtoken_train.artifact.source import find_adapter
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.families import hub
+from subtoken_train.families import online
 from subtoken_train.families.load import BackboneConfig, layout_family, load_family
 
 
@@ -26,8 +26,8 @@ def asked(monkeypatch):
         raise httpx2.ConnectError("no route")
 
     monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", refuse)
-    monkeypatch.setattr(hub, "_answer", hub._Answer())
-    monkeypatch.setattr(hub, "_PAUSE", 0)
+    monkeypatch.setattr(online, "_answer", online._Answer())
+    monkeypatch.setattr(online, "_PAUSE", 0)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "")  # given back afterwards
     return requests
@@ -47,15 +47,15 @@ def test_no_answer_is_asked_for_once_in_all_commands(asked):
 
 def test_a_cached_answer_comes_with_one_warning(asked):
     said = "no route.*: the local cache is read; HF_HUB_OFFLINE=1 does not ask"
-    with pytest.warns(SubTokenWarning, match=said), hub.hub_asked():
+    with pytest.warns(SubTokenWarning, match=said), online.hub_asked():
         pass
-    with warnings.catch_warnings(), hub.hub_asked():
+    with warnings.catch_warnings(), online.hub_asked():
         warnings.simplefilter("error")
 
 
 def test_who_said_offline_is_not_told_of_the_network(asked, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with hub.hub_asked():
+    with online.hub_asked():
         pass
     assert asked == []
     assert "HF_HUB_OFFLINE is set" in worded(OfflineModeIsEnabled(), "user/name")
@@ -66,6 +66,6 @@ def test_any_answer_will_do(asked, monkeypatch):
         httpx2.Client, "request", lambda self, method, url, **_: asked.append(url) or httpx2.Response(503)
     )
     for _ in range(2):
-        with hub.hub_asked():
+        with online.hub_asked():
             assert not constants.HF_HUB_OFFLINE
     assert asked == [constants.ENDPOINT]

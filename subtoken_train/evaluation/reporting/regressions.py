@@ -27,7 +27,7 @@ from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import SampleRecord, prompt_digest, read_samples
 from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.functional.images import pad_to_square
+from subtoken_train.families.images import pad_to_square
 
 WORST = 8
 """Samples shown per arm, taken from its tasks in turn."""
