@@ -145,12 +145,16 @@ def _table(arms: list[RunRecord]) -> Table:
 
 def _differences(arms: list[RunRecord]) -> list[str]:
     """The first arm less each other one, in words: both answered the same questions, so that these pair."""
+    from subtoken_train.evaluation.intervals import bootstrap_interval
+
     first, *others = arms
     lines = []
     for other in others:
         paired = [mine - its for mine, its in zip(first.scores, other.scores, strict=True)]
-        cell = _interval(paired, "+")
-        lines.append(plain(f"{first.arm} less {other.arm}: {cell} points of {len(paired):,} questions, paired"))
+        low, high = bootstrap_interval(paired)
+        verdict = "better" if low > 0 else "worse" if high < 0 else "no difference is shown"
+        where = f"points on the same {len(paired):,} questions (95 % interval)"
+        lines.append(plain(f"{first.arm} less {other.arm}: {_interval(paired, '+')} {where}: {verdict}"))
     return lines
 
 

@@ -76,7 +76,7 @@ def run_grids(args: argparse.Namespace) -> int:
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.processes import Processes
     from subtoken_train.evaluation.runner.run import run_grid
-    from subtoken_train.inference.loading import device_of
+    from subtoken_train.inference.pool import device_of
 
     if args.device is not None:
         device_of(args.device)  # before a suite writes its data

@@ -17,7 +17,7 @@ from transformers import Cache
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import attention_row, scouted_row
 from subtoken_train.engine.modes import evaluation_mode
-from subtoken_train.engine.rows import PromptPass, Rows, reducer_view, routing_state, rows_read
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, routing_state, rows_read
 from subtoken_train.families.base import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
@@ -114,7 +114,7 @@ class CompressedBackbone(nn.Module):
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         rows = Rows.whole(batch.regions_BN, family.positions(batch))
-        neutral = reducer.stage == "none" or (reducer.keep_ratio == 1 and not force_gather)
+        neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
         if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
             hidden, keep = self._tower_reduced(reducer, batch, rows)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from subtoken_train.evaluation.charts import INK, PAPER, side_by_side
 from subtoken_train.families.base import Family
-from subtoken_train.functional.images import pad_to_square
+from subtoken_train.families.images import pad_to_square
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 DIMMED = 0.8  # how far a dropped token's pixels go towards the paper

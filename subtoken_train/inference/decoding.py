@@ -13,7 +13,7 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.inference.prefill import append, decode
+from subtoken_train.inference.prefill import append, decode, max_positions
 from subtoken_train.types import Batch, Region
 
 APPENDED = 256  # tokens of a continuation that are run at a time
@@ -99,7 +99,7 @@ def check_continuations(
     """Raise a worded ``ValueError`` unless every prompt has its list, and no continuation is empty or too long."""
     if len(continuations) != len(prompts.record_ids):
         raise ValueError(f"{len(continuations)} lists of continuations for {len(prompts.record_ids)} prompts")
-    limit = getattr(backbone.family.decoder.config, "max_position_embeddings", None)
+    limit = max_positions(backbone.family)
     lengths = (prompts.regions_BN != Region.PADDING).sum(-1).tolist()
     for name, length, of_prompt in zip(prompts.record_ids, lengths, continuations, strict=True):
         for k, ids in enumerate(of_prompt):

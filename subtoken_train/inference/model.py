@@ -24,7 +24,7 @@ from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generate_arguments import check_settings, copies_asked
 from subtoken_train.inference.generation import compressed, exclusive
 from subtoken_train.inference.inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
-from subtoken_train.inference.loading import device_of, load_backbone
+from subtoken_train.inference.pool import device_of, load_backbone
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
 from subtoken_train.ledger.measure import emptied_regions, emptied_words

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from subtoken_train.engine.rows import PromptPass
+from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.families.base import Family
 from subtoken_train.functional.gather import take_rows
 

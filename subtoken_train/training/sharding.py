@@ -89,7 +89,7 @@ def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
         record_ids=["blank"],
         image_grid_I3=None if grid is None else grid.to(device),
     )
-    reads_tower = isinstance(reducer, TowerReducer) and reducer.keep_ratio < 1
+    reads_tower = isinstance(reducer, TowerReducer) and reducer.acts
     states = family.visual_states(blank, statistics=reads_tower)
     assert states is not None
     family.project(torch.cat(states.tokens))

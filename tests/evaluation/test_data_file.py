@@ -82,7 +82,8 @@ def test_two_adapters_are_compared_question_by_question(vlm_adapter, questions, 
     other = shutil.copytree(vlm_adapter, tmp_path / "other")
     argv = ["evaluate", "--adapter", str(vlm_adapter), "--adapter", str(other), "--data", str(questions)]
     assert main([*argv, "--max-new-tokens", "2"]) == 0
-    assert " +0.0 [+0.0, +0.0] points of 24 questions, paired" in capsys.readouterr().out
+    words = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval): no difference is shown"
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

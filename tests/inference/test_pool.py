@@ -15,8 +15,8 @@ from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.batched import generate_batch
-from subtoken_train.inference.loading import ModelPool
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.pool import ModelPool
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch, save_backbone

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.rows import PromptPass
+from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.families.base import Family
 from subtoken_train.types import Batch, Plan, Region
 

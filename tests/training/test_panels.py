@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
-from subtoken_train.engine.rows import Rows
+from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.reducers import build_reducer

@@ -21,7 +21,7 @@ from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import SampleRecord, prompt_digest
 from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.functional.images import pad_to_square
+from subtoken_train.families.images import pad_to_square
 
 NOT_AVAILABLE = "question and picture are not available"
 SIDE = 224

@@ -14,8 +14,8 @@ from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.tasks.task import Modality
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.loading import ModelPool
 from subtoken_train.inference.opening import check_context_first
+from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
@@ -121,7 +121,6 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         check_context_first(backbone, compression)
     tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()
     routing = backbone.active_routing
-    reduces = reducer.name != "none" and reducer.keep_ratio < 1
     config = None if spec.adapter is None else _adapter(spec.adapter)
     seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
     kept = backbone.reducer.kept_tokens(tokens)
@@ -129,11 +128,11 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         name=spec.name or arm_name(spec),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
         adapter=spec.adapter,
-        reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reduces else "-",
+        reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "-",
         groups=groups_words(routing),
         eviction=compression.label,
         protocol=spec.protocol,
-        acts=_acts(reduces or routing is not None, compression.label != "-", spec.protocol),
+        acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
         nominal_kv=nominal_fraction(backbone, tokens, kept, compression),
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,

@@ -1,4 +1,4 @@
-"""Samples to batches: which are answered together, and what the model reads."""
+"""Samples to batches: which are answered together, what the model reads; and prompts for passes without answers."""
 
 from __future__ import annotations
 

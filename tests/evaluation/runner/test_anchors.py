@@ -9,7 +9,7 @@ import pytest
 from subtoken_train.evaluation.runner.anchors import solve, with_anchors
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.inference.loading import ModelPool
+from subtoken_train.inference.pool import ModelPool
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE
 
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.5, "scope": "visual"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from subtoken_train.functional.images import pad_to_square, to_rgb
+from subtoken_train.families.images import pad_to_square, to_rgb
 
 FILL = (10, 20, 30)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from subtoken_train.engine.rows import Rows, rows_read
+from subtoken_train.engine.prompt_pass import Rows, rows_read
 from subtoken_train.types import Region
 from tests.support.helpers import make_batch
 
