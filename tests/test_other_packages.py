@@ -86,7 +86,7 @@ def test_a_misspelt_name_in_a_grid_leads_to_the_nearest(tmp_path, capsys, line):
     keep = "keep_ratio: 0.5" if line.startswith("reducer") else "eviction_keep: 0.5"
     arm = f"  - backbone: checkpoints/tiny-llava\n    {line}\n    {keep}\n"
     (tmp_path / "grid.yaml").write_text(f"arms:\n{arm}tasks: [capitals]\nout: {tmp_path / 'out'}\n")
-    assert main(["evaluate", "--config", str(tmp_path / "grid.yaml"), "--check"]) == 2
+    assert main(["evaluate", "--config", str(tmp_path / "grid.yaml")]) == 2
     near = {"eviction: oldst": "oldest", "reducer: leadin": "leading"}[line]
     assert f"Did you mean {near!r}?" in capsys.readouterr().err
 
