@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
     what.add_argument("--tasks", metavar="NAME,...", help="benchmarks by name")
-    what.add_argument("--config", metavar="FILE", help="a grid: arms x tasks (recipes/eval)")
+    what.add_argument("--config", metavar="FILE", help="a grid: arms x tasks; a file, or a name of recipes/eval")
     what.add_argument("--suite", metavar="NAME", help="a grid that ships with its models: mini")
     parser.add_argument("--image-folder", metavar="DIR", help="--data: where image paths start (default: its folder)")
     add_compression_options(parser)

@@ -21,10 +21,10 @@ from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.class_paths import ALLOWED
 from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
 from subtoken_train.cli.loggers import name_remote_runs, run_loggers
-from subtoken_train.cli.recipe_parser import RecipeParser, data_module_of
+from subtoken_train.cli.recipe_parser import RecipeParser, check_known, data_module_of, recipe_keys
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.run_scores import check_attention, midway_evaluator
-from subtoken_train.cli.wording import check_known, own_words, recipe_keys, reworded
+from subtoken_train.cli.wording import own_words, reworded
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
