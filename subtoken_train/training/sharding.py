@@ -16,6 +16,8 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.types import Batch
 
+BLANK_SIZE = (64, 64)
+
 
 def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
     """Shard a built model in place: one group per decoder layer, and one for all else.
@@ -60,9 +62,6 @@ def _same_everywhere(parts: nn.Module, mesh: DeviceMesh) -> None:
             values = parameter.detach().to(mesh.device_type)  # NCCL sends no CPU tensors
             torch.distributed.broadcast(values, src=0, group=mesh.get_group())
             parameter.data.copy_(values)
-
-
-BLANK_SIZE = (64, 64)
 
 
 @torch.no_grad()

@@ -1,10 +1,11 @@
-"""Perplexities: lm-eval's own aggregation as the reference."""
+"""Perplexity, and choices by log-likelihood."""
 
 import math
 
 import pytest
 
-from subtoken_train.evaluation.metrics.likelihoods import Perplexity
+from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice, Perplexity
+from tests.support.vqa_cases import reference_cases
 
 TEXTS = [
     ([-12.5], {"words": 5, "bytes": 31}),
@@ -39,3 +40,19 @@ def test_a_fair_coin_per_byte_is_one_bit():
     assert Perplexity.score([-8 * math.log(2)], {"words": 2, "bytes": 8}) == pytest.approx(0.5)
     assert not Perplexity.higher_is_better
     assert Perplexity.points == set(scores(metric))
+
+
+def test_the_first_of_the_likeliest_is_chosen():
+    assert MultipleChoice.score([-2.0, -1.0, -1.0, -3.0], {"answer": 1}) == 1
+    assert MultipleChoice.score([-2.0, -1.0, -1.0, -3.0], {"answer": 2}) == 0
+    metric = MultipleChoice()
+    metric.update([[-1.0, -2.0], [-1.0, -2.0], [-3.0, -2.0]], [{"answer": 0}, {"answer": 1}, {"answer": 1}])
+    assert metric.compute()["accuracy"].item() == 2 / 3
+
+
+def test_reference_items(shared):
+    cases = reference_cases(shared, "mmlu")
+    assert len(cases) >= 25
+    for case in cases:
+        score = MultipleChoice.score(case["loglikelihoods"], {"answer": case["doc"]["answer"]})
+        assert score == case["lm_eval_result"]["acc"]

@@ -1,11 +1,14 @@
-"""Accumulation windows: what each micro-batch is told about its optimiser step."""
+"""Accumulation windows, and workers that outlive a stop signal."""
 
+import os
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from subtoken_train.datasets.loaders import AccumulationWindows
+from subtoken_train.datasets.loaders import AccumulationWindows, outlive_stop_signals
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,17 @@ def test_a_start_inside_a_window_is_refused():
     first = 5
     with pytest.raises(ValueError, match="micro-batch 5 of the epoch, inside an accumulation window of 2; resume from"):
         list(windows)
+
+
+def test_a_worker_outlives_all_but_the_second_sigterm():
+    child = os.fork()
+    if child == 0:
+        outlive_stop_signals(0)
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.3)
+    assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM

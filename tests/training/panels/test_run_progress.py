@@ -1,7 +1,24 @@
-"""Progress in a log file: one line every so many optimiser steps."""
+"""Progress on terminals and in logs."""
 
-from subtoken_train.training.panels.run_progress import LineProgress
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from subtoken_train.training.panels.run_progress import BarProgress, LineProgress
 from tests.support.toy_fit import Toy, fit_toy
+
+
+@pytest.mark.parametrize(("last", "described"), [(-1, "Epoch 0"), (3, "Epoch 0/2"), (None, "Epoch 0")])
+def test_epochs(last, described):
+    bar = BarProgress()
+    bar._trainer = SimpleNamespace(max_epochs=last, sanity_checking=False)
+    assert bar._get_train_description(0).strip() == described
+
+
+def test_metrics_are_the_run_s_own(tmp_path):
+    trainer = SimpleNamespace(loggers=[TensorBoardLogger(tmp_path, version="tb")], progress_bar_metrics={"loss": 0.5})
+    assert BarProgress().get_metrics(trainer, None) == {"loss": 0.5}
 
 
 class Logged(Toy):
