@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.documents import read_json
 from subtoken_train.errors import plain, unknown_name
 from subtoken_train.outputs import check_new, write_whole
 
@@ -151,6 +150,8 @@ def untouched(path: Path) -> bool:
 
 
 def _recorded(folder: Path) -> dict[str, str]:
+    from subtoken_train.documents import read_json
+
     path = folder / _RECORD
     content = read_json(path) if path.is_file() else {}
     return content if isinstance(content, dict) else {}
