@@ -1,6 +1,6 @@
 """From names to models in evaluation mode: an adapter with the backbone that it names, or a backbone alone.
 
-``load_backbone`` reads one; ``ModelPool`` several, one after another, on one loaded backbone.
+``ModelPool`` hands out several, one after another, on one loaded backbone; ``load_backbone`` is for one.
 """
 
 from __future__ import annotations
@@ -12,43 +12,16 @@ from typing import Literal, get_args
 import torch
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
-from subtoken_train.artifact.folder import put_adapter, read_adapter
+from subtoken_train.artifact.folder import put_adapter
 from subtoken_train.artifact.source import find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.load import BackboneConfig, load_family, resolve
 from subtoken_train.families.lora import remove_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
-
-
-def load_backbone(
-    path: str | Path,
-    revision: str | None = None,
-    backbone: BackboneConfig | str | None = None,
-    reducer: Reducer | None = None,
-) -> CompressedBackbone:
-    """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
-
-    Raises:
-        ValueError: no such name or revision, or arguments of the other kind.
-    """
-    folder = find_adapter(path, revision)
-    if folder is None:
-        if isinstance(backbone, str):
-            raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
-        source = backbone or BackboneConfig()
-        family = load_family(replace(source, path=str(path), revision=revision or source.revision))
-        return CompressedBackbone(family, reducer or build_reducer("none"))
-    if reducer is not None:
-        raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
-    config = read_config(folder)
-    if config.merged and isinstance(backbone, str):
-        raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
-    own = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
-    return read_adapter(folder, own)[1]
 
 
 def device_of(name: str) -> torch.device:
@@ -93,6 +66,7 @@ class ModelPool:
         self,
         path: str | Path,
         *,
+        revision: str | None = None,
         backbone: BackboneConfig | str | None = None,
         reducer: Reducer | None = None,
         selector: str | None = None,
@@ -102,6 +76,7 @@ class ModelPool:
 
         Args:
             path: an adapter (folder, merged folder or Hub id), or a backbone alone.
+            revision: branch, tag or commit of a Hub id.
             backbone: for an adapter: where its backbone is, or how to load it; for a backbone alone: how to load it.
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
@@ -113,9 +88,9 @@ class ModelPool:
         """
         if selector is not None and selector not in get_args(FreeSelector):
             raise unknown_name("selector in the place of an adapter's routers", selector, get_args(FreeSelector))
-        folder = find_adapter(path)
+        folder = find_adapter(path, revision)
         if folder is None:
-            return self._plain(str(path), backbone, reducer, selector)
+            return self._plain(str(path), revision, backbone, reducer, selector)
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
@@ -129,16 +104,22 @@ class ModelPool:
         return self._placed(self._current)
 
     def _plain(
-        self, path: str, backbone: BackboneConfig | str | None, reducer: Reducer | None, selector: str | None
+        self,
+        path: str,
+        revision: str | None,
+        backbone: BackboneConfig | str | None,
+        reducer: Reducer | None,
+        selector: str | None,
     ) -> CompressedBackbone:
         """A backbone without an adapter."""
         if isinstance(backbone, str):
-            raise ValueError(f"{path} is not an adapter; backbone={backbone!r} needs one")
+            raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
         if selector not in (None, "none"):
             raise ValueError(
                 f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
             )
-        family = self._cleared(replace(backbone or BackboneConfig(), path=path))
+        source = backbone or BackboneConfig()
+        family = self._cleared(replace(source, path=path, revision=revision or source.revision))
         self._current = CompressedBackbone(family, reducer or build_reducer("none"))
         return self._placed(self._current)
 
@@ -147,12 +128,12 @@ class ModelPool:
         if self._current is not None:
             self._current.detach()
             self._current = None
-        source = replace(source, path=_place(source.path))
-        if self._family is not None and source == self._source:
+        wanted = replace(source, path=_place(source.path))
+        if self._family is not None and wanted == self._source:
             remove_lora(self._family)
             return self._family
         self._source = self._family = None  # its memory is free before the next one is read
-        self._family, self._source = load_family(source), source
+        self._family, self._source = load_family(source), wanted
         self.loads += 1
         return self._family
 
@@ -160,6 +141,22 @@ class ModelPool:
         if self._device is not None:
             backbone.to(self._device)
         return backbone.eval()
+
+
+def load_backbone(
+    path: str | Path,
+    revision: str | None = None,
+    backbone: BackboneConfig | str | None = None,
+    reducer: Reducer | None = None,
+) -> CompressedBackbone:
+    """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
+
+    Raises:
+        ValueError: no such name or revision, or arguments of the other kind.
+    """
+    if reducer is not None and find_adapter(path, revision) is not None:
+        raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
+    return ModelPool().get(path, revision=revision, backbone=backbone, reducer=reducer)
 
 
 def _with(

@@ -14,8 +14,8 @@ import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.reporting.latex import escape as latex
-from subtoken_train.evaluation.reporting.markdown import escape as markdown
+from subtoken_train.evaluation.reporting.exports import latex_escape as latex
+from subtoken_train.evaluation.reporting.markdown import markdown_escape as markdown
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner import cell

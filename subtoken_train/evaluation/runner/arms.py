@@ -33,9 +33,7 @@ class Arm:
         spec: as the grid wrote it.
         facts: what tables say of it.
         reducer: its token reducer's settings.
-        cut_layer: first layer that sees the reduced set.
         tokens: tokens of a nominal prompt's compressed region, before reduction.
-        kept: those that the reducer keeps.
         routing: groups, where the arm selects any.
         shape: cache geometry.
         modality: what its model sees.
@@ -45,13 +43,16 @@ class Arm:
     spec: ArmSpec
     facts: ArmFacts
     reducer: Reducer
-    cut_layer: int
     tokens: int
-    kept: int
     routing: RoutingConfig | None
     shape: KVShape
     modality: Modality
     adapter_sha256: str | None
+
+    @property
+    def kept(self) -> int:
+        """Of ``tokens``, those that the reducer keeps."""
+        return self.reducer.kept_tokens(self.tokens)
 
     def compression(self) -> Compression:
         """What happens after the prompt's pass; rounded as the reducer is, up for anchors."""
@@ -123,7 +124,8 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     routing = backbone.active_routing
     config = None if spec.adapter is None else _adapter(spec.adapter)
     seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
-    kept = backbone.reducer.kept_tokens(tokens)
+    # a budget in tokens or bytes is no share of anything before a prompt is there
+    evicted = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
     facts = ArmFacts(
         name=spec.name or arm_name(spec),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
@@ -133,7 +135,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=nominal_fraction(backbone, tokens, kept, compression),
+        nominal_kv=backbone.promised_fraction(tokens, reducer.kept_tokens(tokens)) * evicted,
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=seed,
@@ -142,9 +144,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         spec=spec,
         facts=facts,
         reducer=reducer,
-        cut_layer=backbone.reducer.cut_layer,
         tokens=tokens,
-        kept=kept,
         routing=routing,
         shape=family.shape,
         modality="text" if family.image_token_id is None else "image",
@@ -155,15 +155,6 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
 def groups_words(routing: RoutingConfig | None) -> str:
     """``S16K4 linear``, or ``-`` where whole values are kept."""
     return "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
-
-
-def nominal_fraction(backbone: CompressedBackbone, tokens: int, kept: int, compression: Compression) -> float:
-    """Share of the compressed region's KV that the ledger promises, without the index and in the model's dtype.
-
-    A budget in tokens or bytes is no share of anything before a prompt is there: it is left out.
-    """
-    share = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
-    return backbone.promised_fraction(tokens, kept) * share
 
 
 def arm_name(spec: ArmSpec) -> str:

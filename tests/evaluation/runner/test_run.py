@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.evaluation.reporting.layout import make_tables
-from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.reporting.score_tables import make_tables
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner import cell

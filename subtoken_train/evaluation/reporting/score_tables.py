@@ -1,5 +1,6 @@
 """The paper's layout: arms in rows, tasks in columns, means over them, each arm below its matched anchor.
 
+Scores per question kind are made here, too, from the samples' own scores.
 Tasks outside the paper's seven make tables of their own, images apart from text, without means.
 """
 
@@ -9,15 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from subtoken_train.evaluation.reporting.cost import Cost
-from subtoken_train.evaluation.reporting.figures import (
-    Figure,
-    difference_figure,
+import numpy as np
+
+from subtoken_train.evaluation.reporting.estimates import (
+    Estimate,
+    Part,
+    difference_estimate,
+    estimate_of,
+    marks,
     mean_difference,
-    mean_figure,
-    score_figure,
+    mean_estimate,
+    sample_table,
+    score_estimate,
+    shared_ids,
 )
-from subtoken_train.evaluation.reporting.reading import Arm
+from subtoken_train.evaluation.reporting.runs import ArmResults, Cost, Run
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evaluation.tasks.task import Modality
 
@@ -37,7 +44,7 @@ MEANS = {"3-mean": ("mmbench", "textvqa", "gqa"), "7-mean": tuple(PAPER_TASKS)}
 
 
 @dataclass(frozen=True)
-class Row:
+class ArmRow:
     """An arm in a table.
 
     Attributes:
@@ -51,17 +58,17 @@ class Row:
         flags: what a reader must know, in words.
     """
 
-    arm: Arm
-    anchor: Arm | None
-    scores: dict[str, Figure | None]
-    differences: dict[str, Figure | str | None]
+    arm: ArmResults
+    anchor: ArmResults | None
+    scores: dict[str, Estimate | None]
+    differences: dict[str, Estimate | str | None]
     cost: Cost
     anchor_ratio: float | None
     flags: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class ScoreTable:
     """Arms and columns.
 
     Attributes:
@@ -74,10 +81,10 @@ class Table:
     title: str
     columns: dict[str, str]
     samples: dict[str, int]
-    rows: tuple[Row, ...]
+    rows: tuple[ArmRow, ...]
 
 
-def make_tables(arms: Sequence[Arm]) -> tuple[Table, ...]:
+def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
     """The table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
     present = sorted({task for arm in arms for task in arm.runs})
     tables = []
@@ -91,15 +98,15 @@ def make_tables(arms: Sequence[Arm]) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def anchor_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
+def anchor_of(arm: ArmResults, arms: Sequence[ArmResults]) -> ArmResults | None:
     """The arm that ``arm`` names as its anchor."""
     return next((other for other in arms if other.name == arm.facts.anchor), None)
 
 
-def ordered(arms: Sequence[Arm]) -> list[Arm]:
+def ordered(arms: Sequence[ArmResults]) -> list[ArmResults]:
     """By backbone, then uncompressed arms, then reducers with their largest budget first; an anchor above its arms."""
 
-    def place(arm: Arm) -> tuple[str, bool, str, float, str, bool, str]:
+    def place(arm: ArmResults) -> tuple[str, bool, str, float, str, bool, str]:
         facts = (anchor_of(arm, arms) or arm).facts
         compressed = facts.acts != "-"
         block = arm.facts.anchor or arm.name
@@ -116,42 +123,44 @@ def ordered(arms: Sequence[Arm]) -> list[Arm]:
     return sorted(arms, key=place)
 
 
-def _table(title: str, columns: dict[str, str], arms: Sequence[Arm]) -> Table:
+def _table(title: str, columns: dict[str, str], arms: Sequence[ArmResults]) -> ScoreTable:
     tasks = [column for column in columns if column not in MEANS]
     shown = [arm for arm in ordered(arms) if any(task in arm.runs for task in tasks)]
     rows = tuple(_row(arm, anchor_of(arm, arms), columns, tasks) for arm in shown)
     figures = {column: [row.scores[column] for row in rows] for column in columns}
     samples = {column: max((part.n for part in parts if part), default=0) for column, parts in figures.items()}
-    return Table(title, columns, samples, rows)
+    return ScoreTable(title, columns, samples, rows)
 
 
-def _row(arm: Arm, anchor: Arm | None, columns: dict[str, str], tasks: list[str]) -> Row:
-    scores: dict[str, Figure | None] = {}
-    differences: dict[str, Figure | str | None] = {}
+def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], tasks: list[str]) -> ArmRow:
+    scores: dict[str, Estimate | None] = {}
+    differences: dict[str, Estimate | str | None] = {}
     for column in columns:
         mean = MEANS.get(column)
-        scores[column] = score_figure(arm, column) if mean is None else mean_figure(arm, mean)
+        scores[column] = score_estimate(arm, column) if mean is None else mean_estimate(arm, mean)
         if anchor is not None:
             differences[column] = (
-                difference_figure(arm, anchor, column) if mean is None else mean_difference(arm, anchor, mean)
+                difference_estimate(arm, anchor, column) if mean is None else mean_difference(arm, anchor, mean)
             )
     ratio = None if anchor is None else _anchor_ratio(arm, anchor, tasks)
     cost = cost_of(arm, tasks)
-    return Row(arm, anchor, scores, differences, cost, ratio, tuple(_flags(arm, anchor, cost, ratio, tasks)))
+    return ArmRow(arm, anchor, scores, differences, cost, ratio, tuple(_flags(arm, anchor, cost, ratio, tasks)))
 
 
-def cost_of(arm: Arm, tasks: Sequence[str]) -> Cost:
+def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
     """What the arm's caches cost on these tasks, all seeds together."""
     return sum((run.cost for task in tasks for run in arm.runs.get(task, {}).values()), Cost())
 
 
-def _anchor_ratio(arm: Arm, anchor: Arm, tasks: Sequence[str]) -> float | None:
+def _anchor_ratio(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> float | None:
     shared = [task for task in tasks if task in arm.runs and task in anchor.runs]
-    ours, its = cost_of(arm, shared).payload_share, cost_of(anchor, shared).payload_share
+    ours, its = cost_of(arm, shared).shares["measured"], cost_of(anchor, shared).shares["measured"]
     return its / ours if ours and its else None
 
 
-def _flags(arm: Arm, anchor: Arm | None, cost: Cost, ratio: float | None, tasks: Sequence[str]) -> list[str]:
+def _flags(
+    arm: ArmResults, anchor: ArmResults | None, cost: Cost, ratio: float | None, tasks: Sequence[str]
+) -> list[str]:
     facts, flags = arm.facts, []
     if facts.anchor is not None and anchor is None:
         flags.append(f"its anchor {facts.anchor} has no results here")
@@ -169,3 +178,59 @@ def _flags(arm: Arm, anchor: Arm | None, cost: Cost, ratio: float | None, tasks:
         names = ", ".join(dict.fromkeys(run.manifest.task for run in runs if run.one_token))
         flags.append(f"compression after prefill cannot change a first token or a log-likelihood ({names})")
     return flags
+
+
+MAX_ARMS = 8
+
+"""Arms in one chart; the CSV file has all."""
+
+
+@dataclass(frozen=True)
+class KindScores:
+    """One task's kinds.
+
+    Attributes:
+        task: its name.
+        kinds: in order of their first samples.
+        arms: arm's name -> kind -> mean of the samples' scores; a kind without samples is left out.
+        drawn: the arms that a chart shows: of more than ``MAX_ARMS`` those with an anchor and the anchors first.
+    """
+
+    task: str
+    kinds: tuple[str, ...]
+    arms: dict[str, dict[str, Estimate]]
+    drawn: tuple[str, ...]
+
+
+def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
+    """All tasks with more kinds than one whose samples have scores in 0..1."""
+    tasks = {task: None for arm in arms for task in arm.runs}
+    found = [_of_task(task, arms) for task in tasks]
+    return [kinds for kinds in found if len(kinds.kinds) > 1]
+
+
+def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
+    estimates: dict[str, dict[str, Estimate]] = {}
+    order: dict[str, None] = {}
+    for arm in arms:
+        runs = [run for run in arm.runs.get(task, {}).values() if run.ids]
+        if runs and all(((run.scores_n >= 0) & (run.scores_n <= 1)).all() for run in runs):
+            order |= {kind: None for run in runs for kind in run.kinds}
+            estimates[arm.name] = _of_arm(runs, arm.is_moot(task))
+    anchors = {arm.facts.anchor for arm in arms}
+    compared = {arm.name for arm in arms if arm.facts.anchor is not None or arm.name in anchors}
+    first = sorted(estimates, key=lambda name: name not in compared)[:MAX_ARMS]
+    return KindScores(task, tuple(order), estimates, tuple(name for name in estimates if name in first))
+
+
+def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
+    """The kinds' means over samples and seeds; a sample counts where every seed answered it."""
+    kind_of = dict(zip(runs[0].ids, runs[0].kinds, strict=True))
+    kinds = np.array([kind_of[name] for name in shared_ids(runs)])
+    table_sn = sample_table(runs)
+    estimates = {}
+    for kind in dict.fromkeys(kinds.tolist()):
+        part_sn = table_sn[:, kinds == kind]
+        plain = Estimate(float(part_sn.mean()), None, None, None, part_sn.shape[1], marks=marks(runs), moot=moot)
+        estimates[kind] = estimate_of([Part(plain, part_sn)])
+    return estimates

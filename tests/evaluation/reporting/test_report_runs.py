@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE
 from tests.support.report_results import answers, facts, register, write_run
 
@@ -21,19 +21,19 @@ def test_scores_are_computed_anew(tmp_path):
     run = arm.runs["pope"][None]
     assert run.scores["accuracy"] == pytest.approx(0.75)
     assert run.scores_n.sum() == 30  # the records say 0.123 each
-    assert run.complete
+    assert len(run.ids) == run.manifest.rows
     assert run.is_mean
-    assert run.cost.region_share == 1
-    assert run.cost.prompt_share == 1
+    assert run.cost.shares["with_index"] == 1
+    assert run.cost.shares["prompt"] == 1
     assert not run.cost.acted
 
 
 def test_cost_of_a_compressed_arm(tmp_path):
     write_run(tmp_path, facts("a", 0.25), "pope", answers(range(30)), overhead=80)
     cost = read_results([tmp_path])[0].runs["pope"][None].cost
-    assert cost.region_share == (8_000 + 80) / 32_000
-    assert cost.prompt_share == (8_000 + 8_080) / 40_000
-    assert cost.entries_share == 0.25
+    assert cost.shares["with_index"] == (8_000 + 80) / 32_000
+    assert cost.shares["prompt"] == (8_000 + 8_080) / 40_000
+    assert cost.shares["entries"] == 0.25
     assert cost.acted
 
 
@@ -79,7 +79,7 @@ def test_a_torn_last_line_is_an_incomplete_run(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     run = read_results([tmp_path])[0].runs["pope"][None]
     assert len(run.ids) == 39
-    assert not run.complete
+    assert len(run.ids) < run.manifest.rows
 
 
 def test_more_samples_than_were_asked(tmp_path):

@@ -1,7 +1,8 @@
 """Results folders -> arms with their runs, one per task and seed.
 
 Scores are computed anew from the records with the task's metric; ``scores.json`` is not read, so that nothing stale is
-shown. Of the records only what statistics need is held: one number or word a sample.
+shown. Of the records only what statistics need is held: one number or word a sample, and the sums
+of what their caches cost, measured.
 
 Legend: n samples.
 """
@@ -9,18 +10,65 @@ Legend: n samples.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.reporting.cost import Cost
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, ArmFacts, Manifest
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 from subtoken_train.evaluation.tasks import TASKS, build_task
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Sums over samples of what ``SampleRecord`` says of one; ``emptied`` counts those that lost a whole region."""
+
+    kv_bytes: int = 0
+    dense_kv_bytes: int = 0
+    region_bytes: int = 0
+    region_dense_bytes: int = 0
+    index_bytes: int = 0
+    entries_before: int = 0
+    entries_after: int = 0
+    values_after: float = 0.0
+    emptied: int = 0
+
+    @classmethod
+    def of(cls, records: Iterable[SampleRecord]) -> Cost:
+        """The records' sums."""
+        kept = list(records)
+        summed = [field.name for field in fields(cls) if field.name != "emptied"]
+        sums = {name: sum(getattr(record, name) for record in kept) for name in summed}
+        return cls(**sums, emptied=sum(bool(record.emptied) for record in kept))
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """What stayed of all that there was; None where there was nothing.
+
+        ``measured`` is the compressed region without its index, as a nominal budget promises; ``with_index`` all of
+        that region; ``prompt`` everything, the text included; ``entries`` the (token, layer) entries.
+        """
+        parts = {
+            "measured": (self.region_bytes - self.index_bytes, self.region_dense_bytes),
+            "with_index": (self.region_bytes, self.region_dense_bytes),
+            "prompt": (self.kv_bytes, self.dense_kv_bytes),
+            "entries": (self.entries_after, self.entries_before),
+        }
+        return {name: part / whole if whole else None for name, (part, whole) in parts.items()}
+
+    @property
+    def acted(self) -> bool:
+        """Whether an entry or a value part left the cache, or what stayed takes fewer bytes."""
+        fewer = self.entries_after < self.entries_before or self.values_after < self.entries_after
+        return fewer or self.region_bytes < self.region_dense_bytes
+
 
 SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)
 SAME_FACTS = ("reducer", "groups", "eviction", "protocol", "acts", "nominal_kv", "trained")
@@ -56,11 +104,6 @@ class Run:
     grid_bits: int | None
 
     @property
-    def complete(self) -> bool:
-        """Whether all samples that were asked are answered."""
-        return len(self.ids) == self.manifest.rows
-
-    @property
     def is_mean(self) -> bool:
         """Whether the printed score is the mean of the samples' scores: only then resampling samples describes it."""
         primary = self.scores.get(self.manifest.primary)
@@ -68,7 +111,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmResults:
     """An arm with all of its seeds.
 
     Attributes:
@@ -86,13 +129,24 @@ class Arm:
         """All known seeds, ascending."""
         return sorted({seed for runs in self.runs.values() for seed in runs if seed is not None})
 
+    @property
+    def compressed(self) -> bool:
+        """Whether anything acts on its cache."""
+        return self.facts.acts != "-"
+
+    def is_moot(self, task: str) -> bool:
+        """Whether compression could not change some answers: it acted after the prompt, which gives the first token."""
+        if self.facts.acts != "after prefill" or self.facts.protocol != "query_aware":
+            return False
+        return any(run.one_token for run in self.runs.get(task, {}).values() if run.ids)
+
 
 def without_seed(name: str) -> str:
     """``tiny_fastv25-seed1`` -> ``tiny_fastv25``."""
     return SEED_WORD.sub("", name)
 
 
-def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[Arm]:
+def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
     """All arms of some results folders; an arm may be spread over them, by task or by seed.
 
     Args:
@@ -104,7 +158,7 @@ def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] |
             runs of one arm that differ in what they did or were asked.
     """
     places = [place for folder in folders for place in _runs_in(folder)]
-    arms: dict[str, Arm] = {}
+    arms: dict[str, ArmResults] = {}
     for done, place in enumerate(places, start=1):
         _add(arms, _read_run(place))
         if progress is not None:
@@ -120,12 +174,12 @@ def _runs_in(folder: Path) -> list[Path]:
     return found
 
 
-def _add(arms: dict[str, Arm], run: Run) -> None:
+def _add(arms: dict[str, ArmResults], run: Run) -> None:
     """Put a run to the others of its arm."""
     facts = run.manifest.arm
     name = without_seed(facts.name)
     anchor = None if facts.anchor is None else without_seed(facts.anchor)
-    arm = arms.setdefault(name, Arm(name, replace(facts, anchor=anchor), {}))
+    arm = arms.setdefault(name, ArmResults(name, replace(facts, anchor=anchor), {}))
     for fact in SAME_FACTS:
         mine, other = getattr(facts, fact), getattr(arm.facts, fact)
         if mine != other:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from subtoken_train.evaluation.reporting.layout import PAPER_TASKS, make_tables
-from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS, make_tables
 from subtoken_train.evaluation.tasks import TASKS
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
