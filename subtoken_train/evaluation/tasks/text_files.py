@@ -79,11 +79,7 @@ def benchmark_json(path: Path) -> Any:
     Raises:
         ValueError: the file is missing, not UTF-8, or not JSON.
     """
-    text = benchmark_text(path)
-    try:
-        return parse_json(text, str(path))
-    except ValueError as error:
-        raise ValueError(f"{error}; {_CUT_OFF}") from None
+    return _parsed(benchmark_text(path), str(path))
 
 
 def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[FileRow]:
@@ -133,13 +129,8 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
     rows = []
     for number, line in enumerate(benchmark_text(path).split("\n"), start=1):
         place = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            values = parse_json(line, place)
-        except ValueError as error:
-            raise ValueError(f"{error}; {_CUT_OFF}") from None
-        rows.append(_object(values, place, columns))
+        if line.strip():
+            rows.append(_object(_parsed(line, place), place, columns))
     return rows
 
 
@@ -225,6 +216,13 @@ def _long_cells() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(limit)
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return parse_json(text, place)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_CUT_OFF}") from None
 
 
 def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
