@@ -24,7 +24,8 @@ from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
-from subtoken_train.engine.packed_attention import use_packed_attention
+from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.rows import layer_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, VOCABULARY = 8, 4096
@@ -59,7 +60,7 @@ class Decoder:
                 chosen = torch.rand(1, entries, GROUPS, device=self.device).argsort(-1)[..., :KEPT]
                 groups = torch.zeros(1, entries, GROUPS, dtype=torch.bool, device=self.device).scatter_(2, chosen, True)
             keep = torch.ones(1, 1, entries, dtype=torch.bool, device=self.device)
-            layer.fill(pack_layer(key, value, keep, groups, Packing()), entries, key)
+            layer.fill(pack_layer(key, value, layer_plan(keep, groups), Packing()), entries, key)
         cache.next_position = torch.tensor([[entries]], device=self.device)
         cache.origin_B = torch.zeros(1, dtype=torch.long, device=self.device)
         return cache

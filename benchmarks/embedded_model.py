@@ -18,11 +18,11 @@ import numpy as np
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.answer import answer_all
+from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.evaluation.scoring import score
+from subtoken_train.evaluation.metrics.short_answers import scene_score
 from subtoken_train.families.load import BackboneConfig, load_family
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.reducers import build_reducer
 
 
 def shuffled_copy(path: Path) -> Path:
@@ -44,15 +44,17 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     write_scene_split(folder, "dev", args.count, seed=77)
     family = load_family(BackboneConfig())
-    reducer = build_reducer(ReducerConfig(name="none"), family.shape.num_layers)
+    reducer = build_reducer(name="none")
     backbone = CompressedBackbone(family, reducer).eval()
-    plain = answer_all(backbone, InstructionRecords(folder / "dev.json"), batch_size=128)
-    shuffled = answer_all(backbone, InstructionRecords(shuffled_copy(folder / "dev.json")), batch_size=128).by_kind()
+    plain = answer_records(backbone, InstructionRecords(folder / "dev.json"), batch_size=128)
+    shuffled = answer_records(
+        backbone, InstructionRecords(shuffled_copy(folder / "dev.json")), batch_size=128
+    ).by_kind()
     print("| kind | questions | accuracy | majority answer | shuffled images |\n|---|---|---|---|---|")
     for kind, scores in plain.by_kind().items():
-        answers = [row.answer for row in plain.rows if row.kind == kind]
+        answers = [str(record.reference["answer"]) for record in plain.records if record.kind == kind]
         common = Counter(answers).most_common(1)[0][0]
-        majority = np.mean([score(kind, common, answer) for answer in answers])
+        majority = np.mean([scene_score(kind, common, answer) for answer in answers])
         low, high = bootstrap_interval(scores)
         cells = f"{100 * np.mean(scores):.1f} [{100 * low:.1f}, {100 * high:.1f}] | {100 * majority:.1f}"
         print(f"| `{kind}` | {len(scores)} | {cells} | {100 * np.mean(shuffled[kind]):.1f} |")

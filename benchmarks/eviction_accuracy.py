@@ -35,7 +35,7 @@ def run_method(method: str, data: Path, limit: int, out: Path) -> None:
     """Answer with one method at every fraction, routed and unrouted; writes ``<out>/<method>.json``."""
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.answer import answer_all
+    from subtoken_train.evaluation.data_file import answer_records
     from subtoken_train.evictions import build_eviction
     from subtoken_train.inference.compression import Compression
 
@@ -51,15 +51,15 @@ def run_method(method: str, data: Path, limit: int, out: Path) -> None:
                 tokens = int(VISUAL_TOKENS * fraction / share + 1e-9)
                 eviction = build_eviction(method, **SETTINGS.get(method, {}))
                 compression = Compression(eviction, tokens, "tokens", "visual")
-            answers = answer_all(backbone, records, batch_size=128, limit=limit, compression=compression)
+            answers = answer_records(backbone, records, batch_size=128, limit=limit, compression=compression)
             rows.append(
                 {
                     "base": base,
                     "fraction": fraction,
-                    "measured": round(answers.ledger.fraction("visual"), 5),
+                    "measured": round(answers.realised, 5),
                     "seconds": round(answers.seconds, 1),
-                    "kinds": [row.kind for row in answers.rows],
-                    "scores": [round(row.score, 3) for row in answers.rows],
+                    "kinds": [record.kind for record in answers.records],
+                    "scores": [round(score, 3) for score in answers.scores],
                 }
             )
             print(method, base, fraction, f"{np.mean(rows[-1]['scores']):.3f}", flush=True)

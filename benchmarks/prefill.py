@@ -27,8 +27,10 @@ from transformers.masking_utils import create_causal_mask
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH, llama_config
 from subtoken_train.cache.pack import Packing, pack_layer
-from subtoken_train.engine.packed_attention import use_packed_attention
-from subtoken_train.evictions import Candidates, LayerView, build_eviction
+from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.rows import layer_plan
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import Candidates, LayerView
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
@@ -82,7 +84,7 @@ class Prompt:
             cache = self.run()
         keep = torch.ones_like(visual)[:, None]
         for index, layer in enumerate(cache.layers):
-            pack_layer(layer.keys, layer.values, keep, state.masks[index], Packing())
+            pack_layer(layer.keys, layer.values, layer_plan(keep, state.masks[index]), Packing())
 
     def evicted(self, name: str) -> None:
         """With an eviction's statistics, plan and packing."""
@@ -96,7 +98,7 @@ class Prompt:
         budget = torch.full((len(competes), 1), int(KEEP * self.regions.shape[1]), device=self.regions.device)
         keep = method.keep(scores, Candidates([self.regions] * len(competes), competes, budget))
         for layer, kept in zip(cache.layers, keep, strict=True):
-            pack_layer(layer.keys, layer.values, kept, None, Packing())
+            pack_layer(layer.keys, layer.values, layer_plan(kept), Packing())
 
 
 @torch.no_grad()

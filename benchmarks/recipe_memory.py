@@ -5,15 +5,12 @@ python benchmarks/recipe_memory.py        # the table of docs/memory.md
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from subtoken_train.cli.check_lines import training_step
 from subtoken_train.cli.quiet import quiet_libraries
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training.memory import MemoryEstimate, estimate_memory
 from subtoken_train.training.preflight import lay_out, nominal_prompt
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 NAMES = (
     "llava7b_fastv25_s16k4",
     "llava13b_fastv25_s16k4",
@@ -26,9 +23,9 @@ OVERLAYS = ("qlora_nf4", "int8")
 
 def predict(name: str, overlay: str | None = None) -> MemoryEstimate:
     """The figures of ``subtoken-train check --offline``."""
-    argv = ["--config", str(RECIPES / f"{name}.yaml")]
+    argv = ["--config", name]
     if overlay is not None:
-        argv += ["--config", str(RECIPES / "memory" / f"{overlay}.yaml")]
+        argv += ["--config", f"recipes/memory/{overlay}.yaml"]
     cli = RecipeCLI(argv)
     parts = lay_out(cli.model, offline=True)
     prompt = nominal_prompt(parts.family, cli.datamodule)

@@ -18,17 +18,26 @@ import json
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.comparison_tables import EMBEDDED, comparison_markdown, read_comparison, read_records
 from subtoken_train.cli.main import main as subtoken
-from subtoken_train.datasets.recall import RecallTask
-from subtoken_train.evaluation.comparison import EMBEDDED, comparison_markdown, read_comparison, read_records
+from subtoken_train.datasets.recall import RecallRecords, RecallTask
+from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evaluation.data_file import Answers, answer_records, answer_samples
+from subtoken_train.evaluation.metrics.string_match import RecallScore
+from subtoken_train.evaluation.scores_file import RunRecord, write_record
+from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.resources import shipped_recipe
+from subtoken_train.types import Batch
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = ROOT / "recipes"
 TRAINED = "trained.json"
 RECALL_CONTEXTS = 400  # of 8 questions each
 
@@ -41,9 +50,6 @@ def run_arm(arm: str, seed: int, data: Path, work: Path, out: Path) -> None:
     """
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.answer import answer_all
-    from subtoken_train.evaluation.recall import answer_recall
-    from subtoken_train.evaluation.report import arm_facts, run_record, write_record
 
     recall = recall_settings(arm)
     target = (out if recall is None else out / "recall") / f"{arm}-seed{seed}.json"
@@ -53,13 +59,38 @@ def run_arm(arm: str, seed: int, data: Path, work: Path, out: Path) -> None:
     _, backbone, _ = read_adapter(adapter)
     extra = {"seed": seed, "recipe_sha256": sha256(recipe_bytes(arm)), **trained}
     if recall is None:
-        answers, asked = answer_all(backbone, InstructionRecords(data), batch_size=128), data.read_bytes()
-        facts = arm_facts(arm, backbone, answers)
+        answers, asked = answer_records(backbone, InstructionRecords(data), batch_size=128), data.read_bytes()
+        record = RunRecord.of(arm, backbone, answers, asked)
     else:
         answers = answer_recall(backbone, RecallTask(backbone.family.tokenizer, **recall), RECALL_CONTEXTS)
         asked = json.dumps({**recall, "split": "test", "contexts": RECALL_CONTEXTS}, sort_keys=True).encode()
-        facts = arm_facts(arm, backbone, answers, recall["context_length"])
-    write_record(run_record(facts, answers, asked, extra), target)
+        record = RunRecord.of(arm, backbone, answers, asked, recall["context_length"])
+    write_record(record.content(**extra), target)
+
+
+def answer_recall(backbone: CompressedBackbone, task: RecallTask, count: int, batch_size: int = 32) -> Answers:
+    """Held-out contexts (the test split's English, facts drawn for them), each asked for several of its facts at once.
+
+    The score of a context is the share of its asked facts whose code is stated exactly. Unlike the task ``recall``,
+    which asks in text, the context's tokens are those that were drawn: whole pages.
+    """
+    records = RecallRecords(task, "test", count)
+    drawn = [records[i] for i in range(count)]
+    longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
+    prompts = {
+        sample.text.record_id: replace(sample.text, input_ids=sample.text.input_ids[: sample.text.prompt_length])
+        for sample in drawn
+    }
+    samples = [
+        Sample(sample.text.record_id, "", {"codes": sample.codes}, max_new_tokens=longest + 4, kind="recall")
+        for sample in drawn
+    ]
+
+    def collate(asked: Sequence[Sample]) -> Batch:
+        return collate_text([prompts[sample.id] for sample in asked], padding_id(backbone.family.tokenizer))
+
+    batches = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
+    return answer_samples(backbone, samples, RecallScore(), batches, collate)
 
 
 def recall_settings(arm: str) -> dict[str, int] | None:
@@ -75,7 +106,7 @@ def train_arm(arm: str, seed: int, work: Path) -> tuple[Path, dict[str, Any]]:
     note = folder / TRAINED
     if note.exists() and (found := json.loads(note.read_text())).pop("key") == key:
         return folder / "adapter", found
-    argv = ["fit", "--config", str(RECIPES / f"{arm}.yaml"), "--seed_everything", str(seed), "--data.seed", str(seed)]
+    argv = ["fit", "--config", str(recipe_path(arm)), "--seed_everything", str(seed), "--data.seed", str(seed)]
     argv += ["--output_dir", str(folder), "--overwrite", "--trainer.enable_progress_bar", "false"]
     if first := first_stage(arm):
         argv += ["--model.stage2.adapter", str(train_arm(first, seed, work)[0])]
@@ -100,9 +131,17 @@ def run_key(arm: str) -> str:
     return sha256(recipe_bytes(arm) + (b"" if first is None else run_key(first).encode()))
 
 
+def recipe_path(arm: str) -> Path:
+    """The file of a recipe that ships with the project."""
+    path = shipped_recipe(arm)
+    if path is None:
+        raise SystemExit(f"no recipe has the name {arm}")
+    return path
+
+
 def recipe_bytes(arm: str) -> bytes:
-    """The recipe's file."""
-    return (RECIPES / f"{arm}.yaml").read_bytes()
+    """What the recipe's file holds."""
+    return recipe_path(arm).read_bytes()
 
 
 def sha256(content: bytes) -> str:

@@ -22,16 +22,16 @@ from torch.utils.data import DataLoader
 
 from benchmarks.training_cases import Case, join
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.window import AccumulationWindows
+from subtoken_train.datasets.loaders import AccumulationWindows
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.load import BackboneConfig
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
 from subtoken_train.types import Batch
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "tiny" / "tiny_fastv25_s16k4.yaml"
 """For the trainer's settings alone: its callbacks and loggers are those of every recipe."""
 LEARNING_RATE, CLIP, LOG_EVERY = 1e-4, 1.0, 10
 Loop = Callable[[Callable[[], None]], None]
@@ -75,7 +75,7 @@ class Turns:
 
 
 def our_fit(
-    case: Case, reducer: ReducerConfig, routing: RoutingConfig | None, steps: int, device: str, dtype: torch.dtype
+    case: Case, reducer: Reducer, routing: RoutingConfig | None, steps: int, device: str, dtype: torch.dtype
 ) -> Loop:
     """A fit as ``subtoken-train fit`` runs it: recipe's trainer, module, loader.
 

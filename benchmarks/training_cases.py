@@ -23,7 +23,8 @@ from subtoken_train.families.load import resolve
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.families.offline import offline_config
 from subtoken_train.families.text import TextFamily
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 
@@ -33,10 +34,10 @@ SYSTEM, QUERY, ANSWER = 5, 8, 6
 """Text beside the image: the paper's 19 tokens."""
 PREFIX = 64
 """Query tokens of a language model that choose and summarise, without loss."""
-FASTV = ReducerConfig(name="fastv", keep_ratio=0.25)
-QUEST_HALF = ReducerConfig(name="quest", keep_ratio=0.5, window=32)
-QUEST = ReducerConfig(name="quest", keep_ratio=0.25)
-UNREDUCED = ReducerConfig(name="none")
+FASTV = build_reducer("fastv", keep_ratio=0.25)
+QUEST_HALF = build_reducer("quest", keep_ratio=0.5, window=32)
+QUEST = build_reducer("quest", keep_ratio=0.25)
+UNREDUCED = build_reducer("none")
 S16K4 = RoutingConfig()
 S16K12 = RoutingConfig(kept_groups=12, budget="global", query_conditioned=True)
 """As the paper routes language models."""
@@ -60,7 +61,7 @@ class Case:
     config: Callable[[], Any]
     batch_size: int
     compressed: int
-    reducer: ReducerConfig
+    reducer: Reducer
     routing: RoutingConfig
     rank: int = 16
 

@@ -30,9 +30,10 @@ from benchmarks.pairs import hardware, write
 from subtoken_train.cli.quiet import quiet_libraries
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.load import FAMILIES, BackboneConfig, load_weights
+from subtoken_train.families import FAMILIES
+from subtoken_train.families.load import BackboneConfig, load_weights
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.memory import estimate_memory
@@ -110,9 +111,9 @@ def make_parts(case: Case, folder: Path) -> CompressedBackbone:
     kind = json.loads((path / "config.json").read_text())["model_type"]
     config = BackboneConfig(path=str(path), dtype=case.dtype, quantization=case.quantization)
     family = FAMILIES[kind](load_weights(FAMILIES[kind], config), None)
-    reducer = ReducerConfig(name="none")
+    reducer = build_reducer("none")
     if case.reducer != "none":
-        reducer = ReducerConfig(name=case.reducer, keep_ratio=0.25 if case.reducer == "fastv" else 0.5, window=32)
+        reducer = build_reducer(case.reducer, keep_ratio=0.25 if case.reducer == "fastv" else 0.5, window=32)
     routing = RoutingConfig(num_groups=16, kept_groups=4) if case.routed else None
     parts, _ = assemble(family, LoraSettings(rank=16, dropout=case.dropout), reducer, routing)
     if case.checkpointing:
@@ -172,7 +173,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     estimate = estimate_memory(parts, as_step(case, batch))
     module = SubTokenModule(
         backbone=BackboneConfig(),
-        reducer=parts.reducer.config,
+        reducer=parts.reducer,
         routing=None if parts.bank is None else parts.bank.config,
         optimizer=OptimizerConfig(name=case.optimizer),
         gradient_checkpointing=case.checkpointing,

@@ -1,6 +1,6 @@
 """Write the recipes of the paper's Tables 1 to 4 from one list, ``paper_rows.csv``: one YAML per distinct row.
 
-    python recipes/generate.py          # writes recipes/*.yaml; a test checks that they are what it writes
+    python recipes/generate.py          # writes recipes/MODEL/*.yaml; a test checks that they are what it writes
 
 Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
 The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well.
@@ -250,7 +250,7 @@ def _model_band(arm: Arm) -> str:
 def main() -> None:
     """Write every recipe."""
     for arm in (*arms(), *embedded_arms()):
-        (FOLDER / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
+        (FOLDER / arm.model / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
 
 
 if __name__ == "__main__":

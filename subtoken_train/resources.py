@@ -1,7 +1,7 @@
 """Files that travel with the project: recipes, small data, embedded checkpoints.
 
 In a checkout they are the repository's own top-level folders; in an installed wheel they lie under
-``subtoken_train/_bundled``.
+``subtoken_train/_bundled``. Recipes lie in a folder per model, and ``find_recipe`` finds them by name from any folder.
 """
 
 from __future__ import annotations
@@ -27,3 +27,30 @@ def resource(relative: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{relative} is missing from this installation (looked in {resource_root()})")
     return path
+
+
+def recipe_files() -> dict[str, Path]:
+    """Every shipped recipe, overlay and grid by its path below ``recipes/``, ``FOLDER/NAME`` without suffix, sorted."""
+    folder = resource("recipes")
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def find_recipe(given: str | Path) -> Path | None:
+    """The file that a user means: one that exists, else a shipped recipe; None where the path leads nowhere.
+
+    A shipped one is written ``NAME`` or ``FOLDER/NAME``, alone or below any folder ``recipes``, ``.yaml`` or not:
+    ``llava7b_fastv25_s16k4``, ``recipes/llava7b_fastv25_s16k4.yaml``, ``recipes/strategy/ddp.yaml``. A file that is
+    missing in another folder is missing.
+    """
+    path = Path(given)
+    if path.is_dir():
+        return shipped_recipe(given) or path
+    return path if path.exists() else shipped_recipe(given)
+
+
+def shipped_recipe(given: str | Path) -> Path | None:
+    """The shipped recipe that is written so (see ``find_recipe``), whatever lies at that path, or None."""
+    parts = Path(str(given).removesuffix(".yaml")).parts
+    below = parts[len(parts) - parts[::-1].index("recipes") :] if "recipes" in parts else parts
+    found = [path for name, path in recipe_files().items() if below in ((path.stem,), tuple(name.split("/")))]
+    return found[0] if len(found) == 1 else None

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Layout = Literal["contiguous", "per_head"]
+"""Of value groups: pieces of the whole value vector, or the same piece of every head."""
+Protocol = Literal["query_aware", "context_first"]
+"""What a prompt's compression sees: the whole prompt, or its context before the question (``inference/opening.py``)."""
 
 
 class Region(IntEnum):
@@ -47,18 +52,29 @@ class LayerPlan:
         group_mask_BNS: kept value groups of each entry, bool [B, N_kept, S]; None means every group of every entry.
         heads_BNh: key-value heads that keep each entry, bool [B, N_kept, h]; None means all. A head stores the slice of
             a value group that is its own, so a group is stored where its heads keep the entry.
+        rows_BN: the row of the prompt's pass that each entry came from, int64; None means the entry's own number.
     """
 
     entries_BN: Tensor
     group_mask_BNS: Tensor | None = None
     heads_BNh: Tensor | None = None
+    rows_BN: Tensor | None = None
+
+    def select(self, samples: Tensor) -> LayerPlan:
+        """The plan of some samples (int64 numbers, or bool marks), in their order."""
+        parts = (self.group_mask_BNS, self.heads_BNh, self.rows_BN)
+        return LayerPlan(self.entries_BN[samples], *(None if part is None else part[samples] for part in parts))
 
 
 @dataclass
 class Plan:
-    """Which entries per layer and which value groups per entry: the one currency of reducers, routers and caches."""
+    """Which entries per layer and which value groups per entry: the one currency of reducers, routers and caches.
+
+    Made once per prompt, by ``PromptPass.plan``: the cache is packed from it, and ledger, reports and pictures read it.
+    """
 
     layers: list[LayerPlan] = field(default_factory=list)
+    layout: Layout = "contiguous"
 
 
 @dataclass

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "subtoken_train"
 
 ROOMS = [
-    {"types", "errors", "resources", "documents", "typed"},
+    {"types", "errors", "resources", "documents", "typed", "registry"},
     {"functional"},
     {"ledger"},
     {"kernels"},

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.tiny_comparison import answer_recall
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.text_batches import collate_text, padding_id
-from subtoken_train.evaluation.recall import answer_recall
-from subtoken_train.evaluation.report import arm_facts
+from subtoken_train.evaluation.scores_file import RunRecord
 from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
@@ -38,20 +38,21 @@ def test_size():
 def test_recall_with_the_whole_context_and_what_quest_costs_it(family, task):
     """The floor of the README's figure; untrained for it, a model that sees an eighth of the context loses facts."""
     whole = answer_recall(compress(family).eval(), task, 16)
-    assert np.mean([row.score for row in whole.rows]) >= 0.95
-    assert [row.record_id for row in whole.rows] == [f"test-{i:06d}" for i in range(16)]
+    assert np.mean(whole.scores) >= 0.95
+    assert [record.id for record in whole.records] == [f"test-{i:06d}" for i in range(16)]
     quest = compress(family, keep_ratio=0.125, **QUEST).eval()
     answers = answer_recall(quest, task, 16)
-    assert np.mean([row.score for row in answers.rows]) <= 0.8
-    facts = arm_facts("quest", quest, answers, 512)
-    assert facts.tokens == "64/512"
-    assert facts.nominal == facts.realised == 0.125
+    assert np.mean(answers.scores) <= 0.8
+    record = RunRecord.of("quest", quest, answers, b"", 512)
+    assert record.visual_tokens == "64/512"
+    assert record.nominal_kv == record.realised_kv == 0.125
 
 
 def test_answers_do_not_depend_on_the_batch(family, task):
     routing = RoutingConfig(num_groups=16, kept_groups=8, budget="global", query_conditioned=True)
     routed = compress(family, routing, keep_ratio=0.5, **QUEST).eval()
-    assert answer_recall(routed, task, 4, batch_size=4).rows == answer_recall(routed, task, 4, batch_size=1).rows
+    together, alone = (answer_recall(routed, task, 4, batch_size=size).records for size in (4, 1))
+    assert [(r.id, r.prediction, r.score) for r in together] == [(r.id, r.prediction, r.score) for r in alone]
 
 
 @torch.no_grad()

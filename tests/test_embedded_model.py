@@ -13,7 +13,7 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
-from subtoken_train.evaluation.answer import answer_all
+from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
@@ -36,7 +36,7 @@ def family():
 
 
 def short_scores(answers):
-    return np.array([row.score for row in answers.rows if row.kind not in DESCRIPTION_KINDS])
+    return np.array([record.score for record in answers.records if record.kind not in DESCRIPTION_KINDS])
 
 
 def test_size():
@@ -44,7 +44,7 @@ def test_size():
 
 
 def test_answers_held_out_scenes(family, dev):
-    by_kind = answer_all(compress(family).eval(), dev).by_kind()
+    by_kind = answer_records(compress(family).eval(), dev).by_kind()
     for kind, scores in by_kind.items():
         assert np.mean(scores) >= (0.80 if kind == "count" else 0.88), kind  # of 36 questions: a floor
 
@@ -65,12 +65,12 @@ def test_neutral_settings(family, dev):
 
 def test_random_routers_lower_the_accuracy_of_a_trained_adapter(dev):
     _, backbone, _ = read_adapter(CHECKPOINTS / "adapters" / "tiny_fastv25_s16k4")
-    trained = short_scores(answer_all(backbone, dev))
+    trained = short_scores(answer_records(backbone, dev))
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in backbone.bank.parameters():
             parameter.normal_(std=0.02)
-    untrained = short_scores(answer_all(backbone, dev))
+    untrained = short_scores(answer_records(backbone, dev))
     assert trained.mean() - untrained.mean() > 0.02
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from benchmarks.mini_suite import ARMS, CSV_FILE, END, ROOT, SCENES, START, SVG_FILE, table
 from subtoken_train.evaluation.runner.arms import arm_name
-from subtoken_train.evaluation.runner.suites import suite
+from subtoken_train.evaluation.runner.spec import suite
 
 
 def rows() -> list[dict[str, str]]:
@@ -21,7 +21,7 @@ def test_readme_shows_the_committed_figures():
 
 
 def test_the_arms_are_those_of_the_suite(tmp_path, monkeypatch):
-    monkeypatch.setattr("subtoken_train.evaluation.runner.suites.SCENES", 1)
+    monkeypatch.setattr("subtoken_train.evaluation.runner.spec.SCENES", 1)
     grids = suite("mini", tmp_path)
     names = {arm_name(spec).replace("-seed0", "", 1) for grid in grids for spec in grid.arms}
     assert names == set(ARMS)

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from subtoken_train.cli.main import main
-from subtoken_train.cli.parser import Parser, check_options
-from subtoken_train.cli.registry import COMMANDS
+from subtoken_train.cli.command_line import Parser, check_options
+from subtoken_train.cli.main import COMMANDS, main
+from subtoken_train.resources import find_recipe
 from tests.support.readme_blocks import DOCUMENTS, README, ROOT, Block, blocks, command_line
 
 BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
@@ -58,14 +58,14 @@ def test_options_are_known(place, argv):
 def test_shipped_files_are_there(block, words):
     for word in words:
         for name in SHIPPED.findall(word):
-            assert (ROOT / name).exists(), f"{block.place}: {name}"
+            assert find_recipe(ROOT / name), f"{block.place}: {name}"
 
 
 @pytest.mark.parametrize("argv", RECIPES, ids=" ".join)
 def test_recipes_pass_the_offline_check(argv, capsys):
     """Overlays, overrides and flags as they are written."""
     rest = list(argv)
-    if not all((ROOT / rest[i + 1]).is_file() for i, word in enumerate(rest) if word == "--config"):
+    if not all(find_recipe(ROOT / rest[i + 1]) for i, word in enumerate(rest) if word == "--config"):
         assert any(name in " ".join(rest) for name in ("runs/", "RECIPE"))  # of a run, or the reader's own
         return
     if "--count" in rest:  # of preview alone

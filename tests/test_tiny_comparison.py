@@ -29,7 +29,7 @@ def program(tmp_path, monkeypatch):
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         return 0
 
-    monkeypatch.setattr(module, "RECIPES", recipes)
+    monkeypatch.setattr(module, "recipe_path", lambda arm: recipes / f"{arm}.yaml")
     monkeypatch.setattr(module, "subtoken", fit)
     return module
 

@@ -8,7 +8,7 @@ from typing import Any
 from subtoken_train.artifact.tensors import read_shapes
 from subtoken_train.documents import read_json
 from subtoken_train.errors import unknown_name
-from subtoken_train.families.load import FAMILIES
+from subtoken_train.families import FAMILIES
 from subtoken_train.families.local_files import PEFT_FILE, check_local_files
 from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.typed import shown

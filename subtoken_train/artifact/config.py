@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,19 @@ from subtoken_train.artifact.agreement import check_adapter_files, check_merged_
 from subtoken_train.artifact.identity import Identity
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import check_file_name, read_json
-from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.engine.build import Stage2Config
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.load import BackboneConfig, check_backbone
 from subtoken_train.families.lora import LoraSettings, check_lora
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import REDUCERS, split_settings
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.typed import checked, shown, typed
 
-SCHEMA_VERSION = 3
-"""1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out. 3: with ``merged``."""
+SCHEMA_VERSION = 4
+"""1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out. 3: with ``merged``. 4: a reducer's
+settings are its own; up to 3 they were those of every method."""
+_OWN_SETTINGS = 4
 _SINCE = {
     **dict.fromkeys(("backbone", "lora", "reducer", "routing", "identity", "training", "versions"), 1),
     "stage2": 2,
@@ -34,7 +39,7 @@ class AdapterConfig:
 
     backbone: BackboneConfig
     lora: LoraSettings
-    reducer: ReducerConfig
+    reducer: Reducer
     routing: RoutingConfig | None
     identity: Identity
     training: dict[str, Any] = field(default_factory=dict)
@@ -84,12 +89,31 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
     if missing:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     checked(dict[str, Any], record["versions"], f"{path}: versions")
-    config = typed(
-        AdapterConfig, {key: record[key] for key in record if key not in ("schema_version", "versions")}, str(path)
-    )
+    content = {key: record[key] for key in record if key not in ("schema_version", "versions")}
+    content["reducer"] = _reducer(record["reducer"], schema, f"{path}: reducer")
+    config = typed(AdapterConfig, content, str(path))
     for key, kind in _TRAINING.items():
         if key in config.training:
             checked(kind, config.training[key], f"{path}: training.{key}")
     if "name" in config.training:
         check_file_name(config.training["name"], f"{path}: training.name")
     return config
+
+
+def _reducer(record: Any, schema: int, place: str) -> Reducer:
+    """The token reducer, by the settings of the class that it names."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{place} is {shown(record)}; it must be a group of keys")
+    if schema < _OWN_SETTINGS:
+        record, others = split_settings(record)
+        for setting, value in others.items():
+            warnings.warn(
+                f"{place}: {setting} {shown(value)} is left out; it is no setting of {record.get('name')}",
+                SubTokenWarning,
+                stacklevel=2,
+            )
+    try:
+        method = REDUCERS.find(checked(str, record.get("name"), f"{place}: name"))
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    return typed(method, record, place)

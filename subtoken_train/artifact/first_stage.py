@@ -18,7 +18,7 @@ from subtoken_train.artifact.source import adapter_in
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers.base import Reducer
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FirstStage:
         return lora_tensors(self.folder, peft_model)
 
 
-def read_first_stage(folder: Path, reducer: ReducerConfig, lora: LoraSettings | None) -> FirstStage:
+def read_first_stage(folder: Path, reducer: Reducer, lora: LoraSettings | None) -> FirstStage:
     """Read stage 1's configuration (no weights) and check it against stage 2's recipe.
 
     Args:
@@ -76,10 +76,10 @@ def read_first_stage(folder: Path, reducer: ReducerConfig, lora: LoraSettings | 
 
 
 def _differing(group: str, trained: Any, recipe: Any) -> list[str]:
-    """The keys of two settings of one class that differ, in words."""
+    """The keys of two settings that differ, in words; of two methods' those that both have."""
     ours = asdict(recipe)
     return [
         f"{group}.{key} {value} (the recipe has {ours[key]})"
         for key, value in asdict(trained).items()
-        if value != ours[key]
+        if key in ours and value != ours[key]
     ]

@@ -29,7 +29,6 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig, layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER
-from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RouterBank
 
 ROUTER_FILE = "router.safetensors"
@@ -117,7 +116,7 @@ def put_adapter(
     if routers:
         load_routers(folder, bank)
     # last, because it puts hooks on the family
-    compressed = CompressedBackbone(family, build_reducer(config.reducer, family.shape.num_layers), bank)
+    compressed = CompressedBackbone(family, config.reducer, bank)
     compressed.eval()
     return compressed, peft_model
 

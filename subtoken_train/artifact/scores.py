@@ -34,7 +34,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Arm:
+class CardColumn:
     """One adapter's or backbone's scores; ``facts`` are short statements of its budget, by name."""
 
     name: str
@@ -55,8 +55,8 @@ class Evaluation:
 
     data: str
     digest: str
-    own: Arm
-    others: tuple[Arm, ...] = ()
+    own: CardColumn
+    others: tuple[CardColumn, ...] = ()
 
 
 def score_table(evaluation: Evaluation) -> str:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from subtoken_train.cache.select import chosen_samples, repeated_samples, select_samples
+from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
 from subtoken_train.kernels.naive import packed_attention
 from subtoken_train.kernels.storage import Block
 

@@ -1,7 +1,8 @@
 """Pack one layer's dense keys and values: what a plan keeps, and nothing else.
 
 Legend: B batch, h key-value heads, N rows of the prompt, d head width, S value groups, R rows of a block,
-c heads of a row (h where heads share entries, else 1), M entries, P pieces of an entry, w channels of a piece.
+c heads of a row (h where heads share entries, else 1), M entries of the plan, P pieces of an entry, w channels of a
+piece.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.groups import Layout
 from subtoken_train.kernels.storage import Block, Payload, RoutedValues, places_of
+from subtoken_train.types import LayerPlan, Layout
 
 MAX_INDEX = 0.005  # share of the keys and values that an index may take; bits are taken where places do not fit
 
@@ -31,41 +32,41 @@ class Packing:
     kv_bits: int = 0
 
 
-def pack_layer(
-    key_BhNd: Tensor, value_BhNd: Tensor, keep_BhN: Tensor, groups_BNS: Tensor | None, packing: Packing
-) -> list[Block]:
+def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: Packing) -> list[Block]:
     """Blocks with the kept entries of a layer.
 
     Args:
         key_BhNd: rotated keys of the prompt's rows.
         value_BhNd: their values.
-        keep_BhN: entries that stay, bool; [B, 1, N] where all heads share a set.
-        groups_BNS: kept value groups, bool; an entry with all S is stored whole, and so is every entry where it is
-            None.
+        plan: entries that stay, by the rows that they are; one with all S value groups is stored whole.
         packing: layout and precision.
 
     Rows of the batch that keep equally many entries, and equally many of them whole, share a block.
     """
     _, kv_heads, length, width = key_BhNd.shape
-    shared = keep_BhN.shape[1] == 1
-    heads = kv_heads if shared else 1
-    keep_RN = keep_BhN.reshape(-1, length)
-    keys, values = (x.reshape(-1, heads, length, width) for x in (key_BhNd, value_BhNd))
-    whole_RN = torch.ones_like(keep_RN)
-    bits_RSN = piece_bit = None
-    if groups_BNS is not None:
-        bits_RSN, piece_bit = _bits(groups_BNS, kv_heads, width, packing.layout, shared)
-        whole_RN = groups_BNS.all(-1)[:, None].expand(-1, 1 if shared else kv_heads, -1).reshape(-1, length)
-    counts = torch.stack([(keep_RN & ~whole_RN).sum(-1), (keep_RN & whole_RN).sum(-1)], dim=-1).tolist()
+    valid_BM, groups_BMS, shared = plan.entries_BN >= 0, plan.group_mask_BNS, plan.heads_BNh is None
+    rows_BM = plan.entries_BN.clamp(min=0) if plan.rows_BN is None else plan.rows_BN
+    keys, values, keep_RM, row_RM = key_BhNd, value_BhNd, valid_BM, rows_BM
+    if plan.heads_BNh is not None:
+        keys, values = (x.reshape(-1, 1, length, width) for x in (key_BhNd, value_BhNd))
+        keep_RM = (plan.heads_BNh & valid_BM[..., None]).transpose(1, 2).flatten(0, 1)
+        row_RM = rows_BM.repeat_interleave(kv_heads, 0)
+    whole_RM = torch.ones_like(keep_RM)
+    bits_RSM = piece_bit = None
+    if groups_BMS is not None:
+        bits_RSM, piece_bit = _bits(groups_BMS, kv_heads, width, packing.layout, shared)
+        whole_RM = groups_BMS.all(-1)
+        whole_RM = whole_RM if shared else whole_RM.repeat_interleave(kv_heads, 0)
+    counts = torch.stack([(keep_RM & ~whole_RM).sum(-1), (keep_RM & whole_RM).sum(-1)], dim=-1).tolist()
     alike: dict[tuple[int, int], list[int]] = {}
     for row, (routed, whole) in enumerate(counts):
         alike.setdefault((routed, whole), []).append(row)
     blocks = []
     for (routed, whole), members in alike.items():
-        rows = torch.tensor(members, device=keep_RN.device)
-        chosen = [x if len(alike) == 1 else x[rows] for x in (keys, values, keep_RN, whole_RN)]
-        own_keys, own_values, own_keep, own_whole = chosen
-        whole_index = _places(own_keep & own_whole, whole)
+        rows = torch.tensor(members, device=keep_RM.device)
+        chosen = [x if len(alike) == 1 else x[rows] for x in (keys, values, keep_RM, whole_RM, row_RM)]
+        own_keys, own_values, own_keep, own_whole, own_row = chosen
+        whole_index = own_row.gather(1, _places(own_keep & own_whole, whole))
         block = Block(
             rows=None if len(alike) == 1 else rows,
             routed_keys=None,
@@ -74,11 +75,12 @@ def pack_layer(
             whole_values=Payload.store(_take(own_values, whole_index), packing.kv_bits),
         )
         if routed:
-            assert bits_RSN is not None
+            assert bits_RSM is not None
             assert piece_bit is not None
-            index = _places(own_keep & ~own_whole, routed)
-            own_bits = (bits_RSN if len(alike) == 1 else bits_RSN[rows]).gather(
-                2, index[:, None].expand(-1, bits_RSN.shape[1], -1)
+            places = _places(own_keep & ~own_whole, routed)
+            index = own_row.gather(1, places)
+            own_bits = (bits_RSM if len(alike) == 1 else bits_RSM[rows]).gather(
+                2, places[:, None].expand(-1, bits_RSM.shape[1], -1)
             )
             block.routed_keys = Payload.store(_take(own_keys, index), packing.kv_bits)
             block.routed_values = _routed_values(
@@ -88,9 +90,9 @@ def pack_layer(
     return blocks
 
 
-def _places(chosen_RN: Tensor, count: int) -> Tensor:
-    """Indices of the ``count`` marked entries of each row, ascending, int64 [R, count]."""
-    return chosen_RN.nonzero()[:, 1].view(len(chosen_RN), count)
+def _places(chosen_RM: Tensor, count: int) -> Tensor:
+    """Places of the ``count`` marked entries of each row, ascending, int64 [R, count]."""
+    return chosen_RM.nonzero()[:, 1].view(len(chosen_RM), count)
 
 
 def _take(vectors_RcNd: Tensor, index_RM: Tensor) -> Tensor:
@@ -99,24 +101,24 @@ def _take(vectors_RcNd: Tensor, index_RM: Tensor) -> Tensor:
     return vectors_RcNd.gather(2, index_RM[:, None, :, None].expand(-1, heads, -1, width))
 
 
-def _bits(groups_BNS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
-    """What says which pieces of an entry are stored: flags bool [R, S, N], and each piece's flag, int64 [P].
+def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
+    """What says which pieces of an entry are stored: flags bool [R, S, M], and each piece's flag, int64 [P].
 
     Where heads share their entries the flags are the groups themselves; else every head has the flags of its own
     pieces.
     """
-    num_groups, device = groups_BNS.shape[-1], groups_BNS.device
+    num_groups, device = groups_BMS.shape[-1], groups_BMS.device
     if layout == "per_head":
         piece_bit = torch.arange(num_groups, device=device).repeat(kv_heads)
     else:
         group_width = kv_heads * width // num_groups
         starts = torch.arange(0, kv_heads * width, math.gcd(group_width, width), device=device)
         piece_bit = starts.div(group_width, rounding_mode="floor")
-    flags_BSN = groups_BNS.transpose(1, 2)
+    flags_BSM = groups_BMS.transpose(1, 2)
     if shared:
-        return flags_BSN, piece_bit
-    flags_BPN = flags_BSN.index_select(1, piece_bit)
-    by_head = flags_BPN.reshape(len(flags_BPN), kv_heads, -1, flags_BPN.shape[-1])
+        return flags_BSM, piece_bit
+    flags_BPM = flags_BSM.index_select(1, piece_bit)
+    by_head = flags_BPM.reshape(len(flags_BPM), kv_heads, -1, flags_BPM.shape[-1])
     return by_head.flatten(0, 1), torch.arange(by_head.shape[2], device=device)
 
 

@@ -12,7 +12,6 @@ import yaml
 
 from subtoken_train.cli.outputs import check_new, write_whole
 from subtoken_train.cli.recipe_source import read_recipe, read_source
-from subtoken_train.cli.recipes import recipe_file
 
 if TYPE_CHECKING:
     from subtoken_train.cli.recipe import RecipeCLI
@@ -72,18 +71,17 @@ def anchor_words(argv: list[str]) -> list[str]:
     return argv + [f"--{key}={yaml.safe_dump(value).splitlines()[0]}" for key, value in settings.items()]
 
 
-def write_anchor(name: str, destination: Path, overwrite: bool) -> Path:
+def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
     """Write the recipe of an anchor; returns where it went.
 
     Args:
-        name: a recipe's file, or a shipped recipe.
+        source: a recipe's file.
         destination: file, or folder to write ``NAME_anchor.yaml`` into.
         overwrite: replace a file that is there.
 
     Raises:
-        ValueError: no such recipe, see ``anchor_settings``, or the file is there.
+        ValueError: see ``anchor_settings``, or the file is there.
     """
-    source = Path(name) if Path(name).is_file() else recipe_file(name)
     target = destination / f"{source.stem}{SUFFIX}.yaml" if destination.is_dir() else destination
     check_new([target], overwrite)
     content = read_recipe(source)

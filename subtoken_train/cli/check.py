@@ -11,7 +11,7 @@ HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--
 
 The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
 matched token-only anchor, an estimate of the memory, the data and the optimiser steps. Loads no weights.
-Any key of the recipe can be overridden after --config, as for fit.
+Any key of the recipe can be overridden after --config, as for fit; --config takes a shipped recipe's name, too.
 --offline reads no data, no stage-1 adapter, and asks no server; without it the data files are parsed, the first record
 is encoded, and what stage 2 starts from is checked.
 
@@ -39,8 +39,8 @@ def run_raw(argv: list[str]) -> int:
     quiet_libraries()
     from subtoken_train.cli import check_lines
     from subtoken_train.cli.check_data import data_lines
-    from subtoken_train.cli.check_ready import check_ready, folder_lines, machine_lines
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.cli.run_checks import check_ready, folder_lines, machine_lines
     from subtoken_train.training.preflight import lay_out, nominal_prompt
 
     cli = RecipeCLI(source)

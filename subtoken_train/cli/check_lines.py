@@ -6,21 +6,19 @@ from collections.abc import Iterator
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.engine.build import Stage2Config
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.stage2 import Stage2Config
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.activation_memory import Step
+from subtoken_train.training.activation_memory import Step, image_bytes
 from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.preflight import (
     LayerBand,
     NominalPrompt,
     ParameterGroup,
     budget_of,
-    count_devices,
     equal_bytes_anchor,
     frozen_group,
     layer_bands,
@@ -29,7 +27,7 @@ from subtoken_train.training.preflight import (
     prompt_ledger,
     trained_groups,
 )
-from subtoken_train.training.tower_memory import image_bytes
+from subtoken_train.training.strategies import count_devices
 
 _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -68,13 +66,9 @@ def _image_words(parts: CompressedBackbone) -> str:
 
 
 def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
-    config = parts.reducer.config
-    own = {
-        "fastv": f", stage {config.stage}, L_f={config.layer}",
-        "quest": f", pages of {config.page_size}, window {config.window}",
-    }
-    kept = f"{parts.reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
-    return f"{config.name}, keeps {config.keep_ratio:g} ({kept}){own.get(config.name, '')}"
+    reducer = parts.reducer
+    kept = f"{reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
+    return ", ".join(filter(None, [f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})", reducer.words]))
 
 
 def _routing_words(config: RoutingConfig | None) -> str:

@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
     """Batches of prompts, counted on stderr."""
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.prompts import recall_prompts, record_prompts
+    from subtoken_train.evaluation.runner.batches import recall_prompts, record_prompts
 
     if family.image_token_id is None:
         if data is not None:

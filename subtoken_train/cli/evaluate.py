@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.compression import add_compression_options
+from subtoken_train.cli.arm_flags import add_compression_options
 from subtoken_train.cli.evaluate_grid import add_grid_options, check_modes, run_grids
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.answer import Answers
-    from subtoken_train.evaluation.report import ArmFacts
+    from subtoken_train.evaluation.scores_file import RunRecord
 
 HELP = """Score adapters, or a backbone alone, with reducer, routers and KV eviction.
 
@@ -64,8 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_file(args: argparse.Namespace) -> int:
     """One data file, all adapters, a table."""
-    if not args.adapter and not args.backbone:
-        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     if args.out and Path(args.out).exists():
         raise ValueError(f"{args.out} exists; choose another --out")
     from subtoken_train.cli.quiet import quiet_libraries
@@ -74,46 +73,92 @@ def _run_file(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.report import run_record, score_table, write_record
+    from subtoken_train.evaluation.scores_file import write_record
 
-    records = InstructionRecords(args.data, args.image_folder)
+    records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
     adapters = args.adapter or [None]
-    arms = [_answer(adapter, records, args) for adapter in adapters]
-    Console(width=None if sys.stdout.isatty() else 40 + 40 * len(arms)).print(score_table(arms))
-    for adapter, (facts, _) in zip(adapters, arms, strict=True):
-        print(plain(f"{facts.name}: {adapter or args.backbone}"))
+    arms = [_answer(adapter, records, asked, args) for adapter in adapters]
+    Console(width=None if sys.stdout.isatty() else 40 + 40 * len(arms)).print(_table(arms))
+    for line in _differences(arms):
+        print(line)
+    for adapter, arm in zip(adapters, arms, strict=True):
+        print(plain(f"{arm.arm}: {adapter or args.backbone}"))
     if args.out:
-        named = {"data": Path(args.data).name}
-        rows = [run_record(facts, answers, Path(args.data).read_bytes(), named) for facts, answers in arms]
-        write_record({"runs": rows}, Path(args.out))
+        write_record({"runs": [arm.content(data=Path(args.data).name) for arm in arms]}, Path(args.out))
         print(f"records written to {args.out}")
     return 0
 
 
-def _answer(adapter: str | None, records: InstructionRecords, args: argparse.Namespace) -> tuple[ArmFacts, Answers]:
-    """The facts and answers of one adapter, or of the backbone."""
-    from subtoken_train.artifact.config import read_config
-    from subtoken_train.artifact.source import adapter_folder
-    from subtoken_train.cli.compression import load_model
-    from subtoken_train.cli.progress import counter
+def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> RunRecord:
+    """What one adapter, or the backbone, made of the questions; ``asked`` is their file's content."""
+    from subtoken_train.cli.arm_flags import flagged_model
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
-    from subtoken_train.evaluation.answer import answer_all
-    from subtoken_train.evaluation.report import arm_facts
+    from subtoken_train.evaluation.data_file import answer_records
+    from subtoken_train.evaluation.runner.arms import adapter_name
+    from subtoken_train.evaluation.scores_file import RunRecord
 
-    name = Path(args.backbone).name if adapter is None else Path(adapter).name
-    if adapter is not None:
-        name = str(read_config(adapter_folder(adapter)).training.get("name", name))
-    model = load_model(args, adapter)
+    model = flagged_model(args, adapter)
+    name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
         print(line, file=sys.stderr)
-    answers = answer_all(
+    answers = answer_records(
         model.backbone,
         records,
-        args.max_length or 2048,
-        args.batch_size or 64,
-        args.max_new_tokens or 64,
-        args.limit,
-        counter("questions"),
-        model.compression,
+        max_length=args.max_length or 2048,
+        batch_size=args.batch_size or 64,
+        max_new_tokens=args.max_new_tokens or 64,
+        limit=args.limit,
+        progress=counter("questions"),
+        compression=model.compression,
     )
-    return arm_facts(name, model.backbone, answers), answers
+    return RunRecord.of(name, model.backbone, answers, asked)
+
+
+BYTES_NOTE = "KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache"
+
+
+def _table(arms: list[RunRecord]) -> Table:
+    """One column per arm: its budget, then the score of every question kind with its 95 % interval."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from subtoken_train.ledger.ledger import share_words
+
+    table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=BYTES_NOTE)
+    table.add_column("")
+    for arm in arms:
+        table.add_column(Text(plain(arm.arm)), justify="right")
+    table.add_row("visual tokens", *[arm.visual_tokens for arm in arms])
+    table.add_row("value groups", *[arm.groups for arm in arms])
+    table.add_row("cache", *[Text(plain(arm.eviction)) for arm in arms])
+    table.add_row("KV nominal", *[f"{arm.nominal_kv:.3%}" for arm in arms])
+    table.add_row("KV realised", *[f"{arm.realised_kv:.3%}" for arm in arms])
+    shares = [share_words(arm.kv_bytes / arm.dense_kv_bytes) for arm in arms]
+    table.add_row("KV bytes", *shares, end_section=True)
+    table.add_row("all", *[_interval(arm.scores) for arm in arms])
+    groups = [arm.by_kind() for arm in arms]
+    for kind in groups[0]:
+        table.add_row(Text(plain(kind)), *[_interval(group[kind]) for group in groups])
+    table.add_section()
+    table.add_row("seconds", *[f"{arm.seconds:.0f}" for arm in arms])
+    return table
+
+
+def _differences(arms: list[RunRecord]) -> list[str]:
+    """The first arm less each other one, in words: both answered the same questions, so that these pair."""
+    first, *others = arms
+    lines = []
+    for other in others:
+        paired = [mine - its for mine, its in zip(first.scores, other.scores, strict=True)]
+        cell = _interval(paired, "+")
+        lines.append(plain(f"{first.arm} less {other.arm}: {cell} points of {len(paired):,} questions, paired"))
+    return lines
+
+
+def _interval(scores: list[float], sign: str = "") -> str:
+    """The mean in %, and its 95 % interval."""
+    from subtoken_train.evaluation.intervals import bootstrap_interval
+
+    low, high = bootstrap_interval(scores)
+    return f"{100 * sum(scores) / len(scores):{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.documents import read_yaml
 from subtoken_train.errors import plain, unknown_name
 
@@ -72,7 +73,7 @@ def run_grids(args: argparse.Namespace) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.processes import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.loading import device_of
@@ -95,9 +96,7 @@ def run_grids(args: argparse.Namespace) -> int:
 
 def _grids(args: argparse.Namespace) -> list[Grid]:
     from subtoken_train.evaluation.runner.arms import arm_name
-    from subtoken_train.evaluation.runner.read_grid import read_grid
-    from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
-    from subtoken_train.evaluation.runner.suites import suite
+    from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms, read_grid, suite
 
     shared: dict[str, Any] = {name: getattr(args, name) for name in ("limit", "batch_size", "max_length", "anchors")}
     shared["data_root"] = None if args.data_root is None else Path(args.data_root)
@@ -108,23 +107,9 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
         return suite(args.suite, out or Path("results") / args.suite, **shared)
     settings = {key: value for key, value in shared.items() if value is not None}
     tasks = tuple(TaskSpec(name.strip()) for name in args.tasks.split(","))
-    arms = tuple(expand_arms(_arm(args)))
+    named = {"adapter": args.adapter} if args.adapter else {}
+    arms = tuple(expand_arms({**named, **arm_options(args)}, "flag"))
     return [Grid(arms=arms, tasks=tasks, out=out or Path("results") / arm_name(arms[0]), **settings)]
-
-
-def _arm(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags as an entry of a grid."""
-    from subtoken_train.inference.options import parse_settings
-
-    if not args.adapter and not args.backbone:
-        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
-    own = {name: getattr(args, name) for name in ARM_OPTIONS if name not in ("adapter", "eviction_option")}
-    entry = {name: value for name, value in own.items() if value is not None}
-    if args.adapter:
-        entry["adapter"] = args.adapter
-    if args.eviction_option:
-        entry["eviction_options"] = parse_settings(str(args.eviction), args.eviction_option)
-    return {**entry, "kv_dtype": args.kv_dtype}
 
 
 def _say(line: str) -> None:

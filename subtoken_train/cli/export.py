@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.export_source import Source, find_source
-from subtoken_train.cli.recipe_words import ALLOW_CODE
+from subtoken_train.artifact.whole_folder import CONFIG_FILE
+from subtoken_train.cli.command_line import ALLOW_CODE
+from subtoken_train.errors import UncutError
+from subtoken_train.training.checkpoints import newest_complete, read_marker
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -16,9 +19,9 @@ if TYPE_CHECKING:
     from subtoken_train.artifact.card import CardSections
     from subtoken_train.artifact.config import AdapterConfig
     from subtoken_train.artifact.hub import Destination
-    from subtoken_train.cli.recipe_source import RecipeSource
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
 
+RECIPE_FILE = "recipe.yaml"
 HELP = """Write an adapter folder from a run, one of its checkpoints, or an adapter, and publish it on request.
 
   subtoken-train export runs/mine OUT                                 the run's adapter, else its newest checkpoint
@@ -54,23 +57,23 @@ def run(args: argparse.Namespace) -> int:
 
     _check_options(args)
     out, source = Path(args.out), find_source(Path(args.source))
-    words = (
-        [] if source.recipe is None else ["--config", str(source.recipe), *([ALLOW_CODE] if args.allow_code else [])]
-    )
-    recipe = read_source(words)
+    words = [] if source.recipe is None else ["--config", str(source.recipe)]
+    recipe = read_source([*words, ALLOW_CODE] if args.allow_code else words)
     check_target(out, args.overwrite)
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.artifact.folder import write_adapter
+    from subtoken_train.artifact.hub import check_backbone, check_destination
     from subtoken_train.artifact.merged import write_merged
-    from subtoken_train.cli.publish import check_publishing, publish
+    from subtoken_train.cli.recipe import RecipeCLI
 
-    cli = None if source.recipe is None else _parse(recipe)
+    cli = None if source.recipe is None else RecipeCLI(recipe)
     destination = _destination(args)
     if destination is not None:
-        backbone = args.backbone or _backbone_of(source, cli)
-        check_publishing(destination, None if args.merge_lora else backbone)
+        if not args.merge_lora:  # a merged folder holds its own
+            check_backbone(args.backbone or _backbone_of(source, cli))
+        check_destination(destination)
     config, parts, peft_model = _read(source, cli, args.backbone)
     sections = replace(_sections(source, cli, parts, config, args.metrics), repo_id=args.push_to_hub)
     if args.merge_lora:
@@ -82,6 +85,54 @@ def run(args: argparse.Namespace) -> int:
     if destination is not None:
         publish(out, destination, _retry(args))
     return 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: an adapter folder or a checkpoint folder, and the recipe beside it where there is one."""
+
+    folder: Path
+    is_adapter: bool
+    recipe: Path | None
+
+
+def find_source(path: Path) -> Source:
+    """The adapter or checkpoint that a path means: a run's adapter comes first, then its newest complete checkpoint.
+
+    Raises:
+        ValueError: neither a run, nor a complete checkpoint of one, nor an adapter folder.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter")
+    for adapter in (path, path / "adapter"):
+        if (adapter / CONFIG_FILE).is_file():
+            return Source(adapter, True, _recipe_of(adapter))
+    checkpoint = _checkpoint_of(path)
+    read_marker(checkpoint)
+    recipe = _recipe_of(checkpoint.parent)
+    if recipe is None:
+        raise ValueError(
+            f"{checkpoint} has no {RECIPE_FILE} in {checkpoint.parent.parent}, which says what its tensors belong to"
+        )
+    return Source(checkpoint, False, recipe)
+
+
+def _checkpoint_of(path: Path) -> Path:
+    """A checkpoint folder itself, or the newest complete one of a run or of its ``checkpoints``."""
+    if path.name.startswith("step-"):
+        return path
+    folder = path if path.name == "checkpoints" else path / "checkpoints"
+    if not folder.is_dir():
+        raise ValueError(f"{path} is neither a run, a checkpoint of one, nor an adapter folder (no {CONFIG_FILE})")
+    newest = newest_complete(folder)
+    if newest is None:
+        raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
+    return newest
+
+
+def _recipe_of(folder: Path) -> Path | None:
+    """The recipe in a folder or beside it."""
+    return next((place / RECIPE_FILE for place in (folder, folder.parent) if (place / RECIPE_FILE).is_file()), None)
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -96,18 +147,6 @@ def _destination(args: argparse.Namespace) -> Destination | None:
     if args.push_to_hub is None:
         return None
     return Destination(args.push_to_hub, args.private, args.revision, args.message)
-
-
-def _recipe_words(source: Source, allow_code: bool) -> list[str]:
-    named = [] if source.recipe is None else ["--config", str(source.recipe)]
-    return [*named, *([ALLOW_CODE] if allow_code else [])]
-
-
-def _parse(recipe: RecipeSource) -> Any:
-    """A run's recipe, model and data built but not loaded."""
-    from subtoken_train.cli.recipe import RecipeCLI
-
-    return RecipeCLI(recipe)
 
 
 def _backbone_of(source: Source, cli: Any) -> str:
@@ -147,7 +186,7 @@ def _sections(
 ) -> CardSections:
     """What the card says besides the configuration; without a recipe the scores alone."""
     from subtoken_train.artifact.card import CardSections
-    from subtoken_train.cli.card import card_sections
+    from subtoken_train.cli.run_scores import card_sections
     from subtoken_train.evaluation.scores_file import read_scores
 
     name = str(config.training.get("name", source.folder.name))
@@ -172,6 +211,28 @@ def _with_weights(
     if loaded.bank is not None and parts.bank is not None:
         loaded.bank.load_state_dict(parts.bank.state_dict())
     return loaded, loaded_peft
+
+
+def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
+    """Push a folder that is safely on disk, and say where it is; or how to try again.
+
+    Args:
+        folder: the adapter folder.
+        destination: where to.
+        retry: the words of the command that pushes it again.
+
+    Raises:
+        ValueError: the push failed; the folder stays.
+    """
+    from subtoken_train.artifact.hub import push_folder
+
+    try:
+        address = push_folder(folder, destination)
+    except ValueError as error:
+        raise UncutError(
+            f"{folder} is written, but not published: {error}. Try again with: {shlex.join(retry)}"
+        ) from error
+    print(f"published: {address}")
 
 
 def _retry(args: argparse.Namespace) -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
+
 if TYPE_CHECKING:
     from subtoken_train.training.run_folder import RunFolder
 
@@ -20,7 +22,7 @@ Trains LoRA and routers from a recipe. Any key of the recipe can be overridden a
 --anchor trains the recipe's matched token-only anchor instead, into OUTPUT_DIR_anchor ('recipes anchor' writes it).
 --allow-code lets a recipe name classes that are not on the list of docs/recipe_safety.md: its code runs.
 --push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
-'subtoken-train recipes ls' lists the shipped recipes."""
+'subtoken-train recipes ls' lists the shipped recipes: in any folder, --config NAME means the one of that name."""
 
 
 def run_raw(argv: list[str]) -> int:
@@ -35,13 +37,12 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.artifact.hub import check_backbone, check_destination
     from subtoken_train.cli.anchor import anchor_words
-    from subtoken_train.cli.errors import USER_ERRORS
-    from subtoken_train.cli.fit_training import train, trained
+    from subtoken_train.cli.export import publish
     from subtoken_train.cli.loggers import finish_remote
-    from subtoken_train.cli.publish import check_publishing, publish
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_guard import check_held
+    from subtoken_train.cli.run_checks import check_held
     from subtoken_train.training.run_folder import RunFolder
     from subtoken_train.training.run_places import settle_after_kill
 
@@ -51,18 +52,19 @@ def run_raw(argv: list[str]) -> int:
     if is_first_process() and settle_after_kill(cli.output_dir):
         cli = RecipeCLI(source)  # the folder holds another run now
     resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
-    folder, destination, trainer = RunFolder(cli.output_dir, cli.place), destination_of(cli), cli.trainer
+    folder, destination, trainer = RunFolder(cli.output_dir, cli.place), cli.destination, cli.trainer
     try:
         if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
             check_held(cli)
             folder.check(resume is not None)
             if destination is not None:
-                check_publishing(destination, cli.model.backbone_config.path)
-            prepare(cli, resume, folder)
+                check_backbone(cli.model.backbone_config.path)
+                check_destination(destination)
+            open_run(cli, resume, folder)
         code = train(cli, resume, folder)
         if code or not trainer.is_global_zero:
             return code
-        adapter = finish(cli, folder, None if destination is None else destination.repo_id)
+        adapter = leave_adapter(cli, folder, None if destination is None else destination.repo_id)
     except USER_ERRORS:
         folder.close(keep=False)
         raise
@@ -78,11 +80,8 @@ def run_raw(argv: list[str]) -> int:
     return 0
 
 
-def finish(cli: Any, folder: RunFolder, repo_id: str | None) -> Path:
+def leave_adapter(cli: Any, folder: RunFolder, repo_id: str | None) -> Path:
     """Write the adapter, then remove what the run replaces."""
-    from subtoken_train.cli.errors import PROGRAM
-    from subtoken_train.cli.fit_training import say_where_to_go_on
-
     try:
         folder.take_place()  # a run of no step has no checkpoint
         adapter = export(cli, cli.output_dir, repo_id)
@@ -101,34 +100,24 @@ def is_first_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
-def destination_of(cli: Any) -> Any:
-    """Where the recipe publishes its adapter; None: nowhere."""
-    from subtoken_train.artifact.hub import Destination
-
-    repo_id, private = cli.config.push_to_hub, cli.config.private
-    if private and repo_id is None:
-        raise ValueError("--private says how to publish; add --push_to_hub user/name, or leave it out")
-    return None if repo_id is None else Destination(repo_id, private)
-
-
-def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
+def open_run(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     """Make the run's folder, once all that a user can get wrong has come out.
 
     Raises:
         ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
     """
     from subtoken_train.artifact.whole_folder import check_target
-    from subtoken_train.cli.fit_training import hand_over
+    from subtoken_train.cli.run_checks import compare_recipes
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.families.load import with_processor
     from subtoken_train.training.preflight import lay_out, nominal_prompt
     from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
-    from subtoken_train.training.strategies import shares_weights
-    from subtoken_train.training.strategies.check import check_fit, check_parts
+    from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
 
-    note = check_recipe(cli, cli.output_dir / "recipe.yaml") if resume else ""
+    saved, note = cli.output_dir / "recipe.yaml", ""
     if resume:
+        note = compare_recipes(saved, cli.recipe_text()) if saved.is_file() else ""
         check_target(cli.output_dir / "adapter", overwrite=True)  # which the run writes anew at its end
     check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
@@ -155,17 +144,6 @@ def prepare(cli: Any, resume: Path | None, folder: RunFolder) -> None:
         hand_over(cli, folder)
 
 
-def check_recipe(cli: Any, saved: Path) -> str:
-    """Compare the recipe with the one that the run was started with, if it is still there; a note on what differs.
-
-    Raises:
-        ValueError: they differ in what a resumed run cannot change.
-    """
-    from subtoken_train.cli.recipe_difference import compare_recipes
-
-    return compare_recipes(saved, cli.recipe_text()) if saved.is_file() else ""
-
-
 def say_what_is_resumed(cli: Any, checkpoint: Path, note: str) -> None:
     """Name the checkpoint, what is ignored, and what differs from the first part of the run."""
     from subtoken_train.training.checkpoints import incomplete
@@ -190,7 +168,7 @@ def checkpoint_to_resume(checkpoints: Path) -> Path:
 def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:
     """Write the adapter folder of a finished run; ``repo_id`` is the Hub name that its card speaks of."""
     from subtoken_train.artifact.folder import write_adapter
-    from subtoken_train.cli.card import card_sections
+    from subtoken_train.cli.run_scores import card_sections
     from subtoken_train.training.export import adapter_config
     from subtoken_train.training.trained_tensors import finished_parts
 
@@ -201,3 +179,63 @@ def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:
     sections = card_sections(cli, parts, folder / "recipe.yaml", folder.name, None)
     sections = replace(sections, repo_id=repo_id)
     return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)
+
+
+def train(cli: Any, resume: Path | None, folder: RunFolder) -> int:
+    """Fit; the exit code. Whatever ends it early, the user learns where to go on; user errors go on to ``guarded``."""
+    from subtoken_train.training.checkpoints import state_path
+    from subtoken_train.training.interrupt import RunStopped
+
+    try:
+        # weights_only: a checkpoint is data, nothing in it is run
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume and state_path(resume), weights_only=True)
+    except RunStopped as stopped:
+        if not (cli.trainer.is_global_zero or stopped.alone):
+            return 0  # all stop alike; another code, and Lightning kills process 0 before it has said why
+        say_where_to_go_on(cli, folder, f"{PROGRAM}: {stopped.reason}")
+        return stopped.exit_code
+    except USER_ERRORS:
+        raise
+    except OSError as error:  # a full disk or a dropped network under a logger
+        say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped: {one_line(error)}")
+        return 1
+    except Exception:
+        say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped by an error")
+        raise
+    return 0
+
+
+def trained(cli: Any) -> bool:
+    """Whether a step was made, so that the logs of a run without a checkpoint are worth keeping."""
+    return int(cli.trainer.global_step) > 0
+
+
+def hand_over(cli: Any, folder: RunFolder) -> None:
+    """Let the run take its place as soon as its first checkpoint stands."""
+    from subtoken_train.training.run_checkpoints import RunCheckpoints
+
+    def stands() -> None:
+        for logger in cli.trainer.loggers:
+            logger.save()  # nothing of it is under way while folders are renamed
+        folder.take_place()
+
+    for callback in cli.trainer.callbacks:
+        if isinstance(callback, RunCheckpoints):
+            callback.on_whole = stands
+
+
+def say_where_to_go_on(cli: Any, folder: RunFolder, reason: str) -> None:
+    """Tell the user why a run ended, what is left of it, and where the run is that it was to replace."""
+    from subtoken_train.training.checkpoints import newest_complete
+
+    print(f"\n{reason}", file=sys.stderr)
+    if not cli.trainer.is_global_zero:
+        return
+    if newest := newest_complete(folder.current / "checkpoints"):
+        command = f"subtoken-train fit --config {folder.recipe} --resume"
+        print(f"last good checkpoint: {newest}\ngo on with: {command}", file=sys.stderr)
+    else:
+        logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) else ""
+        print(f"no checkpoint was written; start again with the same command{logs}", file=sys.stderr)
+    if folder.staged:
+        print(folder.said(), file=sys.stderr)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.compression import add_compression_options
+from subtoken_train.cli.arm_flags import add_compression_options
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
@@ -82,17 +82,17 @@ def run(args: argparse.Namespace) -> int:
 
 def load_model(args: argparse.Namespace) -> SubTokenModel:
     """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
-    from subtoken_train.cli.compression import load_model as load
+    from subtoken_train.cli.arm_flags import flagged_model
 
-    model = load(args, args.adapter, args.device)
+    model = flagged_model(args, args.adapter or None, args.device)
     family, reducer = model.backbone.family, model.backbone.reducer
     if not args.show:
         return model
     if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
-    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.config.keep_ratio < 1:
+    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.keep_ratio < 1:
         raise ValueError(
-            f"--show: {reducer.config.name} on {family.name} counts its tokens anew, so they have no place in the "
+            f"--show: {reducer.name} on {family.name} counts its tokens anew, so they have no place in the "
             "picture; leave it out"
         )
     return model
@@ -100,8 +100,6 @@ def load_model(args: argparse.Namespace) -> SubTokenModel:
 
 def _check(args: argparse.Namespace) -> None:
     """Mistakes that need no model to be seen."""
-    if not args.adapter and not args.backbone:
-        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     for name in ("max_new_tokens", "num_beams"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1")

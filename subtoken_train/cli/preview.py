@@ -1,6 +1,16 @@
-"""``subtoken-train preview``: training samples as the loss sees them."""
+"""``subtoken-train preview``: training samples as the loss sees them, a line per run of tokens of one kind.
+
+Legend: B batch, N sequence positions.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from subtoken_train.errors import plain
+from subtoken_train.types import Batch, Region
 
 HELP = """usage: subtoken-train preview --config RECIPE.yaml [--KEY VALUE ...] [--count N] [--no-color]
 
@@ -25,8 +35,8 @@ def run_raw(argv: list[str]) -> int:
 
     quiet_libraries()
     from rich.console import Console
+    from rich.text import Text
 
-    from subtoken_train.cli.preview_lines import LEGEND, sample_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.families.load import layout_family, with_processor
     from subtoken_train.training.preflight import nominal_prompt
@@ -36,11 +46,11 @@ def run_raw(argv: list[str]) -> int:
     family = with_processor(layout_family(backbone), backbone)
     nominal_prompt(family, cli.datamodule)  # refuses text without images for a model that reads them, and vice versa
     console = Console(color_system="auto" if color else None, highlight=False, soft_wrap=True)
-    console.print(LEGEND)
+    console.print(Text.assemble(*LEGEND))
     for batch in cli.datamodule.samples(family, count):
         family.positions(batch)  # where images have their own sizes: as many image tokens as features, in order
         for line in sample_lines(batch, family.tokenizer):
-            console.print(line)
+            console.print(Text.assemble(*line))
     return 0
 
 
@@ -58,3 +68,61 @@ def _own_options(argv: list[str]) -> tuple[int, bool, list[str]]:
     if not count.isdecimal() or int(count) < 1:
         raise ValueError(f"--count is {count!r}; it must be a whole number, 1 or more")
     return int(count), color, rest
+
+
+_COLORS = {
+    Region.SYSTEM: "cyan",
+    Region.VISUAL: "magenta",
+    Region.CONTEXT: "blue",
+    Region.QUERY: "yellow",
+    Region.ANSWER: "green",
+}
+_TRAINED, _MASKED = "bold underline", "dim"
+Line = list[tuple[str, str]]
+"""Pieces of text, each with its style in rich's words."""
+LEGEND: Line = [
+    ("regions: ", ""),
+    *((f"{region.label} ", color) for region, color in _COLORS.items()),
+    ("trained", _TRAINED),
+    (" ", ""),
+    ("masked", _MASKED),
+]
+
+
+def sample_lines(batch: Batch, tokenizer: Any) -> Iterator[Line]:
+    """The samples of a batch, padding left out, each with its counts and a line per run of tokens.
+
+    A token is trained where the loss asks for it: it has a label and is not the first of its sequence.
+    """
+    from subtoken_train.functional.objective import IGNORE_INDEX
+
+    ids_BN, regions_BN = batch.input_ids_BN.tolist(), batch.regions_BN.tolist()
+    trained_BN = batch.labels_BN != IGNORE_INDEX
+    trained_BN[:, 0] = False
+    for row, name in enumerate(batch.record_ids):
+        kinds = [(Region(region), bool(flag)) for region, flag in zip(regions_BN[row], trained_BN[row], strict=True)]
+        real = [(token, kind) for token, kind in zip(ids_BN[row], kinds, strict=True) if kind[0] != Region.PADDING]
+        yield from _head(name, int(batch.images_per_sample_B[row]), [kind for _, kind in real])
+        for (region, trained), run in groupby(real, key=lambda pair: pair[1]):
+            yield _run_line(region, trained, [token for token, _ in run], tokenizer)
+
+
+def _head(name: str, images: int, kinds: list[tuple[Region, bool]]) -> Iterator[Line]:
+    regions = [region for region, _ in kinds]
+    counts = ", ".join(f"{regions.count(region):,} {region.label}" for region in Region if region in regions)
+    trained = sum(flag for _, flag in kinds)
+    pictures = f", {images} image{'s' if images > 1 else ''}" if images else ""
+    yield [(f"\n{name!r}{pictures}: {len(kinds):,} tokens ({counts}), {trained:,} trained", "bold")]
+    if not trained:
+        yield [("  warning: no token of this sample is trained", "bold red")]
+
+
+def _run_line(region: Region, trained: bool, ids: list[int], tokenizer: Any) -> Line:
+    if region == Region.VISUAL:
+        words = f"<image x {len(ids)}>"
+    else:
+        words = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        words = plain(words.replace("\r", "\\r").replace("\n", "\\n"))  # a run is one line
+    style = _TRAINED if trained else _MASKED
+    head = f"  {region.label:<8} {'trained' if trained else 'masked':<8} {len(ids):>5}  "
+    return [(head, ""), (words, f"{_COLORS[region]} {style}")]

@@ -18,31 +18,34 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.class_paths import ALLOWED
+from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
 from subtoken_train.cli.loggers import name_remote_runs, run_loggers
-from subtoken_train.cli.midway import check_attention, midway_evaluator
 from subtoken_train.cli.recipe_parser import RecipeParser, data_module_of
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
-from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
+from subtoken_train.cli.run_scores import check_attention, midway_evaluator
 from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.training.bar_progress import BarProgress
-from subtoken_train.training.checkpoint_io import AtomicCheckpointIO
-from subtoken_train.training.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
-from subtoken_train.training.line_progress import LineProgress
-from subtoken_train.training.log_recipe import LogRecipe
+from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
-from subtoken_train.training.midway import EvaluationConfig, MidwayEvaluation
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.monitor import panels
+from subtoken_train.training.panels import panels
+from subtoken_train.training.panels.midway_scores import (
+    VALIDATION_SCORES,
+    EarlyStoppingConfig,
+    EvaluationConfig,
+    MidwayEvaluation,
+    StopEarly,
+)
+from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.resume import requeued_with_work
-from subtoken_train.training.rng import RandomState
 from subtoken_train.training.run_checkpoints import RunCheckpoints
 from subtoken_train.training.run_marker import has_work
 from subtoken_train.training.run_places import final_names, place_beside
-from subtoken_train.training.strategies import build_strategy
-from subtoken_train.training.strategies.check import check_cpus, check_devices
+from subtoken_train.training.state_file import AtomicCheckpointIO, RandomState
+from subtoken_train.training.strategies import build_strategy, check_cpus, check_devices
 
 
 class RecipeCLI(LightningCLI):
@@ -81,6 +84,7 @@ class RecipeCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """The parser with short errors."""
         parser = RecipeParser(**kwargs)
+        parser.reducer = REDUCERS.find(self.source.reducer)
         parser.add_argument("-c", "--config", action="config", help="recipe (YAML); later files and flags override")
         return parser
 
@@ -148,6 +152,14 @@ class RecipeCLI(LightningCLI):
     def output_dir(self) -> Path:
         """The run's folder."""
         return Path(self.config.output_dir)
+
+    @property
+    def destination(self) -> Destination | None:
+        """Where the recipe publishes its adapter; None: nowhere. ``ValueError`` where it only says how."""
+        repo_id, private = self.config.push_to_hub, self.config.private
+        if private and repo_id is None:
+            raise ValueError("--private says how to publish; add --push_to_hub user/name, or leave it out")
+        return None if repo_id is None else Destination(repo_id, private)
 
     @property
     def checkpoints(self) -> Path:

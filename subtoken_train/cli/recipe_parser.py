@@ -7,20 +7,31 @@ from typing import Any, NoReturn
 from lightning.pytorch.cli import LightningArgumentParser
 
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.reducers.base import Reducer
+from subtoken_train.training.module import SubTokenModule
 
 
 class RecipeParser(LightningArgumentParser):
     """Errors are a ``ValueError``, which ``RecipeCLI`` words, instead of a usage dump and an exit.
 
-    No value is taken for the name of a further file.
+    No value is taken for the name of a further file. A reducer's settings are those of its class.
+
+    Attributes:
+        reducer: the recipe's token reducer.
     """
 
-    def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
+    reducer: type[Reducer]
+
+    def add_class_arguments(self, theclass: type[Any], *args: Any, **kwargs: Any) -> Any:
         """Without configuration files in the place of values."""
-        return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
+        settings = {**kwargs, "sub_configs": False}
+        if theclass is not SubTokenModule:
+            return super().add_class_arguments(theclass, *args, **settings)
+        added = super().add_class_arguments(theclass, *args, **settings, skip={"reducer"})
+        super().add_class_arguments(self.reducer, "model.reducer", sub_configs=False)
+        return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise ``message``."""

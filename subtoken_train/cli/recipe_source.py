@@ -15,12 +15,13 @@ from typing import Any
 import yaml
 
 from subtoken_train.cli.class_check import ClassCheck, loaded
-from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS, Words, split_words
-from subtoken_train.cli.recipes import recipe_files
+from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS, Words, split_words
 from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
 from subtoken_train.cli.wording import unexpected_argument, unknown_key
 from subtoken_train.documents import parse_yaml, read_text, read_yaml
 from subtoken_train.errors import MAX_SEED, check_range
+from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
+from subtoken_train.resources import find_recipe, recipe_files, resource
 from subtoken_train.typed import shown
 
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
@@ -41,11 +42,13 @@ class RecipeSource:
         words: the command line.
         contents: of each recipe file, without flags.
         unlisted: what only ``--allow-code`` lets through, in words.
+        reducer: name of the token reducer that they speak of.
     """
 
     words: Words
     contents: tuple[dict[str, Any], ...]
     unlisted: tuple[str, ...]
+    reducer: str
 
     def arguments(self) -> list[str]:
         """For the parser: the contents as texts, and the options."""
@@ -79,8 +82,8 @@ def read_source(argv: list[str]) -> RecipeSource:
         unlisted += check.complaints(content)
         _check_numbers(content, "key")
         contents.append(content)
-    for key, text in words.options:
-        piece = _piece(key, text)
+    pieces = [_piece(key, text) for key, text in words.options]
+    for piece in pieces:
         unlisted += check.complaints(piece)
         _check_numbers(piece, "option")
     if unlisted and not words.allow_code:
@@ -88,7 +91,9 @@ def read_source(argv: list[str]) -> RecipeSource:
             f"{unlisted[0]}, which is not on the list of what a recipe may name (docs/recipe_safety.md); if you trust "
             f"it as a program, add {ALLOW_CODE} to the command line"
         )
-    return RecipeSource(words, tuple(contents), tuple(unlisted))
+    named = [name for content in (*contents, *pieces) if isinstance(name := _reducer(content).get("name"), str)]
+    reducer = named[-1] if named else DEFAULT_REDUCER
+    return RecipeSource(words, tuple(_with_own(content, reducer) for content in contents), tuple(unlisted), reducer)
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -99,15 +104,33 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
-    return {key: value for key, value in content.items() if key not in FLAGS}
+    kept = {key: value for key, value in content.items() if key not in FLAGS}
+    return _with_own(kept, str(_reducer(kept).get("name", DEFAULT_REDUCER)))
+
+
+def _reducer(content: dict[str, Any]) -> dict[str, Any]:
+    """The reducer's group of a recipe; empty where there is none."""
+    band = content.get("model")
+    group = band.get("reducer") if isinstance(band, dict) else None
+    return group if isinstance(group, dict) else {}
+
+
+def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
+    """A recipe without the other methods' defaults that version 0.1 wrote into every recipe that it resolved."""
+    group = _reducer(content)
+    own, others = split_settings({**group, "name": reducer})
+    kept = {key: value for key, value in group.items() if key in own or key in others}
+    return content if kept == group else {**content, "model": {**content["model"], "reducer": kept}}
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    if not Path(path).exists():
-        near = difflib.get_close_matches(Path(path).stem, recipe_files(), n=1, cutoff=0.5)
+    file = find_recipe(path)
+    if file is None:
+        names = [shipped.stem for shipped in recipe_files().values()]
+        near = difflib.get_close_matches(Path(path).stem, names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0] + '.yaml'!r}?" if near else ""
         raise ValueError(f"recipe {path} is not a file.{hint} 'subtoken-train recipes ls' lists the shipped ones")
-    content = parse_yaml(read_text(path, 2**20), path)
+    content = parse_yaml(read_text(file, 2**20), path)
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
     for key, value in content.items():
@@ -183,7 +206,7 @@ def _check_sizes(content: Any, key: str = "a value") -> None:
 
 def known_keys() -> list[str]:
     """The keys that a misspelt one is compared with: ours at the top, the trainer's, those of a complete recipe."""
-    recipe = yaml.safe_load(recipe_files()[_EXAMPLE].read_text(encoding="utf-8"))
+    recipe = yaml.safe_load(resource(f"recipes/tiny/{_EXAMPLE}.yaml").read_text(encoding="utf-8"))
     return sorted({*KEYS, *FLAGS, *(f"trainer.{key}" for key in SETTINGS), *_below(recipe)} - {*BANDS})
 
 

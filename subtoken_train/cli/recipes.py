@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.resources import resource
+from subtoken_train.resources import find_recipe, recipe_files, shipped_recipe
 
-HELP = """The recipes that travel with the package: one commented YAML per run.
+HELP = """The recipes that travel with the package: one commented YAML per run, a folder per model.
+
+A recipe's name is enough in any folder and for every command: fit --config tiny_fastv25_s16k4, or as it is written
+elsewhere, recipes/tiny_fastv25_s16k4.yaml. A file of yours at that very path goes before it.
 
   subtoken-train recipes ls
   subtoken-train recipes ls llava7b visionzip
@@ -21,8 +25,10 @@ HELP = """The recipes that travel with the package: one commented YAML per run.
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("ls", help="names and first lines")
-    listing.add_argument("word", metavar="WORD", nargs="*", help="only recipes whose name or first line has every word")
+    listing = actions.add_parser("ls", help="names and first lines, by model")
+    listing.add_argument(
+        "word", metavar="WORD", nargs="*", help="only recipes whose folder, name or first line has every word"
+    )
     show = actions.add_parser("show", help="print a recipe")
     show.add_argument("name", metavar="NAME")
     copy = actions.add_parser("copy", help="write a recipe to a file of your own")
@@ -35,25 +41,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     anchor.add_argument("--overwrite", action="store_true", help="replace an existing file")
 
 
-def recipe_files() -> dict[str, Path]:
-    """Every shipped recipe by name, its path below ``recipes/`` without the suffix, sorted."""
-    folder = resource("recipes")
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
-
-
-def recipe_file(name: str) -> Path:
-    """The file of one recipe; ``.yaml`` may be written or left out.
-
-    Raises:
-        ValueError: there is no such recipe.
-    """
-    files = recipe_files()
-    key = name.removesuffix(".yaml")
-    if key not in files:
-        raise unknown_name("recipe", name, files)
-    return files[key]
-
-
 def first_comment(path: Path) -> str:
     """The first comment line of a file, without its marker; empty if there is none."""
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -61,7 +48,7 @@ def first_comment(path: Path) -> str:
 
 
 def list_recipes(words: Sequence[str] = ()) -> None:
-    """Print the name and the first comment line of each recipe that has all ``words``, whatever their case.
+    """Print the name and the first comment line of each recipe that has all ``words``, whatever their case, by folder.
 
     Raises:
         ValueError: no recipe has them.
@@ -72,9 +59,11 @@ def list_recipes(words: Sequence[str] = ()) -> None:
     }
     if not chosen:
         raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
-    width = max(map(len, chosen))
-    for name, line in chosen.items():
-        print(f"{name:<{width}}  {line}".rstrip())
+    width = max(len(name.rpartition("/")[2]) for name in chosen)
+    for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
+        print(f"{folder}/")
+        for name in names:
+            print(f"  {name.rpartition('/')[2]:<{width}}  {chosen[name]}".rstrip())
 
 
 def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
@@ -94,12 +83,16 @@ def run(args: Namespace) -> int:
     """Carry out the chosen action."""
     if args.action == "ls":
         list_recipes(args.word)
-    elif args.action == "show":
-        print(recipe_file(args.name).read_text(encoding="utf-8"), end="")
+        return 0
+    source = find_recipe(args.name) if args.action == "anchor" else shipped_recipe(args.name)
+    if source is None:
+        raise unknown_name("recipe", args.name, [path.stem for path in recipe_files().values()])
+    if args.action == "show":
+        print(source.read_text(encoding="utf-8"), end="")
     elif args.action == "anchor":
         from subtoken_train.cli.anchor import write_anchor
 
-        print(f"wrote {write_anchor(args.name, args.destination, args.overwrite)}")
+        print(f"wrote {write_anchor(source, args.destination, args.overwrite)}")
     else:
-        print(f"wrote {copy_recipe(recipe_file(args.name), args.destination, args.overwrite)}")
+        print(f"wrote {copy_recipe(source, args.destination, args.overwrite)}")
     return 0

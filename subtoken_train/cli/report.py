@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is no folder")
     from subtoken_train.cli.outputs import check_new, untouched, write_recorded
-    from subtoken_train.cli.progress import counter
+    from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
     folders = [Path(name) for name in args.results]

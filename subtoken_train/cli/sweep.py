@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.recipe_words import ALLOW_CODE
+from subtoken_train.cli.command_line import ALLOW_CODE
 from subtoken_train.cli.sweep_grid import SweepRun, grid, slurm_script
 from subtoken_train.errors import plain
 

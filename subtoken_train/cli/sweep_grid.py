@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from subtoken_train.cli.recipe_words import ALLOW_CODE, FLAGS
+from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9.,=+_\-]+")
 _RESERVED = ("output_dir", *FLAGS)

@@ -10,20 +10,20 @@ import lightning as L
 from torch.utils.data import DataLoader, IterableDataset
 
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows, packed_blocks, read_blocks
+from subtoken_train.datasets.loaders import AccumulationWindows
 from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
-from subtoken_train.datasets.window import AccumulationWindows
 from subtoken_train.families.base import Family
 from subtoken_train.types import Batch
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Row = dict[str, Any]  # {"input_ids": ids of one block, "place": its number}
+Block = dict[str, Any]  # {"input_ids": ids of one block, "place": its number}
 
 
-class CorpusDataModule(OrderedDataModule[Row]):
+class CorpusDataModule(OrderedDataModule[Block]):
     """Packed text whose blocks are a context, a prefix that is read, and what is predicted.
 
     The first ``context_length`` tokens of a block are CONTEXT (a BOS included), the next ``prefix_tokens`` are QUERY,
@@ -104,7 +104,7 @@ class CorpusDataModule(OrderedDataModule[Row]):
                 f"(it is {limit}): its passes have no length that an epoch could be a part of"
             )
 
-    def records_to_show(self) -> Iterator[Row]:
+    def records_to_show(self) -> Iterator[Block]:
         """The first blocks of the corpus in its own order, so that nothing else has to be tokenised."""
         self.read()
         return ({"input_ids": ids, "place": place} for place, ids in enumerate(self._pass()))
@@ -141,7 +141,7 @@ class CorpusDataModule(OrderedDataModule[Row]):
         stream = BlockStream(
             self._pass, self.batch_size, self.trainer.global_rank, world_size, consumed=self.batches_consumed
         )
-        loader: DataLoader[Row] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
+        loader: DataLoader[Block] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
     def some_texts(self) -> SomeTexts:
@@ -151,12 +151,12 @@ class CorpusDataModule(OrderedDataModule[Row]):
         total = len(rows) if self.train_source.documents == "rows" and hasattr(rows, "__len__") else None
         return first_texts(iterate_documents(rows, self.train_source), total)
 
-    def collator(self) -> Callable[[list[Row]], Batch]:
+    def collator(self) -> Callable[[list[Block]], Batch]:
         """Regions and labels of blocks."""
         pad_id = padding_id(self.family.tokenizer)
         query_length = self.prefix_tokens or self.block_length - self.context_length
 
-        def collate(rows: list[Row]) -> Batch:
+        def collate(rows: list[Block]) -> Batch:
             samples = [
                 TextSample(row["input_ids"], self.context_length, query_length, f"block {row['place']}") for row in rows
             ]
@@ -185,11 +185,11 @@ class PackedBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Block:
         return {"input_ids": self._blocks[index]["input_ids"], "place": index}
 
 
-class BlockStream(IterableDataset[Row]):
+class BlockStream(IterableDataset[Block]):
     """One process's share of endless passes over a corpus, from the batch where training stands.
 
     Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` blocks of the passes one after another;
@@ -214,7 +214,7 @@ class BlockStream(IterableDataset[Row]):
         self.read_pass, self.batch_size, self.rank, self.world_size = read_pass, batch_size, rank, world_size
         self.consumed = consumed
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Block]:
         endless = chain.from_iterable(self.read_pass() for _ in repeat(None))
         first = self.consumed() * self.batch_size * self.world_size
         for place, ids in islice(enumerate(endless), first, None):

@@ -1,6 +1,6 @@
 """Instruction data in LLaVA's format: a JSON list (or JSON lines) of conversations beside a folder of images.
 
-The structure of every record (``record_format``) is checked once, when the file is indexed; a record is read from its
+The structure of every record (``record_index``) is checked once, when the file is indexed; a record is read from its
 place in the file when it is asked for, and images are opened one by one, when a batch needs them. So neither the
 training process nor a worker holds the data set.
 
@@ -23,9 +23,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from subtoken_train.datasets.images import EncodedImage, FolderImages, ImageSource, compare_images, find_image, inside
-from subtoken_train.datasets.record_format import image_names, record_id, used_turns
-from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
+from subtoken_train.datasets.image_sources import (
+    EncodedImage,
+    FolderImages,
+    ImageSource,
+    compare_images,
+    find_image,
+    inside,
+)
+from subtoken_train.datasets.record_index import RecordIndex, file_state, image_names, open_index, record_id, used_turns
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import check_regular
 from subtoken_train.families.base import Turn

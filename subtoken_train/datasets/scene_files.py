@@ -11,7 +11,7 @@ from PIL import Image
 
 from subtoken_train.artifact.layout import Layout
 from subtoken_train.artifact.whole_folder import DATA_MARKER, mark_data, whole_folder
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.record_index import IMAGE_PLACEHOLDER
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, ask, draw_scene
 
 _DESCRIPTION_SHARE = 0.3  # of training questions: 15 % describe, 15 % list

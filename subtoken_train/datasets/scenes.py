@@ -117,7 +117,7 @@ def draw_scene(rng: np.random.Generator, split: str) -> Scene:
     return Scene(pixels, tuple(SceneObject(*triple) for triple in objects))
 
 
-def describe(objects: tuple[SceneObject, ...]) -> str:
+def describe_scene(objects: tuple[SceneObject, ...]) -> str:
     """Raster-order description, ``B3 red 7 C1 blue 2``."""
     return " ".join(f"{item.place} {item.color_name} {item.digit}" for item in objects)
 
@@ -204,7 +204,7 @@ def _choice(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: Sc
 
 
 _LISTINGS = {
-    "describe": ("describe .", describe),
+    "describe": ("describe .", describe_scene),
     "list": ("list .", list_digits),
     "list_color": ("list color .", list_colors),
 }

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from subtoken_train.engine.evaluation_mode import evaluation_mode
-from subtoken_train.engine.sharding import whole
+from subtoken_train.engine.modes import evaluation_mode, gathered_weights
 from subtoken_train.families.base import Family
 from subtoken_train.functional.gather import kept_index, take_rows
 
@@ -31,7 +30,7 @@ def attention_row(
         position_ids: of the rows, [B, N] or [3, B, N].
         row_B: index of the query row of each sample; negative rows are read as 0 (their result is meaningless).
     """
-    with whole(family.decoder.layers[layer]):
+    with gathered_weights(family.decoder.layers[layer]):
         attention = _LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
         return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1)
 

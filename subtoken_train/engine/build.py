@@ -1,24 +1,64 @@
-"""Put a run's parts together: backbone, LoRA, reducer, routers."""
+"""Put a run's parts together: backbone, LoRA, reducer, routers; and what the second of two stages starts from.
+
+Two-stage training (paper, section 4.4): stage 1 is an ordinary token-only run; stage 2 freezes its q/v LoRA and trains
+value-group routers on top, alone or with a small LoRA on ``o_proj`` ("oLoRA" in the paper; it is not peft's OLoRA
+initialisation). Keys, queries and the cache ratio are those of the routed arm either way.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 from peft import PeftModel
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.stage2 import Stage2Config, add_stage2_lora, check_stage2
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig, load_family
-from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.families.lora import LoraSettings, add_lora, add_output_lora
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
+
+
+@dataclass
+class Stage2Config:
+    """Settings of stage 2.
+
+    Attributes:
+        adapter: folder of the token-only adapter of stage 1, trained on the same backbone under the same token reducer.
+            Its LoRA is frozen and runs without dropout.
+        output_lora: LoRA on ``o_proj``, trained beside the routers; null trains the routers alone.
+    """
+
+    adapter: str
+    output_lora: LoraSettings | None = None
+
+
+def add_stage2_lora(family: Family, settings: LoraSettings, stage2: Stage2Config) -> PeftModel:
+    """Put in the frozen q/v LoRA with stage 1's ``settings``, its tensors still to be loaded, and any on ``o_proj``."""
+    peft_model = add_lora(family, replace(settings, dropout=0.0))
+    family.model.requires_grad_(False)
+    if stage2.output_lora is not None:
+        add_output_lora(family, peft_model, stage2.output_lora)
+    return peft_model
+
+
+def check_stage2(stage2: Stage2Config, bank: RouterBank | None) -> None:
+    """Raise a worded ``ValueError`` where stage 2 routes nothing or trains nothing."""
+    if bank is None:
+        raise ValueError("model.stage2 trains routers on a token-only adapter: set model.routing, or drop model.stage2")
+    if not bank.learned and stage2.output_lora is None:
+        raise ValueError(
+            f"model.stage2 has nothing to train: selector {bank.config.selector!r} has no parameters and output_lora "
+            "is null; choose a learned router (linear or mlp) or set output_lora"
+        )
 
 
 def build(
     backbone: BackboneConfig,
     lora: LoraSettings,
-    reducer: ReducerConfig,
+    reducer: Reducer,
     routing: RoutingConfig | None,
     stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
@@ -34,7 +74,7 @@ def build(
 def assemble(
     family: Family,
     lora: LoraSettings,
-    reducer: ReducerConfig,
+    reducer: Reducer,
     routing: RoutingConfig | None,
     stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
@@ -42,12 +82,11 @@ def assemble(
 
     With ``stage2`` the q/v LoRA is frozen; whoever calls loads stage 1's tensors into it.
     """
-    reducer_built = build_reducer(reducer, family.shape.num_layers)
     peft_model = add_adapters(family, lora, stage2)
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
     if stage2 is not None:
         check_stage2(stage2, bank)
-    return CompressedBackbone(family, reducer_built, bank), peft_model
+    return CompressedBackbone(family, reducer, bank), peft_model
 
 
 def add_adapters(family: Family, lora: LoraSettings, stage2: Stage2Config | None) -> PeftModel:

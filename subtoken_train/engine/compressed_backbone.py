@@ -6,7 +6,7 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,20 +14,19 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
+from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import attention_row, scouted_row
-from subtoken_train.engine.context import ContextSplit, check_sdpa
-from subtoken_train.engine.evaluation_mode import evaluation_mode
-from subtoken_train.engine.packed_attention import use_packed_attention
-from subtoken_train.engine.rows import PromptPass, Rows, rows_read
+from subtoken_train.engine.modes import evaluation_mode
+from subtoken_train.engine.rows import PromptPass, Rows, reducer_view, routing_state, rows_read
 from subtoken_train.families.base import Family
 from subtoken_train.families.vision_tower import check_feature_count
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.reducers import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
+from subtoken_train.ledger.ledger import KVBudget, promised_fraction
+from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
-from subtoken_train.types import Batch, Region, in_compressed_region
+from subtoken_train.types import Batch, Region
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
 """Called with (layer, query, key, value, scale, regions_BM) after each layer's attention, see ``attention.Observer``.
@@ -55,7 +54,7 @@ class CompressedBackbone(nn.Module):
         self.model = family.model
         self.reducer = reducer
         self.bank = bank
-        reducer.check_fit(family.name, sees_images=family.image_token_id is not None)
+        reducer.check_fit(family.name, family.image_token_id is not None, family.shape.num_layers)
         self._hooks: list[RemovableHandle] | None = []
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.active_routing is not None)
         """Whether context and query rows of a language model see different caches."""
@@ -73,6 +72,22 @@ class CompressedBackbone(nn.Module):
     def active_routing(self) -> RoutingConfig | None:
         """Settings of the routing that acts; None without routers, and where they keep every group as it is."""
         return None if self.bank is None or self.bank.neutral else self.bank.config
+
+    @property
+    def group_budget(self) -> KVBudget:
+        """What a routed entry stores: K of its S value groups, all where no routing acts; without a keep ratio."""
+        routing = self.active_routing
+        return KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
+
+    @property
+    def region(self) -> Region:
+        """The region that is compressed: what a model sees, or a language model's context."""
+        return Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL
+
+    def promised_fraction(self, tokens: int, kept: int) -> float:
+        """Share of the compressed region's KV that reducer and routing promise, see the ledger's function."""
+        shape, cut = self.family.shape, self.reducer.cut_layer
+        return promised_fraction(shape, self.region.label, tokens, kept, self.group_budget, cut)
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
@@ -100,7 +115,7 @@ class CompressedBackbone(nn.Module):
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         rows = Rows.whole(batch.regions_BN, family.positions(batch))
-        neutral = reducer.stage == "none" or (reducer.config.keep_ratio == 1 and not force_gather)
+        neutral = reducer.stage == "none" or (reducer.keep_ratio == 1 and not force_gather)
         if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
             hidden, keep = self._tower_reduced(reducer, batch, rows)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)
@@ -108,7 +123,7 @@ class CompressedBackbone(nn.Module):
         else:
             hidden = family.embed(batch)
             result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
-        result.embeds_BND = hidden
+        result.embeds_BND, result.routing = hidden, self.active_routing
         return result
 
     def _run_embedded(self, call: _Call, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
@@ -120,7 +135,7 @@ class CompressedBackbone(nn.Module):
         assert isinstance(reducer, RankingReducer)
         if reducer.stage == "embeds":
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
-            keep, rank = reducer.select(self._view(call.batch, lambda layer: scouted_row(family, layer, *scouting)))
+            keep, rank = reducer.select(reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting)))
             rows, gather = rows.take(keep, call.pad_left)
             return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
         return self._decoder_reduced(reducer, call, hidden, rows)
@@ -141,7 +156,7 @@ class CompressedBackbone(nn.Module):
                 "reducer and routers need packed text (data.train) or prompts with a context"
             )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
-        state = None if self.bank is None else self._routing_state(batch, rows, apart=True)
+        state = None if self.bank is None else routing_state(batch, rows, deferred=True)
         split = ContextSplit(
             reducer=reducer,
             visible_BN=rows.visible_BM,
@@ -152,12 +167,12 @@ class CompressedBackbone(nn.Module):
             routing=state,
             collects=cache is not None,
         )
-        with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
+        with self._routing(state):
             hidden = self._layers(call, hidden, rows, 0, None, context_split=split)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
-        return PromptPass(hidden, rows, [], state, split.seen)
+        return PromptPass(hidden, rows, [], state, kept=split.seen)
 
     def _tower_reduced(self, reducer: TowerReducer, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
         """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, [B, N]."""
@@ -180,7 +195,7 @@ class CompressedBackbone(nn.Module):
         with evaluation_mode(family.decoder.layers[last]):
             row = attention_row(family, last, hidden, rows.visible_BM, rows.position, batch.rank_position_B)
         hidden = self._layers(call, hidden, rows, last, cut)
-        keep, rank = reducer.select(self._view(batch, lambda _: row))
+        keep, rank = reducer.select(reducer_view(batch, lambda _: row))
         kept, gather = rows.take(keep, call.pad_left)
         return self._routed_span(call, take_rows(hidden, gather), kept, [(0, cut, rows)], cut, rank)
 
@@ -202,13 +217,13 @@ class CompressedBackbone(nn.Module):
             hidden = self._layers(call, hidden, rows, 0, start)
             spans = [(0, start, rows)]
         spans = [*spans, (start, depth, rows)]
-        if self.bank is None:
-            return PromptPass(self._layers(call, hidden, rows, start, depth), rows, spans)
-        state = self._routing_state(call.batch, rows)
-        state.rank_BN = None if rank_BN is None else take_rows(rank_BN, rows.index_BM)
-        with self.bank.routing(state):
+        state = None if self.bank is None else routing_state(call.batch, rows, rank_BN)
+        with self._routing(state):
             hidden = self._layers(call, hidden, rows, start, depth)
         return PromptPass(hidden, rows, spans, state)
+
+    def _routing(self, state: RoutingState | None) -> AbstractContextManager[object]:
+        return nullcontext() if self.bank is None or state is None else self.bank.routing(state)
 
     def _layers(
         self,
@@ -233,19 +248,3 @@ class CompressedBackbone(nn.Module):
 
             options["observer"] = observe
         return self.family.run_layers(hidden, rows.visible_BM, rows.position, call.cache, start, stop, **options)
-
-    def _routing_state(self, batch: Batch, rows: Rows, apart: bool = False) -> RoutingState:
-        """What the routers read of a pass over ``rows``."""
-        regions = rows.regions_BM
-        return RoutingState(
-            routed_BN=in_compressed_region(regions),
-            query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
-            position_BN=rows.ordinal_BM,
-            sample_seed_B=sample_seeds(batch.record_ids, regions.device),
-            apart=apart,
-        )
-
-    def _view(self, batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
-        """What the reducer may look at."""
-        seeds = sample_seeds(batch.record_ids, batch.regions_BN.device)
-        return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)

@@ -5,15 +5,18 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
-from subtoken_train.reducers import PositionPolicy
+from subtoken_train.functional.hashing import sample_seeds
+from subtoken_train.reducers.base import PositionPolicy, ReducerView
+from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
-from subtoken_train.types import Batch, LayerPlan, Plan, Region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
 
 
 def rows_read(batch: Batch) -> Tensor:
@@ -81,6 +84,46 @@ def _one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
 
 
+def routing_state(batch: Batch, rows: Rows, rank_BN: Tensor | None = None, deferred: bool = False) -> RoutingState:
+    """What the routers read of a pass over ``rows``.
+
+    Args:
+        batch: the prompts.
+        rows: of the pass.
+        rank_BN: the reducer's rank of every row of the unreduced sequence; None where it ranks nothing.
+        deferred: see ``routing/bank.py``.
+    """
+    regions = rows.regions_BM
+    return RoutingState(
+        routed_BN=in_compressed_region(regions),
+        query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
+        position_BN=rows.ordinal_BM,
+        sample_seed_B=sample_seeds(batch.record_ids, regions.device),
+        rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),
+        deferred={} if deferred else None,
+    )
+
+
+def reducer_view(batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
+    """What a reducer may look at; ``row`` is its ``attention_row``."""
+    seeds = sample_seeds(batch.record_ids, batch.regions_BN.device)
+    return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)
+
+
+def layer_plan(keep_BhM: Tensor, groups_BMS: Tensor | None = None, index_BM: Tensor | None = None) -> LayerPlan:
+    """What a layer keeps, from marks on the rows of a pass.
+
+    Args:
+        keep_BhM: entries that stay, bool; [B, 1, M] where all heads share a set.
+        groups_BMS: kept value groups of every row, bool; None where all are.
+        index_BM: row of the unreduced sequence that each row came from; None where nothing was reduced.
+    """
+    rows, valid = kept_index(keep_BhM.any(1), pad_left=False)
+    entries = (rows if index_BM is None else take_rows(index_BM, rows)).masked_fill(~valid, -1)
+    heads = None if keep_BhM.shape[1] == 1 else take_rows(keep_BhM.transpose(1, 2), rows) & valid[..., None]
+    return LayerPlan(entries, None if groups_BMS is None else take_rows(groups_BMS, rows), heads, rows)
+
+
 @dataclass
 class PromptPass:
     """What a pass over a batch left behind.
@@ -90,6 +133,7 @@ class PromptPass:
         rows: the rows of ``hidden``.
         spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
         state: what the routers did; None without routing.
+        routing: settings of the routing that acted; None where every group stays as it is.
         kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
         embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place.
     """
@@ -98,6 +142,7 @@ class PromptPass:
     rows: Rows
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
     state: RoutingState | None = None
+    routing: RoutingConfig | None = None
     kept: dict[int, Tensor] = field(default_factory=dict)
     embeds_BND: Tensor | None = None
 
@@ -117,15 +162,12 @@ class PromptPass:
             keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
                 where nothing is evicted.
         """
+        masks = {} if self.state is None or self.routing is None else self.state.masks
         layers = []
         for layer, (rows, regions_BM) in enumerate(self.layer_rows()):
             keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
-            index, valid = kept_index(keep_BhM.any(1), pad_left=False)
-            entries = take_rows(rows.index_BM, index).masked_fill(~valid, -1)
-            mask_BMS = None if self.state is None else self.state.masks.get(layer)
-            heads = None if keep_BhM.shape[1] == 1 else take_rows(keep_BhM.transpose(1, 2), index) & valid[..., None]
-            layers.append(LayerPlan(entries, None if mask_BMS is None else take_rows(mask_BMS, index), heads))
-        return Plan(layers)
+            layers.append(layer_plan(keep_BhM, masks.get(layer), rows.index_BM))
+        return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
 
     def labels(self, labels_BN: Tensor) -> Tensor:
         """Labels of the surviving rows, [B, M]; padding gets -100."""

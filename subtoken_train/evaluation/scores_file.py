@@ -1,15 +1,22 @@
-"""The records of ``evaluate --out`` as scores with intervals."""
+"""The file of ``evaluate --data FILE --out``: one record per run, written, and read as scores with intervals."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.artifact.scores import Arm, Evaluation, Score
+from subtoken_train.artifact.scores import CardColumn, Evaluation, Score
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.documents import read_json
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.data_file import Answers, grouped
 from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.evaluation.metrics.metric import Prediction
+from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.ledger.ledger import share_words
 from subtoken_train.typed import checked, shown
 
@@ -21,6 +28,87 @@ _KINDS: dict[str, Any] = {
     "scores": list[float],
 }
 """What is read of a run."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run of questions leaves: its budget, and every score and prediction in the order of the questions.
+
+    Attributes:
+        arm: the arm's name.
+        visual_tokens: tokens kept of one image (or context), and before reduction: ``16/64``.
+        groups: ``S16K4 linear``, or ``-`` for token-only arms.
+        nominal_kv: rho_total of the compressed region, over all layers, from the ledger; before eviction.
+        realised_kv: the same from the entries and groups that were kept.
+        eviction: method, budget and precision of the cache; ``-`` where there is none.
+        kv_bytes: of all prompts' caches, measured, text and index included.
+        dense_kv_bytes: of the same prompts uncompressed.
+        prompts_with_an_emptied_region: of which a whole region was lost in some layer.
+        data_sha256: digest of what was asked.
+        seconds: what it took.
+    """
+
+    arm: str
+    visual_tokens: str
+    groups: str
+    nominal_kv: float
+    realised_kv: float
+    eviction: str
+    kv_bytes: int
+    dense_kv_bytes: int
+    prompts_with_an_emptied_region: int
+    data_sha256: str
+    seconds: float
+    kinds: list[str]
+    scores: list[float]
+    predictions: list[Prediction]
+
+    @classmethod
+    def of(
+        cls, arm: str, backbone: CompressedBackbone, answers: Answers, data: bytes, context_tokens: int | None = None
+    ) -> RunRecord:
+        """The record of some answers.
+
+        Args:
+            arm: the arm's name.
+            backbone: what answered.
+            answers: what it answered.
+            data: the question file's content, or what the questions are drawn by.
+            context_tokens: a language model's context; None: the compressed region is an image.
+        """
+        before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
+        kept = backbone.reducer.kept_tokens(before)
+        return cls(
+            arm=arm,
+            visual_tokens=f"{kept}/{before}",
+            groups=groups_words(backbone.active_routing),
+            nominal_kv=backbone.promised_fraction(before, kept),
+            realised_kv=answers.realised,
+            eviction=answers.compression.label,
+            kv_bytes=answers.total("kv_bytes"),
+            dense_kv_bytes=answers.total("dense_kv_bytes"),
+            prompts_with_an_emptied_region=sum(bool(record.emptied) for record in answers.records),
+            data_sha256=hashlib.sha256(data).hexdigest(),
+            seconds=answers.seconds,
+            kinds=[record.kind for record in answers.records],
+            scores=answers.scores,
+            predictions=[record.prediction for record in answers.records],
+        )
+
+    def content(self, **named: Any) -> dict[str, Any]:
+        """As JSON has it, after what else is ``named``."""
+        rounded = {"seconds": round(self.seconds, 1), "scores": [round(score, 4) for score in self.scores]}
+        return {**named, **asdict(self), **rounded}
+
+    def by_kind(self) -> dict[str, list[float]]:
+        """The scores per question kind, in the order in which the kinds first appear."""
+        return grouped(self.kinds, self.scores)
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write a run's record, or several, as one JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=None, separators=(",", ":")) + "\n")
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:
@@ -64,7 +152,7 @@ def _run(run: Any, place: str) -> dict[str, Any]:
     return made
 
 
-def _arm(run: dict[str, Any]) -> Arm:
+def _arm(run: dict[str, Any]) -> CardColumn:
     facts = {
         "visual tokens": run["visual_tokens"],
         "value groups": run["groups"],
@@ -73,14 +161,14 @@ def _arm(run: dict[str, Any]) -> Arm:
         "KV realised": f"{run['realised_kv']:.3%}",
         "KV bytes, text and index included": share_words(run["kv_bytes"] / run["dense_kv_bytes"]),
     }
-    groups: dict[str, list[float]] = {}
-    for kind, score in zip(run["kinds"], run["scores"], strict=True):
-        groups.setdefault(kind, []).append(score)
+    groups = grouped(run["kinds"], run["scores"])
     together = groups if len(groups) == 1 else {"all": run["scores"], **groups}
     metrics = {kind: "f1" if kind in DESCRIPTION_KINDS else "exact_match" for kind in groups}
     used = set(metrics.values())
     metrics["all"] = used.pop() if len(used) == 1 else "score"
-    return Arm(run["arm"], facts, tuple(_score(kind, metrics[kind], values) for kind, values in together.items()))
+    return CardColumn(
+        run["arm"], facts, tuple(_score(kind, metrics[kind], values) for kind, values in together.items())
+    )
 
 
 def _score(kind: str, metric: str, values: list[float]) -> Score:

@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.aircache import AirCache
-from subtoken_train.evictions.base import (
-    Candidates,
-    Eviction,
-    LayerScores,
-    LayerView,
-    Need,
-    Scope,
-    TaskView,
-    keep_best_entries,
-)
-from subtoken_train.evictions.h2o import H2O
-from subtoken_train.evictions.knorm import KNorm
-from subtoken_train.evictions.kvcompose import KVCompose
-from subtoken_train.evictions.pyramidkv import PyramidKV
-from subtoken_train.evictions.random import RandomEviction
-from subtoken_train.evictions.snapkv import SnapKV
-from subtoken_train.evictions.streaming_llm import StreamingLLM
-from subtoken_train.evictions.tgv_kv import TGVKV
-from subtoken_train.evictions.vl_cache import VLCache
+from subtoken_train.registry import Registry
 
-EVICTIONS: dict[str, type[Eviction]] = {
-    "streaming_llm": StreamingLLM,
-    "h2o": H2O,
-    "snapkv": SnapKV,
-    "pyramidkv": PyramidKV,
-    "knorm": KNorm,
-    "random": RandomEviction,
-    "aircache": AirCache,
-    "kvcompose": KVCompose,
-    "tgv_kv": TGVKV,
-    "vl_cache": VLCache,
-}
+if TYPE_CHECKING:
+    from subtoken_train.evictions.base import Eviction
+
+EVICTIONS: Registry[Eviction] = Registry(
+    "eviction method",
+    group="subtoken_train.evictions",
+    package=__name__,
+    base="base:Eviction",
+    named=True,
+    builtin={
+        "streaming_llm": "streaming_llm:StreamingLLM",
+        "h2o": "h2o:H2O",
+        "snapkv": "snapkv:SnapKV",
+        "pyramidkv": "pyramidkv:PyramidKV",
+        "knorm": "knorm:KNorm",
+        "random": "random:RandomEviction",
+        "aircache": "aircache:AirCache",
+        "kvcompose": "kvcompose:KVCompose",
+        "tgv_kv": "tgv_kv:TGVKV",
+        "vl_cache": "vl_cache:VLCache",
+    },
+)
 
 
 def build_eviction(name: str, **options: Any) -> Eviction:
@@ -47,25 +38,9 @@ def build_eviction(name: str, **options: Any) -> Eviction:
     Raises:
         ValueError: no such method or setting, or a setting that the method refuses.
     """
-    if name not in EVICTIONS:
-        raise unknown_name("eviction method", name, EVICTIONS)
-    method = EVICTIONS[name]
+    method = EVICTIONS.find(name)
     settings = [field.name for field in dataclasses.fields(method)]  # type: ignore[arg-type]
     for option in options:
         if option not in settings:
             raise unknown_name(f"setting of {name}", option, settings)
     return method(**options)
-
-
-__all__ = [
-    "EVICTIONS",
-    "Candidates",
-    "Eviction",
-    "LayerScores",
-    "LayerView",
-    "Need",
-    "Scope",
-    "TaskView",
-    "build_eviction",
-    "keep_best_entries",
-]

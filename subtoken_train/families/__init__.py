@@ -1,6 +1,14 @@
-"""Backbone families, LoRA, loading, and the attachment of reducers and routers."""
+"""Backbone families, one file or folder each with all that is known of it; loading, quantisation and LoRA."""
+
+from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
+
+from subtoken_train.registry import Registry
+
+if TYPE_CHECKING:
+    from subtoken_train.families.base import Family
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -9,3 +17,17 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 # bitsandbytes, where it is installed, misses an optional package for CPUs aloud when peft imports it
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_is_news)
+
+FAMILIES: Registry[Family] = Registry(
+    "backbone family (model_type)",
+    group="subtoken_train.families",
+    package=__name__,
+    base="base:Family",
+    builtin={
+        "llava": "llava:LlavaFamily",
+        "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",
+        "llama": "text:TextFamily",
+        "qwen2": "text:TextFamily",
+        "mistral": "text:TextFamily",
+    },
+)

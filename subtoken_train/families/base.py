@@ -19,7 +19,7 @@ from subtoken_train.families.vision_tower import check_feature_count
 from subtoken_train.families.windows import check_full_attention
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.ledger.ledger import KVShape
-from subtoken_train.reducers import PositionPolicy
+from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, Region, VisualStates
 

@@ -13,25 +13,16 @@ import torch
 from transformers import AutoConfig
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.families import FAMILIES
 from subtoken_train.families.base import Family
 from subtoken_train.families.hub import hub_asked, silence
-from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.local_files import check_local_files
 from subtoken_train.families.offline import offline_config
 from subtoken_train.families.quantize import check_quantization, prepare_quantised, quantization_config
-from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
-from subtoken_train.families.text import TextFamily
 from subtoken_train.families.windows import check_full_attention
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
 
-FAMILIES: dict[str, type[Family]] = {
-    "llava": LlavaFamily,
-    "qwen2_5_vl": Qwen25VLFamily,
-    "llama": TextFamily,
-    "qwen2": TextFamily,
-    "mistral": TextFamily,
-}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"\w[\w.+/-]{0,199}")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
@@ -242,7 +233,6 @@ def _read_config(config: BackboneConfig) -> Any:
 
 
 def _family_of(model_config: Any) -> type[Family]:
-    if model_config.model_type not in FAMILIES:
-        raise unknown_name("backbone family (model_type)", model_config.model_type, FAMILIES)
+    family = FAMILIES.find(model_config.model_type)
     check_full_attention(model_config)  # before any weight is read
-    return FAMILIES[model_config.model_type]
+    return family

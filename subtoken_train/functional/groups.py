@@ -6,14 +6,13 @@ split apart (1 where a group may span them), g channels of a group in one of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.types import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Layout = Literal["contiguous", "per_head"]
 
 
 def check_groups(num_groups: int, kept_groups: int, num_kv_heads: int, head_dim: int, layout: Layout) -> None:

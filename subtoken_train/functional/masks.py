@@ -1,4 +1,4 @@
-"""Group masks with exact budgets.
+"""Group masks with exact budgets, and the gradient that passes through them (paper, sections 3.3, 3.4 and 3.6).
 
 Legend: B batch, N positions, S groups. Scores may be any real dtype; ranking is done in fp32. Ties go to the lower
 index (group within a token; token, then group, across a sample), and a mask never keeps more than its budget. The
@@ -6,6 +6,9 @@ global and the ranked budget spend n * K pairs on a sample of n routed tokens, a
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,3 +70,34 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
     within = torch.arange(length * num_groups, device=scores.device) < budget_B1
     mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, within)
     return mask.reshape(batch, length, num_groups)
+
+
+def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:
+    """The hard mask in the forward pass, exactly; the gradient of ``sigmoid(logits)`` in the backward pass.
+
+    The function ``hard + (soft - soft.detach())`` with soft = sigmoid(logits), in as few operations as it takes: the
+    forward pass has no use for the sigmoid. It has a first derivative only.
+
+    Args:
+        hard: bool mask of any shape.
+        logits: router logits of the same shape, floating point.
+        learns: bool, broadcast to that shape; where False, the gradient is zero. None: True everywhere.
+
+    Returns:
+        A tensor of ``logits``' dtype that is exactly 0 or 1.
+    """
+    masked: Callable[..., Tensor] = _StraightThrough.apply
+    return masked(hard, logits, learns)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hard: Tensor, logits: Tensor, learns: Tensor | None) -> Tensor:
+        ctx.save_for_backward(logits, learns)
+        return hard.to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
+        logits, learns = ctx.saved_tensors
+        slope: Tensor = torch.ops.aten.sigmoid_backward(gradients[0], logits.sigmoid())
+        return None, slope if learns is None else slope * learns, None

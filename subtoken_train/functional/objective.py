@@ -1,6 +1,6 @@
-"""The training objective: token-normalised cross-entropy, on the rows that predict a label.
+"""The training objective: token-normalised cross-entropy on the rows that predict a label, and the balance loss.
 
-Legend: B batch, N positions, V vocabulary, L labelled targets of the batch.
+Legend: B batch, N positions, V vocabulary, L labelled targets of the batch, S value groups.
 """
 
 from __future__ import annotations
@@ -31,3 +31,18 @@ def answer_loss(logits_LV: Tensor, targets_L: Tensor) -> Tensor:
     however samples are split into micro-batches.
     """
     return F.cross_entropy(logits_LV.float(), targets_L, reduction="sum")
+
+
+def balance_loss(logits_BNS: Tensor, hard_BNS: Tensor, routed_BN: Tensor) -> Tensor:
+    """S * sum_g f_g P_g of each sample, [B]; f is the share of selections, P the mean softmax probability.
+
+    Only routed tokens count (``routed_BN``, bool [B, N]). A sample without one gives 0, still connected to the
+    logits, so that every router takes part in every step (DDP). 1 is perfect balance. Computed in fp32. Averaging
+    over samples is left to the caller: the loss is linear in the batch, so two processes give the loss of one.
+    """
+    routed_BN1 = routed_BN[..., None]
+    chosen_BS = (hard_BNS & routed_BN1).float().sum(1)
+    share_BS = chosen_BS / chosen_BS.sum(-1, keepdim=True).clamp(min=1)
+    probability_BNS = logits_BNS.float().softmax(-1) * routed_BN1
+    mean_BS = probability_BNS.sum(1) / routed_BN1.sum(1).clamp(min=1)
+    return hard_BNS.shape[-1] * (share_BS * mean_BS).sum(-1)

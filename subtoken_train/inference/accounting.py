@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from subtoken_train.cache.by_sample import sample_shares, slice_bytes
 from subtoken_train.cache.cache import PackedCache, PackedLayer
-from subtoken_train.cache.shares import sample_shares, slice_bytes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.opening import Opened
-from subtoken_train.ledger.emptied import emptied_regions
+from subtoken_train.ledger.measure import emptied_regions
 from subtoken_train.types import Batch, LayerPlan, Region, in_compressed_region
 
 
@@ -53,6 +53,17 @@ class PromptBytes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptPrompt(PromptBytes):
+    """The same, with what no record keeps.
+
+    Attributes:
+        keys_after: stored keys of the region, in whole ones: ``entries_after`` unless heads keep entries of their own.
+    """
+
+    keys_after: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured(PromptBytes):
     """What one sample's answer took.
 
@@ -69,7 +80,7 @@ class Measured(PromptBytes):
     decode_seconds: float
 
 
-def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache: PackedCache) -> list[PromptBytes]:
+def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache: PackedCache) -> list[KeptPrompt]:
     """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
     shape, family = backbone.family.shape, backbone.family
     in_region_BM = in_compressed_region(opened.regions_BM)
@@ -78,12 +89,12 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
     total_B = tokens_B.tolist()
     appended_B = (tokens_B - (opened.regions_BM != Region.PADDING).sum(-1)).tolist()
     counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
-    entries_LB, whole_LB = torch.stack(counts, dim=1).tolist()
+    entries_LB, slices_LB, whole_LB = torch.stack(counts, dim=1).tolist()
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-    shares_LB = [sample_shares(layer) for layer in layers]
-    slices_L = [slice_bytes(layer) for layer in layers]
+    shares_LB = [sample_shares(layer.blocks, layer.keys) for layer in layers]
+    slices_L = [slice_bytes(layer.blocks[0]) for layer in layers]
     placeless = backbone.reducer.stage == "tower" and family.tower_positions == "renumber"
-    kept = [None] * len(region_B) if placeless and backbone.reducer.config.keep_ratio < 1 else _kept_visual(opened)
+    kept = [None] * len(region_B) if placeless and backbone.reducer.keep_ratio < 1 else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM)
     made = []
     for b, region in enumerate(region_B):
@@ -92,7 +103,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
         whole_bytes = sum(whole * size for whole, size in zip(whole_L, slices_L, strict=True))
         channels = sum(share.routed_channels for share in shares) + sum(whole_L) * shape.head_dim
         made.append(
-            PromptBytes(
+            KeptPrompt(
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
                 dense_kv_bytes=total_B[b] * shape.token_bytes,
                 region_bytes=sum(share.routed_bytes for share in shares) + whole_bytes,
@@ -103,18 +114,19 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
                 values_after=round(channels / shape.value_dim, 4),
                 kept_visual=kept[b],
                 emptied=emptied[b],
+                keys_after=sum(of_layer[b] for of_layer in slices_LB) / shape.num_kv_heads,
             )
         )
     return made
 
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
-    """Entries of the region in a layer, and heads' slices of those whose value is stored whole, [2, B]."""
+    """Entries of the region in a layer, their heads' slices, and those of entries with a whole value, [3, B]."""
     valid_BN = plan.entries_BN >= 0
     region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & valid_BN
     heads_BN = torch.full_like(plan.entries_BN, kv_heads) if plan.heads_BNh is None else plan.heads_BNh.sum(-1)
     whole_BN = region_BN if plan.group_mask_BNS is None else region_BN & plan.group_mask_BNS.all(-1)
-    return torch.stack([region_BN.sum(-1), (heads_BN * whole_BN).sum(-1)])
+    return torch.stack([region_BN.sum(-1), (heads_BN * region_BN).sum(-1), (heads_BN * whole_BN).sum(-1)])
 
 
 def _kept_visual(opened: Opened) -> list[str | None]:

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.inference.accounting import Measured, PromptBytes, account
+from subtoken_train.inference.accounting import KeptPrompt, Measured, account
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.continuations import appended_tokens, check_continuations, first_tokens
-from subtoken_train.inference.greedy import greedy_tokens
+from subtoken_train.inference.decoding import appended_tokens, check_continuations, first_tokens, greedy_tokens
 from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.protocol import Protocol
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +31,14 @@ class Outcome(Measured):
         token_ids: generated ids, end-of-text and what follows cut; [] when scored.
         logprobs: sum of the log-probabilities of each continuation; [] when generated.
         greedy: whether each continuation is what greedy decoding would say; [] when generated.
+        keys_after: see ``KeptPrompt``.
     """
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
     greedy: list[bool]
+    keys_after: float
 
 
 @torch.no_grad()
@@ -177,7 +177,7 @@ class _Clock:
         return time.perf_counter()
 
 
-def _outcomes(parts: list[PromptBytes], clock: _Clock) -> list[Outcome]:
+def _outcomes(parts: list[KeptPrompt], clock: _Clock) -> list[Outcome]:
     """Outcomes without answers."""
     return [
         Outcome(

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions import Candidates, Eviction, LayerScores, LayerView, Scope, TaskView
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Scope, TaskView
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.families.base import Family
+from subtoken_train.ledger.ledger import KVBudget, entry_bytes
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
@@ -136,11 +137,11 @@ class EvictionPass:
         first = self.scores[layer]
         first.scores_BhN = torch.where(self.again_B[:, None, None], self.method.score_task(view), first.scores_BhN)
 
-    def keep(self, value_fraction: float) -> list[Tensor]:
+    def keep(self, groups: KVBudget) -> list[Tensor]:
         """Entries that stay, per layer bool [B, h, M] (h = 1: one set for all heads).
 
         Args:
-            value_fraction: share of its value that a routed entry stores; what a budget in bytes counts with.
+            groups: what a routed entry stores; what a budget in bytes counts with.
 
         Raises:
             ValueError: a budget that does not hold what never competes.
@@ -148,16 +149,14 @@ class EvictionPass:
         order = sorted(self.scores)
         regions = [self.regions[layer] for layer in order]
         competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
-        budget = torch.stack(
-            [self._budget(x, choose, value_fraction) for x, choose in zip(regions, competes, strict=True)]
-        )
+        budget = torch.stack([self._budget(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
         return self.method.keep([self.scores[layer] for layer in order], Candidates(regions, competes, budget))
 
     def _last_row(self, regions_BM: Tensor) -> Tensor:
         """The last row of each prompt, which the next token is read from, bool [B, M]."""
         return last_marked(regions_BM != Region.PADDING, int(not self.followed))
 
-    def _budget(self, regions_BM: Tensor, competes_BM: Tensor, value_fraction: float) -> Tensor:
+    def _budget(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
         """Competing entries that may stay in a layer, int64 [B]; a last row that is in scope takes one of them."""
         keep = self.compression.keep
         count_B = self.compression.in_scope(regions_BM).sum(-1)
@@ -168,16 +167,15 @@ class EvictionPass:
         elif self.compression.unit == "tokens":
             budget_B = torch.full_like(count_B, int(keep))
         else:
-            budget_B = self._budget_of_bytes(regions_BM, competes_BM, value_fraction)
+            budget_B = self._budget_of_bytes(regions_BM, competes_BM, groups)
         candidates_B = competes_BM.sum(-1)
         if self.compression.unit != "bytes":  # which count what always stays themselves
             budget_B = budget_B - (count_B - candidates_B)
         return torch.minimum(budget_B.clamp(min=1), candidates_B)
 
-    def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, value_fraction: float) -> Tensor:
-        whole = 2 * self.shape.side_bytes
-        routed = in_compressed_region(regions_BM)
-        cost_BM = torch.where(routed, self.shape.side_bytes * (1 + value_fraction), float(whole))
+    def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
+        routed, whole = entry_bytes(self.shape, groups), entry_bytes(self.shape)
+        cost_BM = torch.where(in_compressed_region(regions_BM), float(routed), float(whole))
         cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
         fixed_B = (cost_BM * ~competes_BM).sum(-1)
         # entries of unlike cost: count with the dearest, so that the bytes are never exceeded

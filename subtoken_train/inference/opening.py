@@ -23,8 +23,27 @@ from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import append, check_length, next_logits, prefill
-from subtoken_train.inference.protocol import Protocol, check_context_first
-from subtoken_train.types import Batch, Plan, Region, in_compressed_region
+from subtoken_train.types import Batch, Plan, Protocol, Region, in_compressed_region
+
+
+def check_context_first(backbone: CompressedBackbone, compression: Compression) -> None:
+    """Raise a worded ``ValueError`` where something that compresses reads the question."""
+    bank, reducer = backbone.bank, backbone.reducer
+    reads = None
+    if reducer.stage == "context" and reducer.keep_ratio < 1:
+        reads = f"reducer {reducer.name!r} chooses pages by the question"
+    elif (
+        bank is not None
+        and backbone.active_routing is not None
+        and any(part.query_conditioned for part in bank.selectors)
+    ):
+        reads = "the routers are conditioned on the question"
+    elif compression.eviction is not None and compression.eviction.needs_image:
+        reads = f"eviction {compression.eviction.name!r} reads the attention from the question to the image"
+    elif compression.eviction is not None and compression.eviction.reads_question:
+        reads = f"eviction {compression.eviction.name!r} is set to score by the question"
+    if reads is not None:
+        raise ValueError(f"context_first compresses before the question is seen, but {reads}; use query_aware")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from transformers import DynamicCache
 
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.packed_attention import use_packed_attention
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
 from subtoken_train.inference.second_pass import repeated, second_pass
 from subtoken_train.types import Batch, Plan, Region
@@ -22,7 +22,7 @@ from subtoken_train.types import Batch, Plan, Region
 
 @dataclass
 class Prefill:
-    """What a compressed prompt left: logits of the next token, [B, V], and what the cache keeps."""
+    """What a compressed prompt left: logits of the next token, [B, V], and the plan that its cache was packed from."""
 
     logits_BV: Tensor
     plan: Plan
@@ -60,23 +60,17 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     if eviction is not None and eviction.again:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         second_pass(family, dense, entries, repeated(result), eviction.observe_task)
-    routing = backbone.active_routing
-    value_fraction = 1.0 if routing is None else routing.kept_groups / routing.num_groups
-    keep = None if eviction is None else eviction.keep(value_fraction)
-    packing = Packing("contiguous" if routing is None else routing.layout, BITS[compression.kv_dtype])
-    for layer, (_, regions_BM) in enumerate(result.layer_rows()):
-        states, packed = dense.layers[layer], cache.layers[layer]
+    plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
+    packing = Packing(plan.layout, BITS[compression.kv_dtype])
+    for states, packed, kept in zip(dense.layers, cache.layers, plan.layers, strict=True):
         assert isinstance(packed, PackedLayer)
-        keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
-        groups = None if result.state is None or routing is None else result.state.masks.get(layer)
-        blocks = pack_layer(states.keys, states.values, keep_BhM, groups, packing)
-        packed.fill(blocks, prompts.input_ids_BN.shape[1], states.keys)
+        packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
         states.keys = states.values = None  # the dense layer goes before the next one is packed
     cache.next_position = result.rows.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     last_B1 = _last_visible(result.rows.visible_BM)
     hidden = result.hidden_BMD.gather(1, last_B1[..., None].expand(-1, -1, result.hidden_BMD.shape[-1]))
-    return Prefill(family.logits(hidden)[:, -1], result.plan(keep))
+    return Prefill(family.logits(hidden)[:, -1], plan)
 
 
 @torch.no_grad()

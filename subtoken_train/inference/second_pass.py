@@ -1,7 +1,7 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
 It is how methods judge a context whose question is not there yet. KVCompose repeats the context and lets all of it ask;
-a method that reconstructs a context in pieces (KVzip) makes its own ``Task`` of each piece and calls ``second_pass``
+a method that reconstructs a context in pieces (KVzip) makes its own rows of each piece and calls ``second_pass``
 once per piece. The rows run as a question would: they take the positions that follow the prompt, see its cache (as the
 token reducer and the routers left it, before any eviction) and each other causally, and meet no reducer and no router.
 
@@ -33,7 +33,7 @@ rows_BS): the prompt's keys come first, ``rows_BS`` marks what is no padding."""
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRows:
     """Rows that look back at a prompt.
 
     Attributes:
@@ -47,16 +47,18 @@ class Task:
     position: Tensor
 
 
-def repeated(result: PromptPass) -> Task:
+def repeated(result: PromptPass) -> TaskRows:
     """The prompt again: the rows that its token reducer left, in all layers, at the positions that follow it."""
     rows = result.rows
     assert result.embeds_BND is not None
     hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)
-    return Task(hidden_BSD, rows.visible_BM, rows.next_position + rows.position)
+    return TaskRows(hidden_BSD, rows.visible_BM, rows.next_position + rows.position)
 
 
 @torch.no_grad()
-def second_pass(family: Family, cache: DynamicCache, entries: list[Tensor], task: Task, observe: TaskObserver) -> None:
+def second_pass(
+    family: Family, cache: DynamicCache, entries: list[Tensor], task: TaskRows, observe: TaskObserver
+) -> None:
     """Run a task after a prompt and show every layer's attention to ``observe``.
 
     Args:
@@ -76,7 +78,7 @@ def second_pass(family: Family, cache: DynamicCache, entries: list[Tensor], task
 
 
 def _layer(
-    family: Family, cache: DynamicCache, layer: int, entries_BN: Tensor, task: Task, hidden_BSD: Tensor
+    family: Family, cache: DynamicCache, layer: int, entries_BN: Tensor, task: TaskRows, hidden_BSD: Tensor
 ) -> tuple[Tensor, Tensor, float]:
     """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
     outputs: list[Tensor] = []

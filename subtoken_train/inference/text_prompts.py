@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.families.base import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.prompts import context_tokens
+from subtoken_train.inference.inputs import context_tokens
 from subtoken_train.types import Batch
 
 
@@ -90,37 +90,6 @@ def encode_text(
         context = max(0, min(_tokens_within(family, kept, context_characters), len(ids) - 1) - dropped)
     record_id = f"text {hashlib.sha256(prompt.encode()).hexdigest()[:16]}"
     return EncodedText(tuple(ids[dropped:]), context, tuple(pairs), record_id, dropped)
-
-
-def encode_rolling(family: Family, text: str, max_length: int | None = None) -> list[EncodedText]:
-    """A whole text to be scored, as windows that follow one another: the log-likelihoods of all of them add up to its.
-
-    lm-evaluation-harness's ``loglikelihood_rolling``: every token is scored once, the first one after BOS (EOS where
-    there is none); each window but the last starts from one token of the one before, the last is filled up with older
-    ones. Windows have no context: nothing of them is compressed.
-
-    Args:
-        family: a language model.
-        text: not empty.
-        max_length: positions of a window; None: the model's.
-
-    Raises:
-        ValueError: an empty text.
-    """
-    ids, tokenizer = _encode(family, text), family.tokenizer
-    if not text or not ids:
-        raise ValueError("the text is empty; there is nothing to score")
-    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    width = _positions(family) if max_length is None else max_length
-    width = len(ids) if width is None else width
-    ids = [start, *ids]
-    windows = []
-    for first in range(1, len(ids), width):
-        last = min(first + width, len(ids))
-        prompt = ids[max(0, last - 1 - width) : first]
-        name = f"text {hashlib.sha256(text.encode()).hexdigest()[:16]} from {first - 1}"
-        windows.append(EncodedText(tuple(prompt), 0, (tuple(ids[first:last]),), name))
-    return windows
 
 
 def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from subtoken_train.inference.arguments import copies_asked, setting
+from subtoken_train.inference.generate_arguments import copies_asked, setting
 
 
 def check_ids(ids: Any, vocabulary: int) -> Tensor:

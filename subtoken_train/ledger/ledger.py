@@ -107,7 +107,7 @@ class KVShape:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the ledger: a region in a layer. ``kept_pairs`` counts stored (token, group) pairs over S groups."""
+    """One row of the ledger: a region in a layer."""
 
     layer: int
     region: str
@@ -146,6 +146,14 @@ class Ledger:
         return self.bytes_of(region, with_index) / dense if dense else 1.0
 
 
+def entry_bytes(shape: KVShape, groups: KVBudget | None = None) -> int:
+    """Bytes of one entry's key and value in one layer, without the index; a routed entry stores K/S of its value.
+
+    Rounded down, though a group of a real model is a whole number of channels.
+    """
+    return shape.side_bytes + int(shape.side_bytes * (1 if groups is None else groups.value_fraction))
+
+
 def index_bytes(num_groups: int, kept_groups: int) -> int:
     """Bytes that name the kept groups of one routed token in one layer: a bit per group; none where K = S."""
     return 0 if kept_groups == num_groups else math.ceil(num_groups / 8)
@@ -172,16 +180,31 @@ def nominal_ledger(
     for layer in range(shape.num_layers):
         for region, tokens in region_tokens.items():
             compressed = region in ROUTED_REGIONS and layer >= cut_layer
-            count, value_bytes, extra = tokens, shape.side_bytes, 0
+            count, each, extra = tokens, entry_bytes(shape), 0
             if compressed:
                 count = kept_count(tokens, budget.keep_ratio) if kept_tokens is None else kept_tokens
-                value_bytes = shape.side_bytes * budget.kept_groups // budget.num_groups
+                each = entry_bytes(shape, budget)
                 extra = index_bytes(budget.num_groups, budget.kept_groups)
             count = count if tokens else 0
-            rows.append(
-                Entry(layer, region, tokens, count, count * shape.side_bytes, count * value_bytes, count * extra)
-            )
+            keys = count * shape.side_bytes
+            rows.append(Entry(layer, region, tokens, count, keys, count * each - keys, count * extra))
     return Ledger(shape, tuple(rows))
+
+
+def promised_fraction(
+    shape: KVShape, region: str, tokens: int, kept_tokens: int, groups: KVBudget, cut_layer: int = 0
+) -> float:
+    """Share of a compressed region's KV that a budget promises, without the index; 1 where it has no token.
+
+    Args:
+        shape: cache geometry.
+        region: its name, ``visual`` where the model sees images, else ``context``.
+        tokens: tokens before reduction.
+        kept_tokens: tokens after it.
+        groups: what a routed token stores; its keep ratio is not read.
+        cut_layer: as in ``nominal_ledger``.
+    """
+    return nominal_ledger(shape, {region: tokens}, groups, cut_layer, kept_tokens).fraction(region)
 
 
 @dataclass(frozen=True)

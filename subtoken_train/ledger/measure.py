@@ -1,22 +1,24 @@
-"""What a plan really keeps, as ledger rows.
+"""What a plan really keeps: ledger rows, and the regions of a prompt that are left without a single entry.
 
-Legend: B batch, N positions, S value groups.
+Legend: B batch, N positions, S value groups, R regions.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.functional.groups import Layout, expand_group_mask
+from subtoken_train.functional.groups import expand_group_mask
 from subtoken_train.ledger.ledger import Entry, KVShape, Ledger
-from subtoken_train.types import LayerPlan, Plan, Region
+from subtoken_train.types import LayerPlan, Layout, Plan, Region
 
 
-def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape, layout: Layout = "contiguous") -> Ledger:
+def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     """Count a plan's entries and (token, group) pairs per layer and region, summed over the batch.
 
     Bytes are what a packed cache of this plan takes (a bit per group of entries that keep fewer than S), not what a
@@ -24,10 +26,9 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape, layout: Layo
     head keeps, and bytes count the heads' own parts.
 
     Args:
-        plan: one ``LayerPlan`` per layer.
+        plan: one ``LayerPlan`` per layer; the layout of its groups matters only where heads keep entries of their own.
         regions_BN: ``Region`` codes of the unreduced batch.
         shape: cache geometry.
-        layout: of the value groups; matters only where heads keep entries of their own.
     """
     entries = []
     for index, layer in enumerate(plan.layers):
@@ -38,7 +39,7 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape, layout: Layo
                 continue
             kept = regions == region
             before, label = int((regions_BN == region).sum()), Region(region).label
-            entries.append(Entry(index, label, before, int(kept.sum()), *_bytes(layer, kept, shape, layout)))
+            entries.append(Entry(index, label, before, int(kept.sum()), *_bytes(layer, kept, shape, plan.layout)))
     return Ledger(shape, tuple(entries))
 
 
@@ -62,3 +63,38 @@ def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) ->
         pieces = shape.value_dim // math.gcd(shape.value_dim // num_groups, shape.head_dim)
     bits = int(heads[kept_BN][partial].sum()) * pieces // shape.num_kv_heads
     return slices * head_bytes, values, math.ceil(bits / 8)
+
+
+def emptied_regions(plan: Plan, regions_BN: Tensor) -> list[dict[str, int]]:
+    """Per sample: region -> layers in which no head keeps an entry of it, of those that had entries in the prompt.
+
+    Args:
+        plan: one ``LayerPlan`` per layer.
+        regions_BN: ``Region`` codes of the rows that the plan counts in.
+    """
+    codes_R = torch.tensor([region for region in Region if region != Region.PADDING], device=regions_BN.device)
+    had_BR = (regions_BN[..., None] == codes_R).any(1)
+    layers_BR = torch.zeros_like(had_BR, dtype=torch.long)
+    for layer in plan.layers:
+        valid_BN = layer.entries_BN >= 0
+        kept_BN = take_rows(regions_BN, layer.entries_BN.clamp(min=0)).masked_fill(~valid_BN, Region.PADDING)
+        layers_BR += had_BR & ~(kept_BN[..., None] == codes_R).any(1)
+    names = [Region(code).label for code in codes_R.tolist()]
+    return [{name: n for name, n in zip(names, row, strict=True) if n} for row in layers_BR.tolist()]
+
+
+def emptied_words(emptied: Sequence[dict[str, int]], compression: str) -> str | None:
+    """What to say of it, on one line; None where every region keeps something.
+
+    Args:
+        emptied: what ``emptied_regions`` found, of every prompt.
+        compression: its label.
+    """
+    prompts = Counter(region for sample in emptied for region in sample)
+    if not prompts:
+        return None
+    regions = ", ".join(f"{region} ({count:,} of {len(emptied):,} prompts)" for region, count in prompts.items())
+    return (
+        f"{compression}: nothing is left of a whole region in some layer: {regions}; what follows cannot look at it "
+        "there. Raise eviction_keep, or take scope context"
+    )

@@ -1,66 +1,54 @@
-"""``model_args`` of a harness, ``adapter=DIR,eviction=snapkv,eviction_keep=0.1``, as a model."""
+"""What a harness says of the model and of an answer: ``model_args``, as a model, and generation settings, for greedy.
+
+``model_args`` are ``adapter=DIR,eviction=snapkv,eviction_keep=0.1``.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any
 
 from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions import Scope
 from subtoken_train.families.load import BackboneConfig
-from subtoken_train.inference.compression import KVDtype
+from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.options import parse_keep, parse_settings
-from subtoken_train.inference.protocol import Protocol
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.inference.written_settings import parse_settings
 
-PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+UNOFFERED = ("name", "reducer_options", "selector", "seed")
+"""Options of an arm that only grids have."""
 
 
 @dataclass(frozen=True)
-class ModelArguments:
-    """What a harness's command line says of the model; all texts as they were written.
+class ModelArguments(ArmSpec):
+    """What a harness's command line says of the model: an arm's options, and these.
+
+    ``eviction_options`` are written ``key=value``, separated by ``;``. A reducer is for a backbone alone.
 
     Attributes:
-        adapter: folder or Hub id.
-        backbone: a backbone alone (folder or Hub id); with an adapter: where its backbone is.
         revision: branch, tag or commit of a Hub id.
         dtype: of the backbone's weights; None: the adapter's own, float32 for a backbone alone.
-        reducer: token reducer of a backbone alone; an adapter has its own.
-        keep_ratio: share of the tokens that ``reducer`` keeps.
-        eviction: KV eviction after the prompt.
-        eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, or ``20MB``.
-        eviction_options: its settings, ``key=value`` separated by ``;``.
-        scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
-        kv_dtype: ``model``, ``int8`` or ``int4``.
-        protocol: ``query_aware``: the prompt is read in one pass, then compressed; ``context_first``: the context is
-            compressed before the question is read.
         context: language models, what may be compressed. ``auto``: the prompt up to its last blank line, else all but
             its last 64 tokens; a number N: all but its last N tokens.
         batch_size: prompts run together.
         device: ``auto``: the first GPU where there is one.
     """
 
-    adapter: str | None = None
-    backbone: str | None = None
     revision: str | None = None
     dtype: str | None = None
-    reducer: str | None = None
-    keep_ratio: float | None = None
-    eviction: str | None = None
-    eviction_keep: str | None = None
-    eviction_options: str | None = None
-    scope: Scope | None = None
-    kv_dtype: KVDtype = "model"
-    protocol: Protocol = "query_aware"
     context: str = "auto"
     batch_size: str = "1"
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.context != "auto":
+            _whole("context", self.context, "auto, or the number of last prompt tokens that are not compressed")
+        _whole("batch_size", self.batch_size, "the number of prompts run together (automatic sizes are not offered)")
 
     @property
     def query_tokens(self) -> int | None:
@@ -75,43 +63,22 @@ class ModelArguments:
     @property
     def settings(self) -> dict[str, Any]:
         """What differs from the defaults, and what the adapter holds, for result files."""
-        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "written"}
+        given = {name: value for name, value in values.items() if value != getattr(ModelArguments, name, {})}
         if self.adapter:
             given["adapter_sha256"] = adapter_digest(adapter_folder(self.adapter, self.revision))
         return given
 
-    def load(self) -> SubTokenModel:
-        """The model, in evaluation mode on ``device``.
-
-        Raises:
-            ValueError: what ``SubTokenModel.from_pretrained`` refuses.
-        """
-        keep, unit = parse_keep(self.eviction_keep or "1")
-        options = [] if self.eviction_options is None else self.eviction_options.split(";")
-        return SubTokenModel.from_pretrained(
-            # what is no adapter would be taken for a backbone
-            adapter_folder(self.adapter, self.revision) if self.adapter else str(self.backbone),
-            revision=None if self.adapter else self.revision,
-            backbone=self._backbone(),
-            reducer=None if self.reducer is None else ReducerConfig(self.reducer, float(self.keep_ratio or 1)),
-            eviction=self.eviction,
-            eviction_keep=keep,
-            eviction_unit=unit,
-            eviction_options=None if self.eviction is None else parse_settings(self.eviction, options),
-            scope=self.scope,
-            kv_dtype=self.kv_dtype,
-            device_map=self.device,
-        )
-
-    def _backbone(self) -> BackboneConfig | str | None:
-        """How the backbone is loaded, where that differs from what the adapter (or the default) says."""
-        if not self.adapter:
-            return None if self.dtype is None else BackboneConfig(dtype=self.dtype)
-        if self.dtype is None:
-            return self.backbone
-        own = read_config(adapter_folder(self.adapter, self.revision)).backbone
-        moved = own if self.backbone is None else replace(own, path=self.backbone, revision=None)
-        return replace(moved, dtype=self.dtype)
+    def model(self) -> SubTokenModel:
+        """The model, in evaluation mode on ``device``; see ``load`` for the errors."""
+        config = None
+        if self.dtype is not None and not self.adapter:
+            config = BackboneConfig(dtype=self.dtype)
+        elif self.dtype is not None:
+            own = read_config(adapter_folder(str(self.adapter), self.revision)).backbone
+            moved = own if self.backbone is None else replace(own, path=self.backbone, revision=None)
+            config = replace(moved, dtype=self.dtype)
+        return self.load(self.device, self.revision, config)
 
 
 def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) -> ModelArguments:
@@ -124,38 +91,22 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     Raises:
         ValueError: an unknown name, a value that is not allowed, or one that needs another which is missing.
     """
-    known = [field.name for field in fields(ModelArguments) if field.name not in unavailable]
-    texts = {name: str(value) for name, value in given.items() if value is not None}
+    known = [*ARM_OPTIONS, *ModelArguments.__annotations__]
+    known = [name for name in known if name not in (*UNOFFERED, *unavailable)]
+    texts: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
     for name in texts:
         if name not in known:
             raise unknown_name("model argument", name, known)
-    ratio = texts.pop("keep_ratio", None)
-    arguments = ModelArguments(**texts, keep_ratio=None if ratio is None else _number("keep_ratio", ratio))  # type: ignore[arg-type]
-    _check(arguments)
-    return arguments
-
-
-def _check(arguments: ModelArguments) -> None:
-    if not arguments.adapter and not arguments.backbone:
-        raise ValueError("give adapter=DIR, or backbone=PATH for a model without one, in the model arguments")
-    if (arguments.reducer is None) != (arguments.keep_ratio is None):
-        raise ValueError("reducer and keep_ratio go together, for instance reducer=fastv,keep_ratio=0.25")
-    if arguments.eviction is None:
-        for name in ("eviction_keep", "eviction_options", "scope"):
-            if getattr(arguments, name) is not None:
-                raise ValueError(f"{name} needs eviction=NAME, for instance eviction=snapkv,eviction_keep=0.1")
-    elif arguments.eviction_keep is None:
-        raise ValueError(f"eviction={arguments.eviction} needs eviction_keep, for instance 0.1, 256tokens or 20MB")
-    if arguments.protocol not in PROTOCOLS:
-        raise unknown_name("protocol", arguments.protocol, PROTOCOLS)
-    if arguments.context != "auto":
-        _whole("context", arguments.context, "auto, or the number of last prompt tokens that are not compressed")
-    _whole("batch_size", arguments.batch_size, "the number of prompts run together (automatic sizes are not offered)")
+    if (ratio := texts.get("keep_ratio")) is not None:
+        texts["keep_ratio"] = _number("keep_ratio", ratio)
+    if (options := texts.get("eviction_options")) is not None:
+        texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "started in several processes, each of which would answer everything; start one, or use "
             "subtoken-train evaluate, which divides the samples"
         )
+    return ModelArguments(**texts, written="argument")
 
 
 def _whole(name: str, text: str, meaning: str) -> None:
@@ -168,3 +119,50 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{name}={text} must be a number, for instance 0.25") from None
+
+
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
+
+OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
+"""Without effect where nothing is sampled."""
+
+
+@dataclass(frozen=True)
+class GreedySettings:
+    """Cap on an answer, in tokens, and the texts that end it (they are cut off)."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...]
+
+
+def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Collection[str] = ()) -> GreedySettings:
+    """Read the settings of one request.
+
+    Args:
+        given: the harness's generation keyword arguments.
+        default_length: tokens of an answer where they name none.
+        ignored: further settings that mean nothing here.
+
+    Raises:
+        ValueError: sampling, beams, or a setting that greedy decoding does not know.
+    """
+    temperature = float(given.get("temperature") or 0)
+    samples = given.get("do_sample")
+    if samples or (samples is None and temperature > 0):
+        raise ValueError(
+            f"do_sample={samples}, temperature={temperature:g}: answers are greedy; ask for do_sample=false (in "
+            "lm-eval: --gen_kwargs do_sample=false)"
+        )
+    if int(given.get("num_beams") or 1) > 1:
+        raise ValueError(f"num_beams={given['num_beams']}: answers are greedy, leave beams out")
+    for name, value in given.items():
+        if name not in (*LENGTHS, *OF_SAMPLERS, *ignored, "until", "num_beams") and value is not None:
+            raise ValueError(f"generation setting {name}={value!r} does not go with greedy decoding; leave it out")
+    lengths = [int(given[name]) for name in LENGTHS if given.get(name) is not None]
+    length = lengths[0] if lengths else default_length
+    if length < 1:
+        raise ValueError(f"an answer of {length} tokens was asked for; it must be at least 1")
+    until = given.get("until") or ()
+    texts = [until] if isinstance(until, str) else list(until)
+    return GreedySettings(length, tuple(text for text in texts if text))

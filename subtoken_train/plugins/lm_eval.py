@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from subtoken_train.cli.errors import guarded
+from subtoken_train.cli.terminal import guarded
 
 
 def main() -> int:

@@ -18,12 +18,11 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 from tqdm import tqdm
 
+from subtoken_train.inference.inputs import context_tokens
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prompts import context_tokens
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
-from subtoken_train.plugins.arguments import read_arguments
+from subtoken_train.plugins.arguments import greedy_settings, read_arguments
 from subtoken_train.plugins.running import Runner, Scored
-from subtoken_train.plugins.settings import greedy_settings
 from subtoken_train.types import Batch
 
 ANSWER_TOKENS = 256
@@ -52,7 +51,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     def __init__(self, **given: Any) -> None:
         super().__init__()
         self.arguments = read_arguments(given)
-        model = self.arguments.load()
+        model = self.arguments.model()
         self.family = model.backbone.family
         if self.family.image_token_id is not None:
             raise ValueError(

@@ -17,12 +17,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from subtoken_train.datasets.collate import Collator, encode
-from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.base import Turn
-from subtoken_train.plugins.arguments import read_arguments
+from subtoken_train.plugins.arguments import greedy_settings, read_arguments
 from subtoken_train.plugins.running import Runner, Scored
-from subtoken_train.plugins.settings import greedy_settings
 from subtoken_train.types import Batch
 
 ANSWER_TOKENS = 1024
@@ -61,7 +60,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
     def __init__(self, **given: Any) -> None:
         super().__init__()
         arguments = read_arguments(given, unavailable=("context",))
-        model = arguments.load()
+        model = arguments.model()
         self.family = model.backbone.family
         if self.family.image_token_id is None:
             raise ValueError(f"{self.family.name} sees no images; take a LLaVA or Qwen2.5-VL backbone, or lm-eval")

@@ -1,52 +1,73 @@
-"""Token reducers, one file each; a new one is its file and a line in ``REDUCERS``."""
+"""Token reducers, one file each with its settings; a new one is its file and a line in ``REDUCERS``."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from subtoken_train.errors import unknown_name
-from subtoken_train.reducers.base import (
-    ContextReducer,
-    ContextView,
-    PositionPolicy,
-    RankingReducer,
-    Reducer,
-    ReducerConfig,
-    ReducerView,
-    TowerReducer,
+from subtoken_train.registry import Registry
+
+if TYPE_CHECKING:
+    from subtoken_train.reducers.base import Reducer
+
+REDUCERS: Registry[Reducer] = Registry(
+    "reducer",
+    group="subtoken_train.reducers",
+    package=__name__,
+    base="base:Reducer",
+    named=True,
+    builtin={
+        "none": "none:NoReducer",
+        "random": "random:RandomReducer",
+        "fastv": "fastv:FastV",
+        "visionzip": "visionzip:VisionZip",
+        "quest": "quest:Quest",
+    },
 )
-from subtoken_train.reducers.fastv import FastV
-from subtoken_train.reducers.none import NoReducer
-from subtoken_train.reducers.quest import Quest
-from subtoken_train.reducers.random import RandomReducer
-from subtoken_train.reducers.visionzip import VisionZip
-
-REDUCERS: dict[str, type[Reducer]] = {
-    "none": NoReducer,
-    "random": RandomReducer,
-    "fastv": FastV,
-    "visionzip": VisionZip,
-    "quest": Quest,
+DEFAULT_REDUCER = "fastv"
+"""Of a recipe that names none."""
+_ONCE_OF_ALL = {
+    "stage": ("fastv", "embeds"),
+    "layer": ("fastv", 2),
+    "seed": ("random", 0),
+    "page_size": ("quest", 16),
+    "window": ("quest", 64),
 }
+"""Settings that the record of every built-in reducer held up to adapter schema 3: whose they are, and their default."""
 
 
-def build_reducer(config: ReducerConfig, num_layers: int) -> Reducer:
-    """A reducer by its name, checked against the model's depth; wrong settings are a worded ``ValueError``."""
-    if config.name not in REDUCERS:
-        raise unknown_name("reducer", config.name, REDUCERS)
-    reducer = REDUCERS[config.name](config)
-    if reducer.scout_layers > num_layers or reducer.cut_layer >= num_layers:
-        raise ValueError(f"FastV layer={config.layer} does not fit a model of {num_layers} layers ({reducer.stage})")
-    return reducer
+def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **settings: Any) -> Reducer:
+    """A reducer by its name.
+
+    Args:
+        name: of ``REDUCERS``.
+        keep_ratio: r, tokens kept / tokens before, in (0, 1].
+        round_up: round the kept count up (matched anchors) instead of down (routed arms).
+        settings: of this method alone.
+
+    Raises:
+        ValueError: no such reducer or setting, or a value that the method refuses.
+    """
+    method = REDUCERS.find(name)
+    known = [field.name for field in dataclasses.fields(method) if field.name != "name"]
+    for setting in settings:
+        if setting not in known:
+            raise unknown_name(f"setting of {name}", setting, known)
+    return method(keep_ratio=keep_ratio, round_up=round_up, **settings)
 
 
-__all__ = [
-    "REDUCERS",
-    "ContextReducer",
-    "ContextView",
-    "PositionPolicy",
-    "RankingReducer",
-    "Reducer",
-    "ReducerConfig",
-    "ReducerView",
-    "TowerReducer",
-    "build_reducer",
-]
+def split_settings(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A recorded reducer's own settings, and what it says of settings that are another method's.
+
+    Records of version 0.1 hold every built-in method's settings. What holds its default there says nothing and is left
+    out of both.
+    """
+    own, others = dict(record), {}
+    name = record.get("name", DEFAULT_REDUCER)
+    if name in REDUCERS.builtin:
+        for setting, (owner, default) in _ONCE_OF_ALL.items():
+            if setting in own and owner != name and (value := own.pop(setting)) != default:
+                others[setting] = value
+    return own, others

@@ -7,54 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range, unknown_name
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.ledger.ledger import check_keep_ratio, kept_count
 from subtoken_train.types import MergedStates, Region, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
-
-
-@dataclass
-class ReducerConfig:
-    """Settings of the token reducer.
-
-    Attributes:
-        name: ``none``, ``random``, ``fastv``, ``visionzip`` or ``quest``.
-        keep_ratio: r, tokens kept / tokens before, in (0, 1].
-        round_up: round the kept count up (matched anchors) instead of down (routed arms).
-        stage: where FastV cuts. ``embeds``: a no-grad scout ranks, then the shortened input starts again at layer 0
-            (the paper's lengths count this); ``decoder``: the published FastV, rows leave at layer ``layer``.
-        layer: FastV's L_f; the ranking is the attention of layer L_f - 1, counted from 0.
-        seed: seed of the ``random`` reducer.
-        page_size: Quest's tokens per page.
-        window: Quest's last context tokens that always stay, inside the budget.
-    """
-
-    name: str = "fastv"
-    keep_ratio: float = 1.0
-    round_up: bool = False
-    stage: Literal["embeds", "decoder"] = "embeds"
-    layer: int = 2
-    seed: int = 0
-    page_size: int = 16
-    window: int = 64
-
-    def __post_init__(self) -> None:
-        from subtoken_train.reducers import REDUCERS
-
-        if self.name not in REDUCERS:
-            raise unknown_name("reducer", self.name, REDUCERS)
-        for name, low, high in (("layer", 1, 10_000), ("page_size", 1, MAX_TOKENS), ("window", 0, MAX_TOKENS)):
-            check_range(f"reducer {name}", getattr(self, name), low, high)
-        check_range("reducer seed", self.seed, 0, MAX_SEED)
+_OF_ALL = ("name", "keep_ratio", "round_up")
 
 
 @dataclass
@@ -76,41 +41,75 @@ class ReducerView:
     attention_row: Callable[[int], Tensor]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Reducer:
-    """Decides which tokens stay. Class attributes declare where it acts."""
+    """One method with its settings: decides which tokens stay. A frozen dataclass; its fields are the settings.
 
-    stage: Stage = "embeds"
-    cut_layer: int = 0
-    """First decoder layer that sees the reduced set."""
-    scout_layers: int = 0
-    """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
-    ranks: bool = False
+    Attributes:
+        name: by which it is registered; the same in every instance.
+        keep_ratio: r, tokens kept / tokens before, in (0, 1].
+        round_up: round the kept count up (matched anchors) instead of down (routed arms).
+    """
+
+    name: str
+    keep_ratio: float = 1.0
+    round_up: bool = False
+
+    ranks: ClassVar[bool] = False
     """Whether its scores order the tokens that stay, which is what a ranked budget reads."""
 
-    def __init__(self, config: ReducerConfig) -> None:
-        check_keep_ratio(config.keep_ratio)
-        self.config = config
+    def __post_init__(self) -> None:
+        check_keep_ratio(self.keep_ratio)
+
+    @property
+    def stage(self) -> Stage:
+        """Where it acts."""
+        return "embeds"
+
+    @property
+    def cut_layer(self) -> int:
+        """First decoder layer that sees the reduced set."""
+        return 0
+
+    @property
+    def scout_layers(self) -> int:
+        """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
+        return 0
+
+    @property
+    def words(self) -> str:
+        """Its own settings, for people; empty where it has none."""
+        return self._own()
 
     def kept_tokens(self, tokens: int) -> int:
         """Tokens kept of ``tokens``."""
-        return kept_count(tokens, self.config.keep_ratio, self.config.round_up)
+        return kept_count(tokens, self.keep_ratio, self.round_up)
 
-    def check_fit(self, backbone: str, sees_images: bool) -> None:
-        """Raise a worded ``ValueError``: context reducers are for language models, the others for those that see."""
+    def check_fit(self, backbone: str, sees_images: bool, num_layers: int) -> None:
+        """Raise a worded ``ValueError`` where the reducer does not fit a backbone.
+
+        Args:
+            backbone: its family's name.
+            sees_images: context reducers are for language models, the others for models that see.
+            num_layers: which it must have, for reducers that read or cut at a layer.
+        """
         if self.stage == "context" and sees_images:
             allowed = f"{backbone} takes fastv or visionzip"
-            raise ValueError(f"reducer {self.config.name!r} evicts the context of a language model; {allowed}")
+            raise ValueError(f"reducer {self.name!r} evicts the context of a language model; {allowed}")
         if self.stage in ("tower", "embeds", "decoder") and not sees_images:
-            raise ValueError(
-                f"reducer {self.config.name!r} reduces visual tokens and {backbone} has none; use quest or none"
-            )
+            raise ValueError(f"reducer {self.name!r} reduces visual tokens and {backbone} has none; use quest or none")
+        if self.scout_layers > num_layers or self.cut_layer >= num_layers:
+            raise ValueError(f"reducer {self.name!r} with {self._own()} does not fit a model of {num_layers} layers")
+
+    def _own(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
 
     def check_ranks(self) -> None:
         """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""
-        if not self.ranks or self.config.keep_ratio == 1:
+        if not self.ranks or self.keep_ratio == 1:
             raise ValueError(
-                f"budget 'ranked' follows the token reducer's ranking, but reducer {self.config.name!r} at "
-                f"keep_ratio={self.config.keep_ratio:g} ranks nothing; take fastv with keep_ratio below 1, or budget "
+                f"budget 'ranked' follows the token reducer's ranking, but reducer {self.name!r} at "
+                f"keep_ratio={self.keep_ratio:g} ranks nothing; take fastv with keep_ratio below 1, or budget "
                 "per_token or global"
             )
 
@@ -145,7 +144,10 @@ class RankingReducer(Reducer, ABC):
 class TowerReducer(Reducer, ABC):
     """Acts on the vision tower's output, before the language model; its rows' positions are the family's to say."""
 
-    stage = "tower"
+    @property
+    def stage(self) -> Stage:
+        """Before the language model."""
+        return "tower"
 
     @abstractmethod
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
@@ -182,7 +184,10 @@ class ContextView:
 class ContextReducer(Reducer, ABC):
     """Evicts context tokens of a language model, in every layer its own set of the same size."""
 
-    stage = "context"
+    @property
+    def stage(self) -> Stage:
+        """In every layer of a language model."""
+        return "context"
 
     @abstractmethod
     def keep_context(self, view: ContextView) -> Tensor:

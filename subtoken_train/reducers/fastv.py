@@ -11,27 +11,54 @@ L_f keep every token.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
 from torch import Tensor
 
-from subtoken_train.errors import unknown_name
-from subtoken_train.reducers.base import RankingReducer, ReducerConfig, ReducerView
+from subtoken_train.errors import check_range, unknown_name
+from subtoken_train.reducers.base import RankingReducer, ReducerView
 
-_STAGES = ("embeds", "decoder")
+FastVStage = Literal["embeds", "decoder"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class FastV(RankingReducer):
-    """FastV with ``layer`` = L_f >= 1; see the module's text for the two stages."""
+    """FastV.
 
-    ranks = True
+    Attributes:
+        stage: where it cuts. ``embeds``: a no-grad scout ranks, then the shortened input starts again at layer 0 (the
+            paper's lengths count this); ``decoder``: the published FastV, rows leave at layer ``layer``.
+        layer: L_f; the ranking is the attention of layer L_f - 1, counted from 0.
+    """
 
-    def __init__(self, config: ReducerConfig) -> None:
-        super().__init__(config)
-        if config.stage not in _STAGES:
-            raise unknown_name("FastV stage", config.stage, _STAGES)
-        self.stage = config.stage
-        self.scout_layers = config.layer
-        self.cut_layer = config.layer if config.stage == "decoder" else 0
+    name: str = "fastv"
+    stage: FastVStage = "embeds"
+    layer: int = 2
+
+    ranks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stage not in get_args(FastVStage):
+            raise unknown_name("FastV stage", self.stage, get_args(FastVStage))
+        check_range("reducer layer", self.layer, 1, 10_000)
+
+    @property
+    def cut_layer(self) -> int:
+        """The layer at which the published method cuts."""
+        return self.layer if self.stage == "decoder" else 0
+
+    @property
+    def scout_layers(self) -> int:
+        """Those up to the ranking one."""
+        return self.layer
+
+    @property
+    def words(self) -> str:
+        """Stage and layer."""
+        return f"stage {self.stage}, L_f={self.layer}"
 
     def scores(self, view: ReducerView) -> Tensor:
         """The attention row of layer L_f - 1, [B, N]."""
-        return view.attention_row(self.config.layer - 1)
+        return view.attention_row(self.layer - 1)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from subtoken_train.reducers.base import Reducer, ReducerConfig
+from dataclasses import dataclass
+
+from subtoken_train.reducers.base import Reducer, Stage
 
 
+@dataclass(frozen=True, kw_only=True)
 class NoReducer(Reducer):
     """Keeps everything; the pipeline skips the gather. ``keep_ratio`` must be 1."""
 
-    stage = "none"
+    name: str = "none"
 
-    def __init__(self, config: ReducerConfig) -> None:
-        super().__init__(config)
-        if config.keep_ratio != 1:
-            raise ValueError(f"reducer 'none' keeps every token, but keep_ratio={config.keep_ratio}; set it to 1")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep_ratio != 1:
+            raise ValueError(f"reducer 'none' keeps every token, but keep_ratio={self.keep_ratio}; set it to 1")
+
+    @property
+    def stage(self) -> Stage:
+        """Nowhere."""
+        return "none"

@@ -9,20 +9,42 @@ and head; the paper's peak-memory figures fit the reading taken here (512 and 25
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.pages import keep_pages, page_bounds, page_index, page_scores
 from subtoken_train.reducers.base import ContextReducer, ContextView
 
 
+@dataclass(frozen=True, kw_only=True)
 class Quest(ContextReducer):
-    """Quest with ``page_size``-token pages and a protected ``window``."""
+    """Quest.
+
+    Attributes:
+        page_size: tokens per page.
+        window: last context tokens that always stay, inside the budget.
+    """
+
+    name: str = "quest"
+    page_size: int = 16
+    window: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("reducer page_size", self.page_size, 1, MAX_TOKENS)
+        check_range("reducer window", self.window, 0, MAX_TOKENS)
+
+    @property
+    def words(self) -> str:
+        """Page and window."""
+        return f"pages of {self.page_size}, window {self.window}"
 
     def kept_tokens(self, tokens: int) -> int:
         """Context tokens kept of ``tokens``: whole pages, and the last one, which may be shorter."""
-        return (self.kept_pages(tokens) - 1) * self.config.page_size + self._last_page(tokens)
+        return (self.kept_pages(tokens) - 1) * self.page_size + self._last_page(tokens)
 
     def kept_pages(self, tokens: int) -> int:
         """Pages kept of ``tokens`` context tokens, the last one (which may be shorter) always among them.
@@ -31,7 +53,7 @@ class Quest(ContextReducer):
             ValueError: the context is shorter than a page or than the window, or the budget holds no page, or fewer
                 than the window takes.
         """
-        page, window, ratio = self.config.page_size, self.config.window, self.config.keep_ratio
+        page, window, ratio = self.page_size, self.window, self.keep_ratio
         if tokens < max(page, window):
             raise ValueError(
                 f"quest: the context has {tokens} tokens, fewer than a page ({page}) or the window ({window}); give a "
@@ -39,7 +61,7 @@ class Quest(ContextReducer):
             )
         budget, protected = super().kept_tokens(tokens), self._protected_pages(tokens)
         spare = budget - self._last_page(tokens)
-        pages = 1 + (math.ceil(spare / page) if self.config.round_up else spare // page)
+        pages = 1 + (math.ceil(spare / page) if self.round_up else spare // page)
         if pages < protected:
             raise ValueError(
                 f"quest: keep_ratio {ratio:g} leaves {budget} of {tokens} context tokens, and pages of {page} with a "
@@ -49,12 +71,12 @@ class Quest(ContextReducer):
 
     def _last_page(self, tokens: int) -> int:
         """Tokens of the last page."""
-        return tokens % self.config.page_size or self.config.page_size
+        return tokens % self.page_size or self.page_size
 
     def _protected_pages(self, tokens: int) -> int:
         """Last pages that always stay: those that the window reaches, and at least one."""
-        reach = max(0, self.config.window - self._last_page(tokens))
-        return 1 + math.ceil(reach / self.config.page_size)
+        reach = max(0, self.window - self._last_page(tokens))
+        return 1 + math.ceil(reach / self.page_size)
 
     @torch.no_grad()
     def keep_context(self, view: ContextView) -> Tensor:
@@ -67,7 +89,7 @@ class Quest(ContextReducer):
         if any(count and not asking for count, asking in zip(tokens, view.asks_counts, strict=True)):
             raise ValueError("quest: a sample has context but a query region of zero tokens; nothing can choose pages")
         counts = [self.kept_pages(count) if count else 0 for count in tokens]
-        page_size, device = self.config.page_size, view.context_BN.device
+        page_size, device = self.page_size, view.context_BN.device
         page_BN = page_index(view.context_BN, page_size)
         pages = max(math.ceil(max(tokens) / page_size), 1)
         low_BhPd, high_BhPd = page_bounds(view.key_BhNd, page_BN, pages)

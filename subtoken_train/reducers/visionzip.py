@@ -11,6 +11,8 @@ Legend: T tokens of one image, C tower width, k kept tokens.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -21,8 +23,11 @@ from subtoken_train.types import MergedStates, VisualStates
 _CONTEXTUAL_OF_64 = 10
 
 
+@dataclass(frozen=True, kw_only=True)
 class VisionZip(TowerReducer):
     """VisionZip with ``keep_ratio`` tokens per image; ``keep_ratio`` 1 bypasses it."""
+
+    name: str = "visionzip"
 
     @torch.no_grad()
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.registry import Registry
 from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
-from subtoken_train.routing.linear import LinearRouter
-from subtoken_train.routing.mlp import MLPRouter
-from subtoken_train.routing.output_norm import OutputNormSelector
-from subtoken_train.routing.random import RandomSelector
-from subtoken_train.routing.static import StaticSelector
-from subtoken_train.routing.value_norm import ValueNormSelector
 
-AnySelector = LinearRouter | MLPRouter | ValueNormSelector | OutputNormSelector | RandomSelector | StaticSelector
-
-SELECTORS: dict[str, type[AnySelector]] = {
-    "linear": LinearRouter,
-    "mlp": MLPRouter,
-    "value_norm": ValueNormSelector,
-    "output_norm": OutputNormSelector,
-    "random": RandomSelector,
-    "static": StaticSelector,
-}
+SELECTORS: Registry[Selector] = Registry(
+    "selector",
+    group="subtoken_train.selectors",
+    package=__name__,
+    base="base:Selector",
+    builtin={
+        "linear": "linear:LinearRouter",
+        "mlp": "mlp:MLPRouter",
+        "value_norm": "value_norm:ValueNormSelector",
+        "output_norm": "output_norm:OutputNormSelector",
+        "random": "random:RandomSelector",
+        "static": "static:StaticSelector",
+    },
+)
 
 
 def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     """One layer's selector by its name; an unknown name is a worded ``ValueError``."""
-    if config.selector not in SELECTORS:
-        raise unknown_name("selector", config.selector, SELECTORS)
-    selector = SELECTORS[config.selector](hidden_size, config)
+    selector = SELECTORS.find(config.selector)(hidden_size, config)
     wanted = {
         "query_conditioned": config.query_conditioned,
         "value_gate": config.value_gate,

@@ -4,6 +4,11 @@ A forward hook on the value projection (outside its LoRA) sees the router's inpu
 returns the routed values; q, k, positions, scores and ``o_proj`` are untouched, and any attention implementation
 works. The hooks do nothing outside ``with bank.routing(...)``: decoding never calls a router.
 
+Routing is deferred where some rows of a layer read whole values (a language model's context) and which tokens stay is
+known only in its attention. Then a layer takes two steps: the hook notes the projection's input and output in
+``RoutingState.deferred`` and changes nothing; whoever computes the attention asks ``route_deferred`` for the routed
+values of the tokens that stay.
+
 Legend: B batch, N positions, D model width, S value groups, L layers.
 """
 
@@ -18,11 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from subtoken_train.functional.balance import balance_loss
+from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
-from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts
-from subtoken_train.functional.prior import standardised_log
-from subtoken_train.functional.straight_through import straight_through
+from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
+from subtoken_train.functional.objective import balance_loss
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import RoutingConfig, SelectorInput, build_prior, build_selector
 from subtoken_train.routing.gate import ValueGate
@@ -41,9 +45,8 @@ class RoutingState:
         rank_BN: the token reducer's rank of each routed token within its sample, int64, 0 is the best; None where the
             reducer ranks nothing.
         masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
-        apart: leave the projections' outputs as they are and note what ``route`` needs in ``pending``: some rows of
-            the layer (a language model's context) read whole values, and which tokens stay is not known yet.
-        pending: per layer the projection's input and output, where ``apart``.
+        deferred: per layer the projection's input and output that wait for ``route_deferred``; None where nothing
+            waits.
         choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
             the balance loss is made of. Learned selectors only.
     """
@@ -52,8 +55,7 @@ class RoutingState:
     query_BN: Tensor
     position_BN: Tensor
     sample_seed_B: Tensor
-    apart: bool = False
-    pending: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    deferred: dict[int, tuple[Tensor, Tensor]] | None = None
     rank_BN: Tensor | None = None
     masks: dict[int, Tensor] = field(default_factory=dict)
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
@@ -138,29 +140,38 @@ class RouterBank(nn.Module):
         state = self._state
         if state is None:
             return value_BND
-        if state.apart:
-            state.pending[layer] = (args[0], value_BND)
+        if state.deferred is not None:
+            state.deferred[layer] = (args[0], value_BND)
             return value_BND
-        return self.route(layer, args[0], value_BND, state)
+        return self._route(layer, args[0], value_BND, state, state.routed_BN)
 
-    def route(self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState) -> Tensor:
-        """A layer's routed values, [B, N, d_v]: unselected groups of routed tokens zeroed, kept ones gated.
+    def route_deferred(self, layer: int, state: RoutingState, routed_BN: Tensor) -> Tensor:
+        """The second step of a layer whose routing is deferred: for the projection that just ran."""
+        assert state.deferred is not None
+        return self._route(layer, *state.deferred.pop(layer), state, routed_BN)
 
-        The mask and the balance loss are noted in ``state``.
+    def _route(
+        self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
+    ) -> Tensor:
+        """A layer's routed values, [B, N, d_v]: unselected groups of the tokens ``routed_BN`` zeroed, kept ones gated.
+
+        The mask and what the balance loss is made of are noted in ``state``.
         """
         config = self.config
-        scores_BNS = self._scores(layer, hidden_BND, value_BND, state)
-        hard_BNS = self._choose(scores_BNS.detach(), state)
-        routed_BN1 = state.routed_BN[..., None]
+        scores_BNS = self._scores(layer, hidden_BND, value_BND, state, routed_BN)
+        hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
+        routed_BN1 = routed_BN[..., None]
         state.masks[layer] = hard_BNS | ~routed_BN1
         factor_BNS = state.masks[layer]
         if self.selectors[layer].learned:
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
-            state.choices.setdefault(layer, (scores_BNS, hard_BNS, state.routed_BN))
+            state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
             factor_BNS = self._factors(layer, factor_BNS, scores_BNS, routed_BN1)
         return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout)
 
-    def _scores(self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState) -> Tensor:
+    def _scores(
+        self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
+    ) -> Tensor:
         """Scores of a layer's groups, [B, N, S] in fp32, prior included."""
         selector, config = self.selectors[layer], self.config
 
@@ -179,17 +190,17 @@ class RouterBank(nn.Module):
         )
         scores_BNS: Tensor = selector(view)
         if self.prior is not None:
-            scores_BNS = scores_BNS + standardised_log(self.prior(view), state.routed_BN)
+            scores_BNS = scores_BNS + standardised_log(self.prior(view), routed_BN)
         return scores_BNS
 
-    def _choose(self, scores_BNS: Tensor, state: RoutingState) -> Tensor:
+    def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
         """The hard mask of the budget, bool [B, N, S]."""
         config = self.config
         if config.budget == "global":
-            return global_mask(scores_BNS, config.kept_groups, state.routed_BN)
+            return global_mask(scores_BNS, config.kept_groups, routed_BN)
         if config.budget == "ranked":
             assert state.rank_BN is not None
-            counts_BN = ranked_counts(state.rank_BN, state.routed_BN, config.kept_groups, config.num_groups)
+            counts_BN = ranked_counts(state.rank_BN, routed_BN, config.kept_groups, config.num_groups)
             return counted_mask(scores_BNS, counts_BN)
         return fixed_mask(scores_BNS, config.kept_groups)
 

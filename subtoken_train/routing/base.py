@@ -13,8 +13,9 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from subtoken_train.errors import MAX_SEED, check_range, unknown_name
-from subtoken_train.functional.groups import Layout, check_groups
+from subtoken_train.functional.groups import check_groups
 from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.types import Layout
 
 BudgetKind = Literal["per_token", "global", "ranked"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from subtoken_train.artifact.layout import flush
 from subtoken_train.documents import read_json
 from subtoken_train.typed import checked, typed
 
@@ -106,21 +107,21 @@ def begin(folder: Path, step: int) -> Path:
     return partial
 
 
-def finish(partial: Path, marker: Marker) -> Path:
+def seal(partial: Path, marker: Marker) -> Path:
     """Flush what lies in ``partial``, add the marker and give the folder its name; returns the checkpoint."""
     for folder, _, names in os.walk(partial):
         for name in names:
-            _flush(Path(folder) / name)
-        _flush(Path(folder))
+            flush(Path(folder) / name)
+        flush(Path(folder))
     path = partial / MARKER
     path.write_text(json.dumps(asdict(marker), indent=1) + "\n", encoding="utf-8")
-    _flush(path)
-    _flush(partial)
+    flush(path)
+    flush(partial)
     checkpoint = partial.with_suffix("")
     if checkpoint.exists():  # no marker in it, or it would not be written again
         shutil.rmtree(checkpoint)
     partial.rename(checkpoint)
-    _flush(partial.parent)
+    flush(partial.parent)
     return checkpoint
 
 
@@ -147,11 +148,3 @@ def _steps(folder: Path) -> list[Path]:
         return []
     names = [(item, item.name.removesuffix(PARTIAL)) for item in folder.iterdir() if item.is_dir()]
     return [item for item, name in names if name.startswith("step-") and name.removeprefix("step-").isdigit()]
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

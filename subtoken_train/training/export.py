@@ -10,7 +10,6 @@ import torch
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.artifact.folder import put_lora
 from subtoken_train.artifact.identity import identify
-from subtoken_train.engine.build import assemble
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import layout_family
 from subtoken_train.training.checkpoints import read_marker, state_path
@@ -35,9 +34,7 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
     family = layout_family(module.backbone_config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        compressed, peft_model = assemble(
-            family, module.lora_settings, module.reducer_config, module.routing_config, module.stage2_config
-        )
+        compressed, peft_model = module.lay_out(family)
     if first is not None:
         put_lora(peft_model, first.tensors(family, module.backbone_config, peft_model))
         module.first_stage_digest = first.digest()

@@ -13,21 +13,19 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
-from subtoken_train.engine.blank import see_blank_image
-from subtoken_train.engine.build import build
+from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.rows import PromptPass
-from subtoken_train.engine.stage2 import Stage2Config
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, predicting_rows
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
+from subtoken_train.training.sharding import is_sharded, see_blank_image, shard_layers
 from subtoken_train.training.step_record import StepRecord
-from subtoken_train.training.strategies.fsdp2 import shard_layers
-from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, is_sharded, shapes_of
+from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, shapes_of
 from subtoken_train.types import Batch
 
 FIRST_STAGE_KEY = "first_stage_sha256"
@@ -54,7 +52,7 @@ class SubTokenModule(L.LightningModule):
         *,
         backbone: BackboneConfig,
         lora: LoraSettings | None = None,
-        reducer: ReducerConfig,
+        reducer: Reducer,
         routing: RoutingConfig | None = None,
         stage2: Stage2Config | None = None,
         optimizer: OptimizerConfig | None = None,
@@ -109,6 +107,10 @@ class SubTokenModule(L.LightningModule):
             compressed.family.enable_checkpointing(compressed.bank)
         self.compressed = compressed
         object.__setattr__(self, "peft_model", peft_model)  # not a submodule: its modules are compressed's own
+
+    def lay_out(self, family: Family) -> tuple[CompressedBackbone, PeftModel]:
+        """All that the recipe builds around a family that is laid out; adapters are drawn anew."""
+        return assemble(family, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config)
 
     def read_first_stage(self) -> FirstStage | None:
         """What stage 2 starts from, read and checked once; ``lora_settings`` are then stage 1's. None without stage 2.

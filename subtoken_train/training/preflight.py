@@ -14,15 +14,13 @@ from torch import nn
 
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
-from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.base import Family
 from subtoken_train.families.load import BackboneConfig, layout_family, with_processor
 from subtoken_train.ledger.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
-from subtoken_train.reducers import build_reducer
 from subtoken_train.training.module import SubTokenModule
 
 
@@ -114,9 +112,7 @@ def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone
     family = layout_family(module.backbone_config)
     first = None if offline else module.read_first_stage()
     with torch.device("meta"):
-        parts, peft_model = assemble(
-            family, module.lora_settings, module.reducer_config, module.routing_config, module.stage2_config
-        )
+        parts, peft_model = module.lay_out(family)
     if first is not None:
         first.tensors(family, module.backbone_config, peft_model)
     return parts
@@ -157,8 +153,7 @@ def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
 
 def budget_of(parts: CompressedBackbone) -> KVBudget:
     """Keep ratio and groups; without routing, every group."""
-    ratio, routing = parts.reducer.config.keep_ratio, parts.active_routing
-    return KVBudget(ratio) if routing is None else KVBudget(ratio, routing.num_groups, routing.kept_groups)
+    return replace(parts.group_budget, keep_ratio=parts.reducer.keep_ratio)
 
 
 def layer_bands(ledger: Ledger) -> list[LayerBand]:
@@ -176,8 +171,8 @@ def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: Nomina
     if parts.reducer.stage != "context":
         return anchor
     # whole pages only
-    config = replace(parts.reducer.config, keep_ratio=anchor.keep_ratio, round_up=True)
-    kept = build_reducer(config, ledger.shape.num_layers).kept_tokens(prompt.tokens)
+    config = replace(parts.reducer, keep_ratio=anchor.keep_ratio, round_up=True)
+    kept = config.kept_tokens(prompt.tokens)
     return Anchor(prompt.tokens, kept, kept / prompt.tokens)
 
 
@@ -189,16 +184,6 @@ def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     """
     target = budget_of(parts).exact_total
     return solve_anchor(parts.family.shape, prompt.tokens, target, parts.reducer.cut_layer, prompt.region)
-
-
-def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
-    """Processes of a run from the trainer's settings; ``auto`` and -1 count what this machine has."""
-    chosen = list(filter(None, devices.split(","))) if isinstance(devices, str) and "," in devices else devices
-    if isinstance(chosen, list):
-        return len(chosen) * num_nodes
-    if chosen in ("auto", "-1", -1):
-        return num_nodes * (1 if accelerator == "cpu" else max(1, torch.cuda.device_count()))
-    return int(chosen) * num_nodes
 
 
 def plan_steps(

@@ -13,8 +13,15 @@ from torch import Tensor, nn
 
 from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.training import checkpoints
-from subtoken_train.training.divergence import Health, LossWatch, weights_are_finite
-from subtoken_train.training.interrupt import CheckpointFailed, StopSignals, TrainingDiverged, TrainingInterrupted
+from subtoken_train.training.interrupt import (
+    CheckpointFailed,
+    Health,
+    LossWatch,
+    StopSignals,
+    TrainingDiverged,
+    TrainingInterrupted,
+    weights_are_finite,
+)
 from subtoken_train.training.trained_tensors import shapes_of
 
 
@@ -158,7 +165,7 @@ class RunCheckpoints(Checkpoint):
         def finish() -> None:
             if failure is not None:
                 raise failure
-            checkpoints.finish(partial, marker)
+            checkpoints.seal(partial, marker)
             self.on_whole()
             checkpoints.keep_newest(self.folder, self.keep_last)
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
-from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.load import layout_family
+from subtoken_train.training.sharding import gathered
 from subtoken_train.training.state_file import check_archive, read_state
 
 DEEPSPEED_TAG = "checkpoint"
@@ -34,7 +33,7 @@ def trained_tensors(state: Path) -> dict[str, Tensor]:
     if state.is_dir():
         tensors = _of_deepspeed(state)
     elif state.is_file():
-        tensors = _of_file(state)
+        tensors = read_state(state)["state_dict"]
     else:
         raise ValueError(f"{state} does not exist; a checkpoint is a file, or a folder that DeepSpeed wrote")
     return {name: _checked(name, tensor.float()) for name, tensor in tensors.items()}
@@ -69,7 +68,7 @@ def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
 
     Where processes hold parts of them, every process must call this.
     """
-    return {name: _checked(name, _whole(tensor)) for name, tensor in _adapter_names(parts).items()}
+    return {name: _checked(name, gathered(tensor)) for name, tensor in _adapter_names(parts).items()}
 
 
 def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
@@ -81,39 +80,15 @@ def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
         return module.parts, module.peft_model
     family = layout_family(module.backbone_config)
     with torch.device("meta"):
-        parts, peft_model = assemble(
-            family, module.lora_settings, module.reducer_config, module.routing_config, module.stage2_config
-        )
+        parts, peft_model = module.lay_out(family)
     parts.load_state_dict(module.gathered, strict=False, assign=True)
     assert all(name in module.gathered for name in _adapter_names(parts)), "the adapter was not gathered whole"
     return parts, peft_model
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
-    return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
-
-
 def _adapter_names(parts: CompressedBackbone) -> dict[str, Tensor]:
     named = [*parts.named_parameters(), *parts.named_buffers()]
     return {name: tensor for name, tensor in named if ".lora_" in name or name.startswith("bank.")}
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, gathered where it is sharded."""
-    if isinstance(tensor, DTensor):
-        return tensor.full_tensor().detach().cpu().clone()
-    if hasattr(tensor, "ds_id"):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([tensor]):
-            return tensor.detach().cpu().clone()
-    return tensor.detach().cpu().clone()
-
-
-def _of_file(state: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = read_state(state)["state_dict"]
-    return tensors
 
 
 def _of_deepspeed(folder: Path) -> dict[str, Tensor]:

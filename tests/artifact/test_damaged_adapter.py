@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
 import struct
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.source import find_adapter
+from subtoken_train.artifact.whole_folder import CONFIG_FILE
+from subtoken_train.errors import SubTokenWarning
 from tests.support.damage import put
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
@@ -36,6 +40,26 @@ def refused(folder: Path, words: str) -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in SHIPPED.iterdir()))
 def test_shipped_adapters_of_schemas_1_and_2_are_read(name):
     assert read_config(SHIPPED / name).lora.rank == 8
+
+
+def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
+    """Up to schema 3 a reducer's record held the settings of every method, read or not."""
+    put(folder, CONFIG_FILE, "reducer.page_size", 8)
+    with pytest.warns(SubTokenWarning, match="reducer: page_size 8 is left out; it is no setting of fastv"):
+        config = read_config(folder)
+    assert asdict(config.reducer) == {
+        "name": "fastv",
+        "keep_ratio": 0.25,
+        "round_up": False,
+        "stage": "embeds",
+        "layer": 2,
+    }
+    record = json.loads((folder / CONFIG_FILE).read_text())
+    own = {**record, "schema_version": 4, "stage2": None, "merged": False, "reducer": asdict(config.reducer)}
+    (folder / CONFIG_FILE).write_text(json.dumps(own))
+    assert read_config(folder) == config
+    put(folder, CONFIG_FILE, "reducer.page_size", 16)
+    refused(folder, "reducer: unknown key 'page_size'.* Allowed: keep_ratio, layer, name, round_up, stage")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +89,10 @@ def test_shipped_adapters_of_schemas_1_and_2_are_read(name):
         ("reducer.keep_ratio", float("nan"), "NaN is no JSON number"),
         ("reducer.keep_ratio", 0, "keep_ratio"),
         ("reducer.layer", -1, "layer"),
+        ("reducer", "fastv", "reducer is 'fastv'; it must be a group of keys"),
+        ("reducer.name", ..., "reducer: name is null; it must be a text"),
+        ("reducer.name", 5, "reducer: name is 5; it must be a text"),
+        ("reducer.name", "os:system", "reducer: unknown reducer 'os:system'"),
         ("reducer.stage", "tower", "unknown value 'tower'"),
         ("lora.rank", 1_000_000, "lora rank is 1,000,000"),
         ("lora.rank", 4096, "r is 8, and subtoken_config.json says 4096"),

@@ -14,12 +14,12 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import build
 from subtoken_train.families.load import BackboneConfig, layout_family, load_family
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import save_backbone
 
 LORA = LoraSettings(rank=4, alpha=8, dropout=0.1)
-REDUCER = ReducerConfig(name="fastv", keep_ratio=0.25)
+REDUCER = build_reducer("fastv", keep_ratio=0.25)
 
 
 @pytest.fixture
@@ -64,11 +64,11 @@ def test_the_digest_is_that_of_the_tensors(adapter):
 @pytest.mark.parametrize(
     ("reducer", "words"),
     [
-        (ReducerConfig("fastv", 0.125), r"reducer.keep_ratio 0.25 \(the recipe has 0.125\)"),
-        (ReducerConfig("visionzip", 0.25), r"reducer.name fastv \(the recipe has visionzip\)"),
-        (ReducerConfig("fastv", 0.25, stage="decoder"), r"reducer.stage embeds \(the recipe has decoder\)"),
-        (ReducerConfig("fastv", 0.25, layer=4), r"reducer.layer 2 \(the recipe has 4\)"),
-        (ReducerConfig("fastv", 0.25, round_up=True), r"reducer.round_up False \(the recipe has True\)"),
+        (build_reducer("fastv", 0.125), r"reducer.keep_ratio 0.25 \(the recipe has 0.125\)"),
+        (build_reducer("visionzip", 0.25), r"reducer.name fastv \(the recipe has visionzip\)"),
+        (build_reducer("fastv", 0.25, stage="decoder"), r"reducer.stage embeds \(the recipe has decoder\)"),
+        (build_reducer("fastv", 0.25, layer=4), r"reducer.layer 2 \(the recipe has 4\)"),
+        (build_reducer("fastv", 0.25, round_up=True), r"reducer.round_up False \(the recipe has True\)"),
     ],
 )
 def test_another_reducer(adapter, reducer, words):

@@ -16,7 +16,7 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import build
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
 
@@ -29,7 +29,7 @@ def written(tmp_path, tiny_family):
 
 
 def write(folder, source, routing):
-    lora, reducer = LoraSettings(rank=4, dropout=0.0), ReducerConfig(name="fastv", keep_ratio=0.25)
+    lora, reducer = LoraSettings(rank=4, dropout=0.0), build_reducer("fastv", keep_ratio=0.25)
     backbone, peft_model = build(source, lora, reducer, routing)
     torch.manual_seed(1)
     with torch.no_grad():

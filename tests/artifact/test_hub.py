@@ -11,8 +11,9 @@ from huggingface_hub import ModelCard
 from subtoken_train.datasets.scene_files import write_scenes
 from tests.support.hub_server import Hub
 from tests.support.hub_session import Session
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 
 LOADED = """
 import torch

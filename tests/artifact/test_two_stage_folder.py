@@ -14,11 +14,10 @@ from transformers import AutoModelForImageTextToText
 
 from subtoken_train.artifact.folder import SCHEMA_VERSION, AdapterConfig, read_adapter, read_config, write_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.engine.build import build
-from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
 
@@ -27,7 +26,7 @@ STAGE2 = Stage2Config("runs/first/adapter", LoraSettings(rank=2, alpha=4, dropou
 
 
 def write(folder, source, stage2):
-    lora, reducer, routing = LoraSettings(rank=4, dropout=0.1), ReducerConfig(keep_ratio=0.25), RoutingConfig()
+    lora, reducer, routing = LoraSettings(rank=4, dropout=0.1), build_reducer("fastv", keep_ratio=0.25), RoutingConfig()
     backbone, peft_model = build(source, lora, reducer, routing, stage2)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -130,10 +129,11 @@ def test_a_stray_output_lora(written):
 
 
 def test_the_schema(written):
-    """Version 2 must say whether there was a second stage, version 3 whether the LoRA is merged."""
+    """Version 2 says whether there was a second stage, 3 whether the LoRA is merged; 4 has a reducer's own settings."""
     path = written[0] / "subtoken_config.json"
     record = json.loads(path.read_text())
-    assert record["schema_version"] == SCHEMA_VERSION == 3
+    assert record["schema_version"] == SCHEMA_VERSION == 4
+    assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, "stage": "embeds", "layer": 2}
     del record["merged"]
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="merged is missing"):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.cache.cache import PackedLayer
 from subtoken_train.cache.pack import MAX_INDEX, Packing, pack_layer
+from subtoken_train.engine.rows import layer_plan
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import LayerPlan, Plan, Region
@@ -49,13 +50,31 @@ def test_bytes_are_those_of_the_kept_channels(seed, sets, layout, shape, share, 
 def test_the_ledger_of_the_plan_says_the_same_bytes(seed, sets, layout):
     state = dense(seed, 3, 4, 21, 8, 8, 0.4, sets, layout)
     layer, shape = state.layer(), KVShape(1, 4, 8, 4)
-    entries = state.keep.any(1)
-    index = torch.where(entries, torch.arange(21), -1)
-    heads = state.keep.transpose(1, 2) if sets == "own" else None
-    ledger = measured_ledger(
-        Plan([LayerPlan(index, state.groups, heads)]), torch.full((3, 21), Region.VISUAL), shape, layout
-    )
+    plan = Plan([layer_plan(state.keep, state.groups)], layout)
+    ledger = measured_ledger(plan, torch.full((3, 21), Region.VISUAL), shape)
     assert layer.payload_bytes == ledger.bytes_of(with_index=False)
+
+
+@pytest.mark.parametrize("sets", SETS)
+@pytest.mark.parametrize("num_groups", [None, 4])
+def test_a_plan_with_an_entry_removed_packs_one_fewer(sets, num_groups):
+    state = dense(4, batch=1, num_groups=num_groups, sets=sets)
+    plan = layer_plan(state.keep, state.groups)
+    place, heads = 2, plan.heads_BNh
+    without = LayerPlan(plan.entries_BN.clone(), plan.group_mask_BNS, heads, plan.rows_BN)
+    without.entries_BN[0, place] = -1
+    row, slices = int(plan.entries_BN[0, place]), 2 if heads is None else int(heads[0, place].sum())
+    before, after = (stored_keys(pack_layer(state.key, state.value, x, state.packing)) for x in (plan, without))
+    assert len(before) == len(after) + slices
+    gone = {tuple(state.key[0, head, row].tolist()) for head in range(2)}
+    assert before - after <= gone
+    assert after < before
+
+
+def stored_keys(blocks) -> set[tuple[float, ...]]:
+    """All keys of heads that are stored."""
+    parts = [part.read() for block in blocks for part in (block.routed_keys, block.whole_keys) if part is not None]
+    return {tuple(key) for part in parts for key in part.flatten(0, -2).tolist()}
 
 
 def test_every_row_is_in_exactly_one_block():
@@ -78,6 +97,6 @@ def test_index_is_at_most_half_a_percent(kv_heads, name, entries, layout):
     groups = torch.rand(1, entries, 16, generator=torch.Generator().manual_seed(0)).argsort(-1) < 4
     keep = torch.ones(1, 1, entries, dtype=torch.bool)
     layer = PackedLayer()
-    layer.fill(pack_layer(key, key, keep, groups, Packing(layout)), entries, key)
+    layer.fill(pack_layer(key, key, layer_plan(keep, groups), Packing(layout)), entries, key)
     assert layer.payload_bytes == entries * kv_heads * 128 * 2 * 5 // 4
     assert layer.index_bytes <= 0.005 * layer.payload_bytes, name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from subtoken_train.cache.by_sample import sample_shares, slice_bytes
 from subtoken_train.cache.cache import PackedLayer
-from subtoken_train.cache.shares import sample_shares, slice_bytes
 from tests.support.packing import SETS, Dense, dense, index_form  # noqa: F401  (a fixture)
 
 VECTOR = {0: 8 * 4, 8: 8 + 2, 4: 4 + 2}  # bytes of 8 channels
@@ -31,14 +31,19 @@ def counted(state: Dense, sample: int) -> tuple[int, int, int]:
 def test_shares_add_up_and_are_the_samples_own(sets, num_groups, layout, bits):
     state = dense(seed=3, batch=4, num_groups=num_groups, sets=sets, layout=layout, bits=bits)
     layer: PackedLayer = state.layer()
-    shares = sample_shares(layer)
+    whole_slice = slice_bytes(layer.blocks[0])
+    shares = sample_shares(layer.blocks, layer.keys)
     assert sum(share.total_bytes for share in shares) == layer.payload_bytes + layer.index_bytes
-    assert slice_bytes(layer) == 2 * VECTOR[bits]
+    assert whole_slice == 2 * VECTOR[bits]
     for sample, share in enumerate(shares):
         whole, routed, channels = counted(state, sample)
         assert share.routed_channels == channels
         assert (share.routed_bytes > 0) == (routed > 0)
-        assert share.total_bytes - share.routed_bytes - whole * slice_bytes(layer) in (0, 8, 16)  # row numbers
+        assert share.total_bytes - share.routed_bytes - whole * whole_slice in (
+            0,
+            8,
+            16,
+        )  # row numbers
         if bits == 0:
             assert share.index_bytes == share.routed_bytes - routed * VECTOR[0] - 4 * channels
             assert 0 <= share.index_bytes <= 4 * channels + 200

@@ -1,15 +1,13 @@
 """``recipes anchor`` and ``fit --anchor``: the shipped anchors from their recipes, and what has no anchor."""
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 
 from subtoken_train.cli.main import main
+from tests.support.places import ROOT, recipe
 from tests.support.tiny_fits import tiny_fit
-
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 def plain(content):
@@ -30,8 +28,8 @@ def plain(content):
     ],
 )
 def test_the_shipped_anchors(tmp_path, capsys, name):
-    source = RECIPES / f"{name}.yaml"
-    shipped = yaml.safe_load((RECIPES / f"{name}_anchor.yaml").read_text())
+    source = recipe(name)
+    shipped = yaml.safe_load(recipe(f"{name}_anchor").read_text())
     assert main(["recipes", "anchor", str(source), str(tmp_path)]) == 0
     target = tmp_path / f"{name}_anchor.yaml"
     assert f"wrote {target}" in capsys.readouterr().out
@@ -50,8 +48,8 @@ def test_a_file_that_is_there_stays(tmp_path, capsys, monkeypatch):
 
 
 def changed(tmp_path, **reducer_and_routing):
-    content = yaml.safe_load((RECIPES / "tiny_fastv25_s16k4.yaml").read_text())
-    content["model"]["backbone"]["path"] = str(RECIPES.parent / "checkpoints" / "tiny-llava")
+    content = yaml.safe_load(recipe("tiny_fastv25_s16k4").read_text())
+    content["model"]["backbone"]["path"] = str(ROOT / "checkpoints" / "tiny-llava")
     for key, values in reducer_and_routing.items():
         content["model"][key] = None if values is None else {**content["model"][key], **values}
     path = tmp_path / "mine.yaml"

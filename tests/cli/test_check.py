@@ -2,7 +2,6 @@
 
 import json
 import socket
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,10 @@ from PIL import Image
 from subtoken_train.cli.main import main
 from tests.support.check_command import checked, refused
 from tests.support.helpers import save_backbone
+from tests.support.places import RECIPES, recipe
 from tests.support.qwen_tiny import qwen_family
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-LLAVA = ["--config", str(RECIPES / "llava7b_fastv25_s16k4.yaml")]
+LLAVA = ["--config", str(recipe("llava7b_fastv25_s16k4"))]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def tiny(tmp_path_factory):
     torch.manual_seed(0)
     build_model().save_pretrained(folder)
     build_processor().save_pretrained(folder)
-    return ["--config", str(RECIPES / "tiny_fastv25_s16k4.yaml"), "--model.backbone.path", folder]
+    return ["--config", str(recipe("tiny_fastv25_s16k4")), "--model.backbone.path", folder]
 
 
 @pytest.fixture
@@ -276,18 +275,18 @@ def test_a_decoder_cut_counts_the_routers_that_run(capsys):
 
 
 def test_the_anchor_of_pages_is_whole_pages(capsys):
-    recipe = ["--config", str(RECIPES / "llama7b_quest12p5_s8k7.yaml"), "--offline"]
-    lines = checked(capsys, recipe)
+    argv = ["--config", str(recipe("llama7b_quest12p5_s8k7")), "--offline"]
+    lines = checked(capsys, argv)
     assert "matched anchor: 128 of 1024 context tokens, every group (keep_ratio 0.125), 12.5 %" in lines
-    lines = checked(capsys, [*recipe, "--data.context_length", "512"])
+    lines = checked(capsys, [*argv, "--data.context_length", "512"])
     assert any(line.startswith("1 records of 2,048 tokens") for line in lines)
 
 
 def test_settings_that_fit_would_refuse_are_refused(capsys):
-    recipe = ["--config", str(RECIPES / "llama7b_quest25_s8k7.yaml"), "--offline"]
-    assert "loaded with 'eager'" in refused(capsys, [*recipe, "--model.backbone.attention", "eager"])
+    argv = ["--config", str(recipe("llama7b_quest25_s8k7")), "--offline"]
+    assert "loaded with 'eager'" in refused(capsys, [*argv, "--model.backbone.attention", "eager"])
     images = ["--model.backbone.path", "llava-hf/llava-1.5-7b-hf", "--model.reducer.name", "fastv"]
-    assert "llava reads images, but data names text without any" in refused(capsys, [*recipe, *images])
+    assert "llava reads images, but data names text without any" in refused(capsys, [*argv, *images])
 
 
 def test_shortened_epochs_are_counted(tiny, tmp_path, capsys):

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.check_command import checked, refused
+from tests.support.places import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-LLAVA = ["--config", str(ROOT / "recipes" / "llava7b_fastv25_s16k4.yaml")]
-TINY = ["--config", str(ROOT / "recipes" / "tiny_fastv25_s16k4.yaml")]
+LLAVA = ["--config", str(recipe("llava7b_fastv25_s16k4"))]
+TINY = ["--config", str(recipe("tiny_fastv25_s16k4"))]
 ANCHOR = ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4_anchor"
 ON_ANCHOR = ["--model.reducer.keep_ratio=0.15625", "--model.reducer.round_up=true", f"--model.stage2.adapter={ANCHOR}"]
 OUTPUT = ["--model.stage2.output_lora={rank: 8, alpha: 16, dropout: 0.05}"]

@@ -10,15 +10,15 @@ import yaml
 from lightning.pytorch import Trainer
 
 from subtoken_train.cli.class_paths import ALLOWED, ZERO_SETTINGS
+from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
-from subtoken_train.cli.recipe_words import FLAGS
 from subtoken_train.cli.trainer_ranges import SETTINGS
 from subtoken_train.training.strategies import STRATEGIES
 from subtoken_train.training.strategies.zero_settings import _RECIPE_SAYS
+from tests.support.places import RECIPES, recipe
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = str(ROOT / "recipes" / "tiny_fastv25_s16k4.yaml")
+RECIPE = str(recipe("tiny_fastv25_s16k4"))
 NEEDED = {
     "EarlyStopping": {"monitor": "val/loss"},
     "CSVLogger": {"save_dir": "x"},
@@ -64,7 +64,7 @@ def test_a_setting_means_the_same_to_every_class_that_has_it(key):
         assert (parameters & listed) <= set(settings), path
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_recipes_and_overlays_need_no_flag(path):
     if path.parent.name not in ("eval", "ablations"):
         read_source(["--config", str(path)])

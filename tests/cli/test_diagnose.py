@@ -15,7 +15,7 @@ from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.build import build
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
@@ -54,7 +54,7 @@ def language_model(tmp_path):
     build_model(layers=2).save_pretrained(tmp_path / "backbone")
     build_tokenizer().save_pretrained(tmp_path / "backbone")
     source, lora = BackboneConfig(path=str(tmp_path / "backbone")), LoraSettings(rank=2)
-    reducer = ReducerConfig(name="quest", keep_ratio=0.25, page_size=4, window=16)
+    reducer = build_reducer("quest", keep_ratio=0.25, page_size=4, window=16)
     routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
     backbone, peft_model = build(source, lora, reducer, routing)
     config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,11 +20,12 @@ from subtoken_train.cli.fit import export
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.training.checkpoints import Marker, begin, finish
+from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.trained_tensors import shapes_of
 from tests.support.helpers import make_batch, save_backbone
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 STEPS = 2
 
 
@@ -41,7 +41,7 @@ def train(root, name, *extra):
     cli.trainer.fit(cli.model, cli.datamodule)
     partial = begin(run / "checkpoints", STEPS)
     cli.trainer.save_checkpoint(partial / "state.ckpt")
-    finish(partial, Marker(STEPS, 1, "SingleDeviceStrategy", shapes_of(cli.model.trained())))
+    seal(partial, Marker(STEPS, 1, "SingleDeviceStrategy", shapes_of(cli.model.trained())))
     export(cli, run)
     return run
 

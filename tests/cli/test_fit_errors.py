@@ -1,16 +1,16 @@
 """What ``fit`` says to a wrong recipe or option: one short line, the whole key, the nearest name; nothing written."""
 
 import json
-from pathlib import Path
 
 import pytest
 
+from subtoken_train.cli.command_line import split_words
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.recipe_words import recipe_paths
 from subtoken_train.cli.wording import recipe_keys
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 
 
 def refused(capsys, argv, tmp_path):
@@ -99,6 +99,15 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
         ),
         (["--model.routing", "false"], "model.routing is 'False'; it must be a group of keys or null"),
         (["--model.reducer", "fastv"], "model.reducer is 'fastv'; it must be a group of keys"),
+        (
+            ["--model.reducer.window", "9"],
+            "unknown option '--model.reducer.window'. "
+            "Allowed in model.reducer: keep_ratio, layer, name, round_up, stage",
+        ),
+        (
+            ["--model.reducer.name", "visionzip", "--model.reducer.layer", "2"],
+            "unknown option '--model.reducer.layer'. Allowed in model.reducer: keep_ratio, name, round_up",
+        ),
         (["--data.batch_size"], "argument --data.batch_size: expected one argument"),
         (["--overwrite=maybe"], "overwrite is 'maybe'; it must be true or false"),
         (["more"], "unexpected argument 'more'; options start with --"),
@@ -195,7 +204,7 @@ def test_missing_images_are_counted_before_anything_is_loaded(capsys, tmp_path, 
     ],
 )
 def test_recipe_paths(argv, paths):
-    assert recipe_paths(argv) == paths
+    assert list(split_words(argv).configs) == paths
 
 
 def test_recipe_keys_name_values_and_no_groups():

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from subtoken_train.cli.fit_training import train
-from subtoken_train.training.checkpoints import Marker, begin, finish
+from subtoken_train.cli.fit import train
+from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.interrupt import CheckpointFailed, TrainingInterrupted
 from subtoken_train.training.run_folder import RunFolder
 
@@ -37,7 +37,7 @@ def test_one_message_names_the_last_good_checkpoint(tmp_path, capsys, error, cod
     said = capsys.readouterr().err
     assert words in said
     assert "no checkpoint was written; start again with the same command\n" in said
-    finish(begin(tmp_path / "checkpoints", 3), Marker(3, 1, "X", {}))
+    seal(begin(tmp_path / "checkpoints", 3), Marker(3, 1, "X", {}))
     ended(error, tmp_path)
     said = capsys.readouterr().err
     assert f"last good checkpoint: {tmp_path}/checkpoints/step-3\n" in said

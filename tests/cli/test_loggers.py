@@ -19,14 +19,14 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from subtoken_train.cli.loggers import csv_parts, finish_remote, run_loggers
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.training.log_recipe import LogRecipe
+from subtoken_train.training.panels.run_progress import LogRecipe
+from tests.support.places import RECIPES, recipe
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 
 
 def argv(name: str, folder: Path) -> list[str]:
-    overlay = ROOT / "recipes" / "logging" / f"{name}.yaml"
+    overlay = RECIPES / "logging" / f"{name}.yaml"
     return ["--config", str(RECIPE), "--config", str(overlay), "--output_dir", str(folder)]
 
 

@@ -11,10 +11,9 @@ import pytest
 
 import subtoken_train
 from subtoken_train.cli import main as entry
-from subtoken_train.cli.errors import guarded, one_line
-from subtoken_train.cli.main import main
-from subtoken_train.cli.parser import Parser, check_options
-from subtoken_train.cli.registry import COMMANDS, Command
+from subtoken_train.cli.command_line import Parser, check_options
+from subtoken_train.cli.main import COMMANDS, Command, main
+from subtoken_train.cli.terminal import guarded, one_line
 from subtoken_train.errors import SubTokenWarning
 
 BUDGET = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]

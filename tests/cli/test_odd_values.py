@@ -7,8 +7,9 @@ import pytest
 from lightning.pytorch import Trainer
 
 from subtoken_train.cli.main import main
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 
 STARTED = "training would start here"
 REFUSED = [

@@ -2,23 +2,23 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from rich.console import Console
+from rich.text import Text
 from transformers import LlamaConfig
 
 from checkpoints.tiny_llama import build_tokenizer
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.cli.main import main
-from subtoken_train.cli.preview_lines import sample_lines
+from subtoken_train.cli.preview import sample_lines
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Batch, Region
+from tests.support.places import recipe
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-TINY = ["--config", str(RECIPES / "tiny_fastv25_s16k4.yaml"), "--data.val_file", "null"]
+TINY = ["--config", str(recipe("tiny_fastv25_s16k4")), "--data.val_file", "null"]
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_sample_without_a_trained_token_is_warned_about():
     console = Console(color_system=None, width=200)
     with console.capture() as capture:
         for line in sample_lines(batch, tokenizer):
-            console.print(line)
+            console.print(Text.assemble(*line))
     text = capture.get()
     assert "'odd': 3 tokens (2 query, 1 answer), 0 trained\n  warning: no token of this sample is trained\n" in text
     assert text.count("masked") == 2

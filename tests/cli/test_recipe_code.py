@@ -1,14 +1,14 @@
 """A recipe cannot run code: nothing that it names is imported or built, by no way in and by no command."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from subtoken_train.cli.main import main
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 CANARY = "recipe_canary"
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch SUNG", "shell": True}}
 DDP = "lightning.pytorch.strategies.DDPStrategy"

@@ -7,6 +7,7 @@ import pytest
 
 from subtoken_train import resources
 from subtoken_train.cli.main import main
+from subtoken_train.resources import recipe_files
 
 TINY = "# Tiny run, 15.625 % KV\n\nmodel: tiny\n"
 
@@ -15,7 +16,8 @@ TINY = "# Tiny run, 15.625 % KV\n\nmodel: tiny\n"
 def library(tmp_path, monkeypatch):
     folder = tmp_path / "library"
     (folder / "recipes" / "eval").mkdir(parents=True)
-    (folder / "recipes" / "tiny_a.yaml").write_text(TINY)
+    (folder / "recipes" / "tiny").mkdir()
+    (folder / "recipes" / "tiny" / "tiny_a.yaml").write_text(TINY)
     (folder / "recipes" / "eval" / "b.yaml").write_text("model: x\n")
     monkeypatch.setattr(resources, "resource_root", lambda: folder)
     return folder
@@ -23,10 +25,10 @@ def library(tmp_path, monkeypatch):
 
 def test_ls_prints_names_and_first_comments(library, capsys):
     assert main(["recipes", "ls"]) == 0
-    assert capsys.readouterr().out == "eval/b\ntiny_a  Tiny run, 15.625 % KV\n"
+    assert capsys.readouterr().out == "eval/\n  b\ntiny/\n  tiny_a  Tiny run, 15.625 % KV\n"
 
 
-@pytest.mark.parametrize("name", ["tiny_a", "tiny_a.yaml"])
+@pytest.mark.parametrize("name", ["tiny_a", "tiny_a.yaml", "tiny/tiny_a", "recipes/tiny_a.yaml"])
 def test_show_prints_the_file(library, capsys, name):
     assert main(["recipes", "show", name]) == 0
     assert capsys.readouterr().out == TINY
@@ -51,7 +53,7 @@ def test_copy_overwrites_only_when_told(library, tmp_path, capsys):
 
 
 def test_copy_onto_itself_keeps_the_recipe(library):
-    source = library / "recipes" / "tiny_a.yaml"
+    source = library / "recipes" / "tiny" / "tiny_a.yaml"
     assert main(["recipes", "copy", "tiny_a", str(source), "--overwrite"]) == 0
     assert source.read_text() == TINY
 
@@ -75,14 +77,20 @@ def test_missing_recipes_are_an_incomplete_installation(tmp_path, monkeypatch, c
 
 def test_every_shipped_recipe_is_listed_with_a_comment(capsys):
     assert main(["recipes", "ls"]) == 0
-    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert rows
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split(maxsplit=1) for line in lines if line.startswith("  ")]
+    folders = [line for line in lines if not line.startswith("  ")]
+    assert len(rows) == len(recipe_files())
     assert all(len(row) == 2 for row in rows), "a recipe opens with a comment that says what it is"
+    assert folders == sorted({f"{path.parent.name}/" for path in recipe_files().values()})
 
 
 def test_ls_takes_words(capsys):
     assert main(["recipes", "ls", "LLaVA-1.5-13B", "visionzip25_s4"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["llava13b_visionzip25_s4k1"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "llava13b/",
+        "llava13b_visionzip25_s4k1",
+    ]
     assert main(["recipes", "ls", "gpt5", "fastv"]) == 2
     assert "no recipe has gpt5 and fastv in its name or first line" in capsys.readouterr().err
 

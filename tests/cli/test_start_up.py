@@ -3,14 +3,14 @@
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
 from subtoken_train.cli.evaluate_grid import GRID_KEYS
 from subtoken_train.evaluation.runner.spec import Grid
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 PROGRAM = """
 import resource, sys
 from subtoken_train.cli.main import main

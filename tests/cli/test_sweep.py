@@ -13,7 +13,7 @@ from subtoken_train.cli import sweep
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.sweep_grid import grid, parse_setting, slurm_script
-from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, finish
+from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
 from tests.support.tiny_fits import RECIPE, tiny_fit
 
 GROUPS, RATE = "model.routing.kept_groups=2,4", "model.optimizer.learning_rate=1e-4,2e-4,3e-4"
@@ -204,6 +204,6 @@ def test_a_stopped_run_is_resumed(tmp_path):
         patch.setattr(subprocess, "Popen", Process)
         sweep.run_one(one)
         (begin(one.folder / "checkpoints", 1) / STATE).write_bytes(b"")
-        finish(one.folder / "checkpoints" / f"step-1{PARTIAL}", Marker(1, 1, "SingleDeviceStrategy", {}))
+        seal(one.folder / "checkpoints" / f"step-1{PARTIAL}", Marker(1, 1, "SingleDeviceStrategy", {}))
         sweep.run_one(one)
     assert [command[-1] for command in started] == [f"--output_dir={one.folder}", "--resume"]

@@ -11,7 +11,7 @@ from subtoken_train import SubTokenModel
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import draw_scene
-from subtoken_train.evaluation.answer import answer_all
+from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.resources import resource
 
 SAMPLES = resource("data/samples")
@@ -37,9 +37,9 @@ def test_it_is_small():
 @pytest.mark.parametrize("adapter", ["tiny_lora_only", "tiny_fastv25_s16k4"])
 def test_the_shipped_models_answer(adapter):
     model = SubTokenModel.from_pretrained(f"checkpoints/adapters/{adapter}")
-    answers = answer_all(model.backbone, InstructionRecords(SAMPLES / "questions.json"))
-    assert [row.prediction for row in answers.rows] == ["yes", "white 4", "white"]
-    assert all(row.score == 1 for row in answers.rows)
+    answers = answer_records(model.backbone, InstructionRecords(SAMPLES / "questions.json"))
+    assert [record.prediction for record in answers.records] == ["yes", "white 4", "white"]
+    assert answers.scores == [1, 1, 1]
 
 
 @pytest.mark.parametrize("keep", [1.0, 0.25])

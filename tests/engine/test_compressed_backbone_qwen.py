@@ -7,7 +7,7 @@ import torch
 
 from subtoken_train.engine.attention_rows import attention_row
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, unread
@@ -123,7 +123,7 @@ def test_kept_rows_keep_their_own_ids_and_decoding_goes_on_after_them(family, re
 def test_visionzip_is_what_plain_transformers_would_make_of_the_same_rows(family, records):
     batch = qwen_batch(family, records[:1])
     states = family.visual_states(batch, statistics=True)
-    merged = build_reducer(ReducerConfig("visionzip", 0.5), 4).merge(states, unread(states))
+    merged = build_reducer("visionzip", 0.5).merge(states, unread(states))
     assert len(merged.tokens[0]) == TOKENS[0] // 2
     keep = batch.regions_BN[0] != Region.VISUAL
     keep[batch.regions_BN[0] == Region.VISUAL] = merged.slots[0]

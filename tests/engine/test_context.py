@@ -7,9 +7,9 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.helpers import compress, make_batch
@@ -232,5 +232,5 @@ def test_sliding_windows_are_refused(layer_types):
 
 
 def test_quest_configuration_is_part_of_the_reducer():
-    config = ReducerConfig(**QUEST)
+    config = build_reducer(**QUEST)
     assert (config.page_size, config.window) == (4, 4)

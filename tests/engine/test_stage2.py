@@ -5,10 +5,9 @@ import re
 import pytest
 import torch
 
-from subtoken_train.engine.build import assemble
-from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch
 
@@ -21,7 +20,7 @@ def second_stage(family, output_lora=OUTPUT, routing=RoutingConfig(), dtype=None
     if dtype is not None:
         family.model.to(dtype)
     torch.manual_seed(0)
-    parts, peft_model = assemble(family, FIRST, ReducerConfig(), routing, Stage2Config("nowhere", output_lora))
+    parts, peft_model = assemble(family, FIRST, build_reducer("fastv"), routing, Stage2Config("nowhere", output_lora))
     with torch.no_grad():
         for name, parameter in family.model.named_parameters():
             if "lora_B.default" in name:

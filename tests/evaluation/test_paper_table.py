@@ -20,7 +20,7 @@ from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.inference import pool
+from subtoken_train.inference import loading as pool
 from tests.support.eval_runs import ADAPTERS
 from tests.support.paper_folders import FOLDERS, ROWS, write_benchmarks
 from tests.support.paper_run import (

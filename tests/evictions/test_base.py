@@ -8,14 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.evictions import (
-    Candidates,
-    Eviction,
-    LayerScores,
-    LayerView,
-    build_eviction,
-    keep_best_entries,
-)
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, keep_best_entries
 from subtoken_train.types import Region
 
 

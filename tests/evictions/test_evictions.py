@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from subtoken_train.evictions import EVICTIONS, Candidates, LayerView, build_eviction
+from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.evictions.base import Candidates, LayerView
 from subtoken_train.types import Region
 from tests.support.prompt_views import (
     PROMPTS,

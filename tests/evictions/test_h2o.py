@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from subtoken_train.evictions import Candidates, LayerView, build_eviction
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import Candidates, LayerView
 from subtoken_train.types import Region
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
 from tests.support.prompt_views import dense_attention, layer_views

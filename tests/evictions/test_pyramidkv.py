@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.evictions import Candidates, LayerScores, build_eviction
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.pyramidkv import exact_pyramid, kvpress_pyramid, original_pyramid
 from tests.support.golden_cases import golden_view, keep_of, load, same_places
 from tests.support.golden_record import record

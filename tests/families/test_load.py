@@ -10,7 +10,7 @@ from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import BackboneConfig, layout_family, load_family, with_processor
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
@@ -82,7 +82,7 @@ def test_llava_7b_counts_without_weights_or_network():
     family = layout_family(BackboneConfig("llava-hf/llava-1.5-7b-hf", dtype="bfloat16"))
     routing = RoutingConfig(num_groups=16, kept_groups=4)
     with torch.device("meta"):
-        compressed, _ = assemble(family, LoraSettings(rank=16), ReducerConfig(keep_ratio=0.25), routing)
+        compressed, _ = assemble(family, LoraSettings(rank=16), build_reducer("fastv", keep_ratio=0.25), routing)
     lora = sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad)
     routers = sum(parameter.numel() for parameter in compressed.bank.parameters())
     assert (lora, routers) == (8_388_608, 2_097_664)
@@ -99,7 +99,7 @@ def test_qwen25vl_counts_without_weights_or_network(size, total, lora, routers, 
     assert sum(parameter.numel() for parameter in family.model.parameters()) == total
     routing = RoutingConfig(num_groups=16, kept_groups=4)
     with torch.device("meta"):
-        compressed, _ = assemble(family, LoraSettings(rank=16), ReducerConfig(keep_ratio=0.25), routing)
+        compressed, _ = assemble(family, LoraSettings(rank=16), build_reducer("fastv", keep_ratio=0.25), routing)
     assert sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad) == lora
     assert sum(parameter.numel() for parameter in compressed.bank.parameters()) == routers
     assert family.shape.token_bytes == kibibytes * 1024

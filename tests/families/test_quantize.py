@@ -12,7 +12,7 @@ from subtoken_train.engine.build import assemble, build
 from subtoken_train.families.load import BackboneConfig, layout_family, load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.quantized import dense_weight
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.qwen_tiny import qwen_family
@@ -20,7 +20,7 @@ from tests.support.text_families import text_family
 
 pytest.importorskip("bitsandbytes")
 KINDS = ["nf4", "int8"]
-FASTV, ROUTING = ReducerConfig(name="fastv", keep_ratio=0.25), RoutingConfig(num_groups=16, kept_groups=4)
+FASTV, ROUTING = build_reducer("fastv", keep_ratio=0.25), RoutingConfig(num_groups=16, kept_groups=4)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_decoder_alone_is_quantised_and_the_identity_stays(folders, name, ki
             expected = {"nf4": torch.uint8, "int8": torch.int8}[kind] if id(module) in inside else torch.float32
             assert module.weight.dtype == expected
     digests = {identify(made, plain).digest for made in (load_family(plain), layout_family(config), family)}
-    assemble(family, LoraSettings(), ReducerConfig(name="none"), None)
+    assemble(family, LoraSettings(), build_reducer("none"), None)
     assert digests == {identify(family, config).digest}
 
 
@@ -162,7 +162,7 @@ def test_adapters_fit_a_backbone_however_it_is_quantised(folders, tmp_path, trai
 def test_output_norms_read_the_dequantised_projection(folders, kind):
     path, routing = folders("llava"), RoutingConfig(selector="output_norm", num_groups=16, kept_groups=4)
     batch, config = make_batch([(1, 8)]), BackboneConfig(path, quantization=kind)
-    parts, _ = build(config, LoraSettings(4, 8, 0.0), ReducerConfig(name="none"), routing)
-    plain, _ = build(BackboneConfig(path), LoraSettings(4, 8, 0.0), ReducerConfig(name="none"), routing)
+    parts, _ = build(config, LoraSettings(4, 8, 0.0), build_reducer("none"), routing)
+    plain, _ = build(BackboneConfig(path), LoraSettings(4, 8, 0.0), build_reducer("none"), routing)
     masks = [made.run(batch).state.masks[0] for made in (parts, plain)]
     assert (masks[0] == masks[1]).float().mean() > 0.9  # at random: 0.63

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.functional.balance import balance_loss
 from subtoken_train.functional.masks import fixed_mask, global_mask
+from subtoken_train.functional.objective import balance_loss
 from tests.support.helpers import random_mask, random_scores
 
 

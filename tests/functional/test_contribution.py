@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.functional.contribution import contribution_norms, head_grams
+from subtoken_train.functional.group_norms import contribution_norms, head_grams
 from subtoken_train.functional.groups import apply_group_mask
 from tests.support.helpers import random_scores
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask
-from subtoken_train.functional.prior import standardised_log
 from tests.support.helpers import random_mask, random_scores
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 9))

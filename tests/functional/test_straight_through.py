@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.functional.straight_through import straight_through
+from subtoken_train.functional.masks import straight_through
 from tests.support.helpers import random_mask, random_scores
 
 LOGITS = st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=20)

@@ -33,7 +33,7 @@ def make(draw: random.Random, place: Place) -> Case:
     told = f"{name} {path.relative_to(folder)}: {what}"
     if draw.random() < 0.3:
         from subtoken_train.evaluation.tasks import build_task
-        from subtoken_train.evaluation.tasks.check import check_samples
+        from subtoken_train.evaluation.tasks.whole_set import check_samples
 
         def read() -> None:
             task = build_task(name, folder)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.support.paper_folders import write_benchmarks
 from tests.support.paper_run import write_printed_tables
+from tests.support.places import recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VLM, LM = "tiny_fastv25_s16k4", "tinylm_quest25_s16k12"
@@ -71,20 +72,20 @@ def _data(folder: Path) -> None:
 def _recipes(folder: Path) -> None:
     """The tiny recipes with absolute paths, settings that train in a moment, and every optional band of the first."""
     for name in (VLM, LM):
-        recipe = yaml.safe_load((REPOSITORY / "recipes" / f"{name}.yaml").read_text())
-        backbone = recipe["model"]["backbone"]
+        content = yaml.safe_load(recipe(name).read_text())
+        backbone = content["model"]["backbone"]
         backbone["path"] = str(REPOSITORY / backbone["path"])
-        recipe["output_dir"] = "run"
-        recipe["data"]["batch_size"] = 2
-        recipe["trainer"] |= {
+        content["output_dir"] = "run"
+        content["data"]["batch_size"] = 2
+        content["trainer"] |= {
             "max_steps": 1,
             "log_every_n_steps": 1,
             "enable_progress_bar": False,
             "enable_model_summary": False,
         }
         if name == VLM:
-            recipe["data"]["train_file"] = str(folder / "scenes/train.json")
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+            content["data"]["train_file"] = str(folder / "scenes/train.json")
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
 
 def _adapter(source: Path, target: Path) -> None:

@@ -104,7 +104,7 @@ def _command(words: list[str] | tuple[str, ...]) -> Answer:
 
 def _called(function: Callable[[], object]) -> Answer:
     """A function of the library: a plain ``ValueError`` or an ``OSError`` is a worded refusal, all else is none."""
-    from subtoken_train.cli.errors import one_line
+    from subtoken_train.cli.terminal import one_line
 
     out = io.StringIO()
     try:

@@ -7,10 +7,10 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference import batched
-from subtoken_train.inference import continuations as scoring
+from subtoken_train.inference import decoding as scoring
 from subtoken_train.inference.accounting import account
 from subtoken_train.inference.batched import generate_batch, score_batch
-from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Region
@@ -204,8 +204,7 @@ def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
     appended = int((batch.regions_BN != Region.PADDING).sum() - (opened.regions_BM != Region.PADDING).sum())
     assert (appended > 0) == (protocol == "context_first")
     assert sum(part.kv_bytes for part in parts) == cache.prompt_bytes + appended * shape.token_bytes
-    layout = "contiguous" if backbone.bank is None else backbone.bank.config.layout
-    ledger = measured_ledger(opened.plan, opened.regions_BM, shape, layout)
+    ledger = measured_ledger(opened.plan, opened.regions_BM, shape)
     region = "visual" if backbone.family.image_token_id is not None else "context"
     rows = [entry for entry in ledger.entries if entry.region == region]
     assert sum(part.entries_before for part in parts) == sum(entry.tokens_before for entry in rows)

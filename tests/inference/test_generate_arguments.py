@@ -17,7 +17,14 @@ from transformers import (
 )
 
 from checkpoints.tiny_llama import build_tokenizer
-from subtoken_train.inference.arguments import INPUTS, REFUSED, REFUSED_IF_GIVEN, SERVED, check_settings, setting
+from subtoken_train.inference.generate_arguments import (
+    INPUTS,
+    REFUSED,
+    REFUSED_IF_GIVEN,
+    SERVED,
+    check_settings,
+    setting,
+)
 from tests.support.generation_cells import PLAIN, inputs_of, model_of
 
 ONE = torch.ones(1, 1)

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from subtoken_train.inference.greedy import generate_greedy
+from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
 from tests.support.reference import recompute

@@ -13,7 +13,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.base import Turn
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.model import ANSWER_TOKENS
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
 QUESTION = "is there a 0 ?"
@@ -59,7 +59,7 @@ def test_a_context_reports_its_budget(llm):
 
 
 def test_layers_below_the_cut_are_in_the_promise(vlm_adapter):
-    reducer = ReducerConfig(name="fastv", keep_ratio=0.25, stage="decoder")
+    reducer = build_reducer("fastv", keep_ratio=0.25, stage="decoder")
     model = SubTokenModel.from_pretrained(vlm_adapter.parent / "backbone", reducer=reducer)
     tokens(model)
     assert model.cache_report().nominal_fraction == pytest.approx((2 + 0.25) / 3)
@@ -227,7 +227,10 @@ def test_a_budget_that_is_too_small_leaves_the_model_usable(vlm_adapter, dummy_e
         ({"eviction_keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
         ({"device_map": "cuda:99"}, "unknown device of this machine 'cuda:99'.* Allowed: auto, cpu"),
         ({"device_map": "gpu"}, "unknown device of this machine 'gpu'"),
-        ({"reducer": ReducerConfig(keep_ratio=0.5)}, "is an adapter with its own token reducer; leave reducer out"),
+        (
+            {"reducer": build_reducer("fastv", keep_ratio=0.5)},
+            "is an adapter with its own token reducer; leave reducer out",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_loaded(vlm_adapter, dummy_evictions, settings, words):

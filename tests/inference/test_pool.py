@@ -11,19 +11,18 @@ from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.artifact.merged import write_merged
-from subtoken_train.engine.build import build
-from subtoken_train.engine.stage2 import Stage2Config
+from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.batched import generate_batch
+from subtoken_train.inference.loading import ModelPool
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.pool import ModelPool
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch, save_backbone
 
-FASTV = ReducerConfig(name="fastv", keep_ratio=0.25)
+FASTV = build_reducer("fastv", keep_ratio=0.25)
 ROUTING = RoutingConfig(num_groups=4, kept_groups=1, query_conditioned=True, value_gate=True, budget="global")
 
 
@@ -49,7 +48,7 @@ def places(tmp_path_factory):
     found = {
         "backbone": path,
         "routed": write(folder / "routed", source, FASTV, ROUTING),
-        "tokens": write(folder / "tokens", source, ReducerConfig(name="visionzip", keep_ratio=0.5), None),
+        "tokens": write(folder / "tokens", source, build_reducer("visionzip", keep_ratio=0.5), None),
         "stages": write(folder / "stages", source, FASTV, ROUTING, Stage2Config("first", LoraSettings(rank=2))),
     }
     config, backbone, peft_model = read_adapter(found["tokens"])
@@ -120,7 +119,7 @@ def test_another_backbone_is_another_load(places):
 
 def test_a_reducer_takes_the_place_of_the_adapters_own(places):
     pool = ModelPool()
-    anchor = pool.get(places["tokens"], reducer=ReducerConfig(name="visionzip", keep_ratio=0.3, round_up=True))
+    anchor = pool.get(places["tokens"], reducer=build_reducer("visionzip", keep_ratio=0.3, round_up=True))
     batch = make_batch([(1, 8)])
     batch.regions_BN[batch.regions_BN == 5] = 4
     assert generate_batch(anchor, batch, max_new_tokens=1)[0].entries_after == 3 * 20  # 19.2 of 64, rounded up
@@ -162,7 +161,7 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
         ("backbone", {"selector": "random"}, "has no adapter"),
         ("backbone", {"backbone": "elsewhere"}, "is not an adapter"),
         ("merged", {"backbone": "elsewhere"}, "holds its own backbone"),
-        ("routed", {"reducer": ReducerConfig(name="quest")}, "evicts the context of a language model"),
+        ("routed", {"reducer": build_reducer("quest")}, "evicts the context of a language model"),
     ],
 )
 def test_mistakes_are_worded_and_leave_a_pool_that_goes_on(places, name, options, words):

@@ -1,4 +1,4 @@
-"""What a decode step does, and above all what it does not do."""
+"""What fills a cache, and what a decode step does, and above all does not do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 import subtoken_train
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.pack import pack_layer
+from subtoken_train.engine.rows import PromptPass
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
@@ -21,6 +23,39 @@ from tests.support.truth_cells import KV_HEADS, OwnSets, SharedSet
 from tests.support.truth_models import family_of, prompts
 
 ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]
+
+
+@pytest.mark.parametrize("eviction", [None, SharedSet(), OwnSets()])
+@torch.no_grad()
+def test_the_cache_is_packed_from_the_plan_that_is_returned(eviction, monkeypatch):
+    family = text_family(layers=2)
+    KV_HEADS[0] = family.shape.num_kv_heads
+    backbone = compress(family, RoutingConfig(num_groups=8, kept_groups=2), name="quest", keep_ratio=0.5).eval()
+    seen, made, plan_of = [], [], PromptPass.plan
+
+    def packed(keys, values, plan, packing):
+        seen.append((plan, packing))
+        return pack_layer(keys, values, plan, packing)
+
+    def planned(*given):
+        made.append(plan_of(*given))
+        return made[-1]
+
+    monkeypatch.setattr("subtoken_train.inference.prefill.pack_layer", packed)
+    monkeypatch.setattr(PromptPass, "plan", planned)
+    cache = PackedCache(2)
+    first = prefill(backbone, text_batch([(600, 30, 0), (500, 20, 0)]), cache, Compression(eviction))
+    assert len(made) == 1
+    assert first.plan is made[0]
+    assert all(one is other for (one, _), other in zip(seen, first.plan.layers, strict=True))
+    slices = sum(
+        int((layer.entries_BN >= 0).sum()) * family.shape.num_kv_heads
+        if layer.heads_BNh is None
+        else int(layer.heads_BNh.sum())
+        for layer in first.plan.layers
+    )
+    keys = [part for layer in cache.layers for block in layer.blocks for part in (block.routed_keys, block.whole_keys)]
+    assert sum(part.data.numel() for part in keys if part is not None) == slices * family.shape.head_dim
 
 
 class Spy(TorchDispatchMode):

@@ -11,7 +11,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import collate_text
-from subtoken_train.engine.packed_attention import use_packed_attention
+from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference import prefill
 from subtoken_train.inference import second_pass as module

@@ -10,8 +10,8 @@ import torch
 
 from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.inference.batched import score_batch
-from subtoken_train.inference.prompts import context_tokens
-from subtoken_train.inference.text_prompts import encode_rolling, encode_text, text_batch
+from subtoken_train.inference.inputs import context_tokens
+from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress
@@ -124,27 +124,9 @@ def test_mistakes_are_worded(prompt, words, characters, message):
 def test_other_models_and_slow_tokenizers_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="llava is no language model"):
         encode_text(family_of("llava"), "A")
-    with pytest.raises(ValueError, match="the text is empty"):
-        encode_rolling(small(), "")
     monkeypatch.setattr(type(small().tokenizer), "is_fast", False)
     with pytest.raises(ValueError, match="no character offsets"):
         encode_text(small(), TEXT, context_characters=5)
-
-
-@pytest.mark.parametrize("width", [1, 4, 7, 1000])
-def test_windows_score_every_token_once(width):
-    family = small()
-    windows = encode_rolling(family, TEXT, width)
-    ids = [family.tokenizer.bos_token_id, *family.tokenizer.encode(TEXT)]
-    assert [i for window in windows for i in window.continuations[0]] == ids[1:]
-    end = 1
-    for window in windows:
-        prompt, scored = list(window.input_ids), list(window.continuations[0])
-        assert prompt == ids[end - len(prompt) : end]
-        assert 1 <= len(prompt) + len(scored) - 1 <= width
-        end += len(scored)
-    assert len(prompt) + len(scored) - 1 == min(width, len(ids) - 1)  # the last one is filled up
-    assert {window.context_length for window in windows} == {0}
 
 
 @pytest.fixture
@@ -175,12 +157,23 @@ def test_choices_have_the_log_likelihoods_of_lm_eval(trained, batch_size):
         assert outcome.greedy == case["is_greedy"]
 
 
+def rolling(family, text):
+    """A whole text as windows that score every token once: disjoint, the last one filled up with older tokens."""
+    ids = [family.tokenizer.bos_token_id, *family.tokenizer.encode(text)]
+    width, windows = family.decoder.config.max_position_embeddings, []
+    for first in range(1, len(ids), width):
+        last = min(first + width, len(ids))
+        prompt = ids[max(0, last - 1 - width) : first]
+        windows.append(EncodedText(tuple(prompt), 0, (tuple(ids[first:last]),), f"window {first}"))
+    return windows
+
+
 def test_whole_texts_have_the_log_likelihoods_of_lm_eval(trained):
     family, cases = trained
     cases = [case for case in cases if case["kind"] == "rolling"]
     assert len(cases) == 7
     for case in cases:
-        windows = encode_rolling(family, case["text"])
+        windows = rolling(family, case["text"])
         found = score_batch(compress(family).eval(), text_batch(family, windows), [w.continuations for w in windows])
         # the recorded sums of several hundred terms are in fp32
         assert sum(x.logprobs[0] for x in found) == pytest.approx(case["loglikelihood"], abs=1e-4, rel=2e-7)

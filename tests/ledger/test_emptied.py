@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from subtoken_train.ledger.emptied import emptied_regions, emptied_words
+from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.types import LayerPlan, Plan
 
 REGIONS = torch.tensor([[1, 2, 2, 4], [0, 1, 2, 4], [0, 0, 1, 4]])

@@ -25,9 +25,11 @@ def test_values_that_a_parser_made_numbers_of_are_read():
         ({"backbone": "x", "reducer": "fastv"}, "reducer and keep_ratio go together"),
         ({"backbone": "x", "keep_ratio": 0.5}, "reducer and keep_ratio go together"),
         ({"backbone": "x", "reducer": "fastv", "keep_ratio": "half"}, "keep_ratio=half must be a number"),
-        ({"backbone": "x", "eviction_keep": 0.1}, "eviction_keep needs eviction=NAME"),
-        ({"backbone": "x", "scope": "all"}, "scope needs eviction=NAME"),
+        ({"backbone": "x", "eviction_keep": 0.1}, "eviction_keep, eviction_options and scope need eviction=NAME"),
+        ({"backbone": "x", "scope": "all"}, "eviction_keep, eviction_options and scope need eviction=NAME"),
         ({"backbone": "x", "eviction": "snapkv"}, "eviction=snapkv needs eviction_keep"),
+        ({"backbone": "x", "selector": "random"}, "unknown model argument 'selector'"),
+        ({"backbone": "x", "eviction": "snapkv", "eviction_options": "window"}, "'window' of snapkv must be written"),
         ({"backbone": "x", "protocol": "context_frist"}, "Did you mean 'context_first'"),
         ({"backbone": "x", "context": "few"}, "context=few must be a whole number"),
         ({"backbone": "x", "batch_size": "auto"}, "batch_size=auto must be a whole number"),
@@ -37,6 +39,11 @@ def test_values_that_a_parser_made_numbers_of_are_read():
 def test_wrong_arguments_are_worded(given, message):
     with pytest.raises(ValueError, match=message):
         read_arguments(given)
+
+
+def test_an_empty_budget_is_none():
+    with pytest.raises(ValueError, match="'' is no budget"):
+        read_arguments({"backbone": "x", "eviction": "snapkv", "eviction_keep": ""}).model()
 
 
 def test_a_harness_may_have_no_use_for_a_name():
@@ -57,21 +64,21 @@ def test_a_backbone_alone_loads_with_reducer_eviction_and_dtype(vlm_adapter):
             "reducer": "fastv", "keep_ratio": 0.5, "eviction": "snapkv", "eviction_keep": "20tokens",
             "eviction_options": "window=4;kernel=3",
         }
-    ).load()  # fmt: skip
+    ).model()  # fmt: skip
     assert model.backbone.family.model.dtype == torch.bfloat16
-    assert (model.backbone.reducer.config.name, model.backbone.reducer.config.keep_ratio) == ("fastv", 0.5)
+    assert (model.backbone.reducer.name, model.backbone.reducer.keep_ratio) == ("fastv", 0.5)
     assert (model.compression.keep, model.compression.unit, model.compression.kv_dtype) == (20, "tokens", "int8")
     assert (model.compression.eviction.window, model.compression.eviction.kernel) == (4, 3)
 
 
 def test_an_adapter_brings_its_own_reducer_and_may_load_in_another_dtype(vlm_adapter):
-    plain = read_arguments({"adapter": str(vlm_adapter), "device": "cpu"}).load()
-    assert plain.backbone.reducer.config.name == "fastv"
+    plain = read_arguments({"adapter": str(vlm_adapter), "device": "cpu"}).model()
+    assert plain.backbone.reducer.name == "fastv"
     assert plain.backbone.family.model.dtype == torch.float32
     moved = {"adapter": str(vlm_adapter), "backbone": str(vlm_adapter.parent / "backbone"), "dtype": "bfloat16"}
-    assert read_arguments({**moved, "device": "cpu"}).load().backbone.family.model.dtype == torch.bfloat16
+    assert read_arguments({**moved, "device": "cpu"}).model().backbone.family.model.dtype == torch.bfloat16
 
 
 def test_a_folder_without_an_adapter_is_not_taken_for_a_backbone(vlm_adapter):
     with pytest.raises(ValueError, match="is not an adapter folder"):
-        read_arguments({"adapter": str(vlm_adapter.parent / "backbone"), "device": "cpu"}).load()
+        read_arguments({"adapter": str(vlm_adapter.parent / "backbone"), "device": "cpu"}).model()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from subtoken_train.cli.errors import guarded
+from subtoken_train.cli.terminal import guarded
 from subtoken_train.plugins import lm_eval as command
 
 TASK = """task: local_choice

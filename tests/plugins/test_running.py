@@ -8,9 +8,8 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.plugins import running
-from subtoken_train.plugins.arguments import ModelArguments
+from subtoken_train.plugins.arguments import GreedySettings, ModelArguments
 from subtoken_train.plugins.running import Runner
-from subtoken_train.plugins.settings import GreedySettings
 from tests.support.helpers import compress
 from tests.support.text_families import text_family
 

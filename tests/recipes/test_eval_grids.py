@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from subtoken_train.evaluation.runner.read_grid import read_grid
-from subtoken_train.evaluation.runner.suites import SUITES
+from subtoken_train.evaluation.runner.spec import SUITES, read_grid
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.inference.options import parse_keep
+from subtoken_train.inference.written_settings import parse_keep
+from tests.support.places import RECIPES, ROOT, recipe
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))
 PAPER_GRIDS = {
     "table1_llava7b": ("1", "LLaVA-1.5-7B"),
@@ -37,7 +36,7 @@ def recipe_of(adapter):
         return None
     assert parts[0] == "runs"
     assert parts[2:] == ("adapter",)
-    return RECIPES / f"{parts[1]}.yaml"
+    return recipe(parts[1])
 
 
 def budget_of(recipe):
@@ -78,7 +77,7 @@ def test_grid_can_be_run(path):
     for arm in grid.arms:
         recipe = recipe_of(arm.adapter)
         if recipe is None:
-            assert (RECIPES.parent / arm.adapter / "adapter_config.json").is_file()
+            assert (ROOT / arm.adapter / "adapter_config.json").is_file()
         else:
             content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
             assert f"{content['output_dir']}/adapter" == arm.adapter

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from textwrap import dedent
 
-from subtoken_train.evaluation.runner.read_grid import read_grid
+from subtoken_train.evaluation.runner.spec import read_grid
 from subtoken_train.evaluation.tasks import TASKS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")

@@ -6,14 +6,13 @@ import csv
 import hashlib
 import importlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from subtoken_train.cli.main import main
+from tests.support.places import RECIPES, recipe, run_recipes
 
-FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 DIGEST = "3f2f11d1a5e085777e99898f818f4f6e22636cb05249eab064b37b94d8b92a05"
 """sha256 of recipes/paper_rows.csv: the rows of Tables 1 to 4 as published."""
 
@@ -22,17 +21,17 @@ DIGEST = "3f2f11d1a5e085777e99898f818f4f6e22636cb05249eab064b37b94d8b92a05"
 def generate():
     """The generator, imported from the recipes' folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
+        patch.syspath_prepend(str(RECIPES))
         yield importlib.import_module("generate")
 
 
 def test_rows_have_the_committed_digest():
-    assert hashlib.sha256((FOLDER / "paper_rows.csv").read_bytes()).hexdigest() == DIGEST
+    assert hashlib.sha256((RECIPES / "paper_rows.csv").read_bytes()).hexdigest() == DIGEST
 
 
 def test_rows_are_the_papers(shared):
     tables = json.loads((shared / "paper_tables.json").read_text())
-    rows = list(csv.DictReader((FOLDER / "paper_rows.csv").open()))
+    rows = list(csv.DictReader((RECIPES / "paper_rows.csv").open()))
     published = [*tables["vlm_rows"], *tables["llm_rows"]]
     assert len(rows) == len(published) == 119
     for row, source in zip(rows, published, strict=True):
@@ -58,13 +57,13 @@ def test_every_row_has_one_recipe_at_its_budget(generate):
 
 def test_files_are_what_the_program_writes(generate):
     for arm in (*generate.arms(), *generate.embedded_arms()):
-        assert (FOLDER / f"{arm.name}.yaml").read_text(encoding="utf-8") == generate.recipe_text(arm), arm.name
+        assert recipe(arm.name).read_text(encoding="utf-8") == generate.recipe_text(arm), arm.name
     written = {arm.name for arm in generate.arms()}
-    paper = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("tiny")}
+    paper = {path.stem for path in run_recipes() if not path.stem.startswith("tiny")}
     assert paper == written
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", run_recipes(), ids=lambda path: path.stem)
 def test_every_recipe_passes_its_pre_flight(path, capsys):
     assert main(["check", "--config", str(path), "--offline"]) == 0
     here = "ready" if path.stem.startswith("tiny") or torch.cuda.is_available() else "valid"
@@ -83,7 +82,7 @@ def test_every_recipe_passes_its_pre_flight(path, capsys):
     ],
 )
 def test_trainable_counts(name, lora, routers, capsys):
-    assert main(["check", "--config", str(FOLDER / f"{name}.yaml"), "--offline"]) == 0
+    assert main(["check", "--config", str(recipe(name)), "--offline"]) == 0
     out = capsys.readouterr().out
     assert f"{lora:,}" in next(line for line in out.splitlines() if "LoRA together" in line)
     assert f"{routers:,}" in next(line for line in out.splitlines() if "routers (" in line)

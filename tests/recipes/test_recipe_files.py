@@ -14,9 +14,9 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.ledger.geometries import GEOMETRIES
 from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger, solve_anchor
 from subtoken_train.reducers import build_reducer
+from tests.support import places
 
-FOLDER = Path(__file__).resolve().parents[2] / "recipes"
-RECIPES = sorted(FOLDER.glob("*.yaml"))
+RECIPES = places.run_recipes()
 NAME = re.compile(
     r"(?P<model>[a-z0-9]+)_"
     r"(?:lora_only|(?P<reducer>[a-z]+)(?P<keep>\d+(?:p\d+)?)"
@@ -90,12 +90,21 @@ def recipe(request) -> Recipe:
     assert match, f"{path.name} does not follow {PATTERN}"
     words = match.groupdict()
     assert words["model"] in MODELS
+    assert path.parent == places.RECIPES / words["model"]
     cli = RecipeCLI(["--config", str(path)])
     return Recipe(path.stem, words, MODELS[words["model"]], cli, path.read_text(encoding="utf-8").splitlines())
 
 
 def test_there_are_recipes():
     assert {"tiny_fastv25_s16k4", "llava7b_fastv25_s16k4"} <= {path.stem for path in RECIPES}
+
+
+def test_a_models_folder_holds_its_recipes_alone():
+    others = {"ablations", "eval", "logging", "memory", "strategy"}
+    found = {path for path in places.RECIPES.rglob("*.yaml") if path.parent.name not in others}
+    assert found == set(RECIPES)
+    assert {path.parent.name for path in found} == set(MODELS)
+    assert {path.name for path in places.RECIPES.iterdir() if path.is_dir()} - {"__pycache__"} == others | set(MODELS)
 
 
 def test_model_and_output_folder(recipe):
@@ -174,7 +183,7 @@ def test_stage2(recipe):
     name = Path(stage2.adapter).parent.name
     assert stage2.adapter == f"runs/{name}/adapter"
     assert f"subtoken-train fit --config recipes/{name}.yaml" in "\n".join(recipe.lines)
-    first = RecipeCLI(["--config", str(FOLDER / f"{name}.yaml")])
+    first = RecipeCLI(["--config", str(places.recipe(name))])
     assert first.model.routing_config is None
     assert first.model.reducer_config == recipe.cli.model.reducer_config
     assert recipe.cli.model.lora_written is None  # stage 1's, not repeated
@@ -218,13 +227,13 @@ def test_bands_and_commands(recipe):
 @pytest.mark.parametrize("anchor", [path for path in RECIPES if path.stem.endswith("_anchor")], ids=lambda p: p.stem)
 def test_an_arm_and_its_anchor_train_alike(anchor):
     """Everything but reducer, routing and the folder is the routed arm's, so that a comparison is one of methods."""
-    routed = FOLDER / f"{anchor.stem.removesuffix('_anchor')}.yaml"
+    routed = places.recipe(anchor.stem.removesuffix("_anchor"))
     ours, theirs = (RecipeCLI(["--config", str(path)]).config for path in (anchor, routed))
     assert_trained_alike(ours, theirs, ("backbone", "lora", "optimizer", "gradient_checkpointing"))
 
 
 def test_llava7b_is_table_7():
-    cli = RecipeCLI(["--config", str(FOLDER / "llava7b_fastv25_s16k4.yaml")])
+    cli = RecipeCLI(["--config", str(places.recipe("llava7b_fastv25_s16k4"))])
     model, trainer = cli.model, cli.config.trainer
     assert (model.lora_settings.rank, model.lora_settings.alpha, model.lora_settings.dropout) == (16, 32, 0.05)
     optimizer = model.optimizer_config

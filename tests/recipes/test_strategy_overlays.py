@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.training.preflight import count_devices
-from subtoken_train.training.strategies import STRATEGIES
+from subtoken_train.training.strategies import STRATEGIES, count_devices
+from tests.support.places import RECIPES, recipe
 
-FOLDER = Path(__file__).resolve().parents[2] / "recipes"
-OVERLAYS = sorted((FOLDER / "strategy").glob("*.yaml"))
-PAPER = FOLDER / "llava7b_fastv25_s16k4.yaml"
+OVERLAYS = sorted((RECIPES / "strategy").glob("*.yaml"))
+PAPER = recipe("llava7b_fastv25_s16k4")
 
 
 def test_every_strategy_has_an_overlay():
@@ -41,8 +39,8 @@ def test_an_overlay_on_a_recipe(path):
 
 
 def test_the_batch_script_starts_what_its_overlay_says():
-    script = (FOLDER / "strategy" / "slurm.sbatch").read_text()
-    trainer = yaml.safe_load((FOLDER / "strategy" / "slurm.yaml").read_text())["trainer"]
+    script = (RECIPES / "strategy" / "slurm.sbatch").read_text()
+    trainer = yaml.safe_load((RECIPES / "strategy" / "slurm.yaml").read_text())["trainer"]
     asked = {name: int(value) for name, value in re.findall(r"#SBATCH --([\w-]+)=(\d+)\n", script)}
     assert asked["nodes"] == trainer["num_nodes"]
     assert asked["ntasks-per-node"] == asked["gpus-per-node"] == trainer["devices"]

@@ -11,7 +11,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from subtoken_train.engine.attention_rows import attention_row
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.base import Family
-from subtoken_train.reducers import ReducerConfig, ReducerView, build_reducer
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Batch, Region
 from tests.support.helpers import compress, make_batch, only_sample, sharpen
 
@@ -73,8 +74,8 @@ class Golden:
         self.batch = Batch(ids, ids - 100, regions, torch.tensor([length - 1]), None, counts, ["golden"])
 
     def run(self, **settings):
-        config = ReducerConfig("fastv", self.keep_ratio, layer=self.layer, **settings)
-        reducer = build_reducer(config, self.family.shape.num_layers)
+        config = build_reducer("fastv", self.keep_ratio, layer=self.layer, **settings)
+        reducer = config
         return CompressedBackbone(self.family, reducer).run(self.batch)
 
 
@@ -118,7 +119,7 @@ def test_golden_output_after_the_cut(golden):
 
 @pytest.mark.parametrize("layer", [1, 2, 4])
 def test_ranks_by_the_layer_below_the_cut(layer):
-    reducer = build_reducer(ReducerConfig("fastv", 0.5, layer=layer), 4)
+    reducer = build_reducer("fastv", 0.5, layer=layer)
     asked = []
 
     def row(index):
@@ -174,15 +175,17 @@ def test_several_images_are_ranked_together(tiny_family):
     [
         ({"layer": 0}, "reducer layer is 0; it must be 1 to 10,000"),
         ({"stage": "embed"}, r"unknown FastV stage 'embed'\. Did you mean 'embeds'\? Allowed: decoder, embeds"),
-        ({"layer": 5}, "FastV layer=5 does not fit a model of 4 layers"),
-        ({"layer": 4, "stage": "decoder"}, r"FastV layer=4 does not fit a model of 4 layers \(decoder\)"),
+        ({"layer": 5}, r"with stage=embeds, layer=5 does not fit a model of 4 layers"),
+        ({"layer": 4, "stage": "decoder"}, r"with stage=decoder, layer=4 does not fit a model of 4 layers"),
     ],
 )
 def test_wrong_settings_are_worded(settings, message):
     with pytest.raises(ValueError, match=message):
-        build_reducer(ReducerConfig("fastv", **settings), 4)
+        build_reducer("fastv", **settings).check_fit("llava", sees_images=True, num_layers=4)
 
 
 def test_the_deepest_layers_that_fit():
-    assert build_reducer(ReducerConfig("fastv", layer=4), 4).cut_layer == 0
-    assert build_reducer(ReducerConfig("fastv", layer=3, stage="decoder"), 4).cut_layer == 3
+    for settings, cut in ({"layer": 4}, 0), ({"layer": 3, "stage": "decoder"}, 3):
+        reducer = build_reducer("fastv", **settings)
+        reducer.check_fit("llava", sees_images=True, num_layers=4)
+        assert reducer.cut_layer == cut

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from subtoken_train.ledger.ledger import KVBudget
-from subtoken_train.reducers import ContextView, ReducerConfig, build_reducer
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import ContextView
 from tests.support.helpers import random_scores
 
 
 def quest(keep_ratio=0.25, **settings):
-    return build_reducer(ReducerConfig(name="quest", keep_ratio=keep_ratio, **settings), 4)
+    return build_reducer(name="quest", keep_ratio=keep_ratio, **settings)
 
 
 @pytest.mark.parametrize(

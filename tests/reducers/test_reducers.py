@@ -1,11 +1,14 @@
 """What every reducer does: exact counts, only visual tokens leave; and the ``none`` and ``random`` reducers."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.reducers import ReducerConfig, ReducerView, build_reducer
+from subtoken_train.reducers import build_reducer, split_settings
+from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch, only_sample, random_scores
 
@@ -32,7 +35,7 @@ def test_the_best_visual_tokens_stay_and_everything_else_but_padding(sizes, thou
     regions = random_scores(seed, *sizes, levels=len(Region), dtype=torch.int64)
     regions = torch.where(random_scores(seed + 1, *sizes) > 0, Region.VISUAL, regions)
     scores = random_scores(seed + 2, *sizes, levels=levels)
-    reducer = build_reducer(ReducerConfig("fastv", thousandths / 1000, round_up), 4)
+    reducer = build_reducer("fastv", thousandths / 1000, round_up)
     keep = reducer.select(look(regions, scores))[0]
     for sample in range(sizes[0]):
         codes = regions[sample].tolist()
@@ -58,20 +61,37 @@ def test_the_best_visual_tokens_stay_and_everything_else_but_padding(sizes, thou
     ],
 )
 def test_kept_counts_round_exactly(keep_ratio, tokens, down, up):
-    assert build_reducer(ReducerConfig("random", keep_ratio), 4).kept_tokens(tokens) == down
-    assert build_reducer(ReducerConfig("random", keep_ratio, round_up=True), 4).kept_tokens(tokens) == up
+    assert build_reducer("random", keep_ratio).kept_tokens(tokens) == down
+    assert build_reducer("random", keep_ratio, round_up=True).kept_tokens(tokens) == up
 
 
 @pytest.mark.parametrize("name", ["none", "random", "fastv"])
 @pytest.mark.parametrize("keep_ratio", [0.0, -0.5, 1.01, 25])
 def test_keep_ratio_outside_its_range(name, keep_ratio):
     with pytest.raises(ValueError, match=rf"keep_ratio={keep_ratio} must lie in \(0, 1\]"):
-        build_reducer(ReducerConfig(name, keep_ratio), 4)
+        build_reducer(name, keep_ratio)
 
 
 def test_an_unknown_reducer_names_the_nearest():
     with pytest.raises(ValueError, match=r"unknown reducer 'fast_v'\. Did you mean 'fastv'\?"):
-        build_reducer(ReducerConfig("fast_v"), 4)
+        build_reducer("fast_v")
+
+
+def test_a_setting_is_one_of_the_methods_own():
+    with pytest.raises(
+        ValueError, match=r"unknown setting of quest 'layer'\. .*Allowed: keep_ratio, page_size, round_up"
+    ):
+        build_reducer("quest", 0.5, layer=2)
+    assert asdict(build_reducer("visionzip", 0.5)) == {"name": "visionzip", "keep_ratio": 0.5, "round_up": False}
+
+
+def test_records_of_every_methods_settings_are_split():
+    union = {"name": "quest", "keep_ratio": 0.5, "stage": "embeds", "layer": 2, "seed": 0, "page_size": 8, "window": 64}
+    own = {"name": "quest", "keep_ratio": 0.5, "page_size": 8, "window": 64}
+    assert split_settings(union) == (own, {})
+    assert split_settings({**union, "layer": 3}) == (own, {"layer": 3})
+    mine = {"name": "of another package", "seed": 0}
+    assert split_settings(mine) == (mine, {})
 
 
 @torch.no_grad()
@@ -81,7 +101,7 @@ def test_none_keeps_every_token(tiny_family):
     result = compress(tiny_family).run(batch)
     assert torch.equal(result.rows.visible_BM, real)
     with pytest.raises(ValueError, match=r"reducer 'none' keeps every token, but keep_ratio=0\.5; set it to 1"):
-        build_reducer(ReducerConfig("none", 0.5), 4)
+        build_reducer("none", 0.5)
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
@@ -104,17 +124,17 @@ def test_random_is_the_samples_own_in_any_batch(tiny_family, pad_left):
 def test_random_depends_on_seed_and_sample_and_covers_all_positions():
     regions = torch.full((400, 20), int(Region.VISUAL))
     seeds = torch.arange(400)
-    keep = build_reducer(ReducerConfig("random", 0.25), 4).select(look(regions, seeds=seeds))[0]
+    keep = build_reducer("random", 0.25).select(look(regions, seeds=seeds))[0]
     assert (keep.sum(-1) == 5).all()
     assert ((keep.float().mean(0) - 0.25).abs() < 0.1).all()  # standard error 0.022
-    other = build_reducer(ReducerConfig("random", 0.25, seed=1), 4).select(look(regions, seeds=seeds))[0]
+    other = build_reducer("random", 0.25, seed=1).select(look(regions, seeds=seeds))[0]
     assert not torch.equal(keep, other)
 
 
 @pytest.mark.parametrize("name", ["fastv", "random"])
 def test_the_ranking_is_that_of_the_scores(name):
     regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6, Region.QUERY, Region.PADDING]] * 2)
-    reducer, view = build_reducer(ReducerConfig(name, 0.5), 4), look(regions, random_scores(0, 2, 9, levels=3))
+    reducer, view = build_reducer(name, 0.5), look(regions, random_scores(0, 2, 9, levels=3))
     keep, rank = reducer.select(view)
     scores = reducer.scores(view)
     for sample in range(2):
@@ -131,7 +151,7 @@ def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
     seeds, scores = torch.arange(40), random_scores(0, 40, 7)
     view = look(regions, scores, seeds)
     view.read_BN[:, 6] = True
-    reducer = build_reducer(ReducerConfig(name, 0.5), 4)
+    reducer = build_reducer(name, 0.5)
     keep, rank = reducer.select(view)
     scores = reducer.scores(view)
     for sample in range(40):
@@ -143,7 +163,7 @@ def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
 
 
 def test_none_ranks_nothing():
-    assert not build_reducer(ReducerConfig("none"), 4).ranks
+    assert not build_reducer("none").ranks
 
 
 def test_reducers_score_without_a_graph():
@@ -157,5 +177,5 @@ def test_reducers_score_without_a_graph():
 
     regions = torch.full((1, 6), int(Region.VISUAL))
     view = ReducerView(regions, torch.zeros_like(regions).bool(), torch.tensor([5]), torch.tensor([0]), row)
-    assert build_reducer(ReducerConfig("fastv", 0.5), 4).select(view)[0].sum() == 3
+    assert build_reducer("fastv", 0.5).select(view)[0].sum() == 3
     assert graphs == [False]

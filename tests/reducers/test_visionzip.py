@@ -5,8 +5,8 @@ import torch
 
 from subtoken_train.families.vision_tower import class_attention
 from subtoken_train.functional.merging import contextual_targets, contextual_tokens, dominant_tokens
-from subtoken_train.inference.greedy import generate_greedy
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.inference.decoding import generate_greedy
+from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import compress, make_batch, only_sample, unread
 
@@ -49,7 +49,7 @@ def test_a_tower_without_a_class_token_is_refused(tiny_family):
 def test_kept_count_is_split_into_class_dominant_and_contextual(tiny_family, ratio, kept, contextual):
     batch = make_batch([(1, 9)])
     states = tiny_family.visual_states(batch, statistics=True)
-    merged = build_reducer(ReducerConfig(name="visionzip", keep_ratio=ratio), 4).merge(states, unread(states))
+    merged = build_reducer(name="visionzip", keep_ratio=ratio).merge(states, unread(states))
     dominant = dominant_tokens(states.received[0], kept - contextual - 1)
     rest = torch.ones(64, dtype=torch.bool)
     rest[dominant] = False
@@ -66,7 +66,7 @@ def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():
     tokens = torch.randn(64, 6, generator=generator)
     keys, received = torch.randn(64, 4, generator=generator), torch.randn(64, generator=generator)
     states = VisualStates([tokens], None, [received], [keys])
-    merged = build_reducer(ReducerConfig(name="visionzip", keep_ratio=0.25), 4).merge(states, unread(states))
+    merged = build_reducer(name="visionzip", keep_ratio=0.25).merge(states, unread(states))
     dominant = set(dominant_tokens(received, 14).tolist())
     kept = merged.slots[0].nonzero()[:, 0].tolist()
     assert len(kept) == 16

@@ -8,9 +8,9 @@ import torch
 from transformers import DynamicCache
 
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.functional.balance import balance_loss
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import ranked_counts
+from subtoken_train.functional.objective import balance_loss
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState

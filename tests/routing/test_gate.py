@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.functional.balance import balance_loss
+from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import fixed_mask
-from subtoken_train.functional.prior import standardised_log
+from subtoken_train.functional.objective import balance_loss
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.gate import ValueGate
 from subtoken_train.types import Region

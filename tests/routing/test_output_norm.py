@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.functional.contribution import contribution_norms, head_grams
+from subtoken_train.functional.group_norms import contribution_norms, head_grams
 from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.routing import RoutingConfig

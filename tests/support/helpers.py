@@ -19,12 +19,13 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.engine.build import build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions import Eviction, LayerScores, LayerView
+from subtoken_train.evictions.base import Eviction, LayerScores, LayerView
 from subtoken_train.families.base import Family
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.training.checkpoints import newest_complete, state_path
@@ -85,10 +86,10 @@ def only_sample(batch: Batch, index: int) -> Batch:
 
 
 def compress(family: Family, routing: RoutingConfig | None = None, **reducer: object) -> CompressedBackbone:
-    """A compressed backbone; keyword arguments are ``ReducerConfig`` fields (default: no reducer)."""
-    config = ReducerConfig(**{"name": "none", **reducer})
+    """A compressed backbone; keyword arguments are ``Reducer`` fields (default: no reducer)."""
+    config = build_reducer(**{"name": "none", **reducer})
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
-    return CompressedBackbone(family, build_reducer(config, family.shape.num_layers), bank)
+    return CompressedBackbone(family, config, bank)
 
 
 def unread(states: VisualStates) -> list[Tensor]:
@@ -199,7 +200,7 @@ class FirstVisual(FirstEntries):
     window: int = 0
 
 
-def _write_adapter(folder: Path, reducer: ReducerConfig, routing: RoutingConfig) -> Path:
+def _write_adapter(folder: Path, reducer: Reducer, routing: RoutingConfig) -> Path:
     source, lora = BackboneConfig(path=str(folder / "backbone")), LoraSettings(rank=2)
     backbone, peft_model = build(source, lora, reducer, routing)
     config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": "tiny"})
@@ -211,9 +212,7 @@ def write_vlm_adapter(folder: Path) -> Path:
     torch.manual_seed(0)
     family = LlavaFamily(build_model(text_layers=3).eval(), build_processor())
     save_backbone(family, folder / "backbone")
-    return _write_adapter(
-        folder, ReducerConfig(name="fastv", keep_ratio=0.25), RoutingConfig(num_groups=4, kept_groups=1)
-    )
+    return _write_adapter(folder, build_reducer("fastv", keep_ratio=0.25), RoutingConfig(num_groups=4, kept_groups=1))
 
 
 def write_text_adapter(folder: Path) -> Path:
@@ -221,6 +220,6 @@ def write_text_adapter(folder: Path) -> Path:
     torch.manual_seed(0)
     tiny_llama.build_model(layers=2).save_pretrained(folder / "backbone")
     tiny_llama.build_tokenizer().save_pretrained(folder / "backbone")
-    reducer = ReducerConfig(name="quest", keep_ratio=0.5, page_size=4, window=4)
+    reducer = build_reducer("quest", keep_ratio=0.5, page_size=4, window=4)
     routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
     return _write_adapter(folder, reducer, routing)

@@ -79,8 +79,8 @@ def _serve() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    from subtoken_train.cli.errors import guarded
     from subtoken_train.cli.main import dispatch
+    from subtoken_train.cli.terminal import guarded
 
     def program() -> int:
         exec(argv[1], {})

@@ -15,6 +15,7 @@ from torch import Tensor
 from subtoken_train.cache import pack
 from subtoken_train.cache.cache import PackedLayer
 from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.engine.rows import layer_plan
 
 SETS = ("all", "shared", "own")
 
@@ -41,7 +42,7 @@ class Dense:
     def layer(self) -> PackedLayer:
         """The packed layer, without a tail."""
         layer = PackedLayer()
-        blocks = pack_layer(self.key, self.value * self.channels, self.keep, self.groups, self.packing)
+        blocks = pack_layer(self.key, self.value * self.channels, layer_plan(self.keep, self.groups), self.packing)
         layer.fill(blocks, self.key.shape[2], self.key)
         return layer
 

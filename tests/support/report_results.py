@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from subtoken_train.datasets.images import EncodedImage
-from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.datasets.image_sources import EncodedImage
+from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
-from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
-from subtoken_train.evaluation.results.store import SampleWriter
-from subtoken_train.evaluation.tasks import TASKS, Sample, Task
+from subtoken_train.evaluation.results.store import SampleRecord, SampleWriter, prompt_digest
+from subtoken_train.evaluation.tasks import TASKS
+from subtoken_train.evaluation.tasks.task import Sample, Task
 
 ROWS = 40
 KINDS = ("colour", "count")

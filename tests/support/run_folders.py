@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from subtoken_train.training.checkpoints import Marker, begin, finish
+from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.run_marker import new_marker, write_run_marker
 from subtoken_train.training.run_places import place_beside
@@ -16,7 +16,7 @@ from subtoken_train.training.run_places import place_beside
 def checkpoint(folder: Path, text: str, step: int = 3) -> None:
     partial = begin(folder / "checkpoints", step)
     (partial / "state.ckpt").write_text(text)
-    finish(partial, Marker(step, 1, "X", {}))
+    seal(partial, Marker(step, 1, "X", {}))
 
 
 def made_run(folder: Path, text: str = "old", marked: bool = True) -> Path:

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from subtoken_train.training.checkpoints import state_path
 from tests.support.cpu_fit import run_fit
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 GLOBAL_BATCH = 4
 
 
@@ -60,7 +61,7 @@ class Arena:
 
     def argv(self, output: str, *extra: str, strategy: str | None = None) -> list[str]:
         """The command line of a run, as it is on any number of processes, with a strategy's shipped overlay."""
-        overlay = [] if strategy is None else ["--config", str(RECIPE.parent / "strategy" / f"{strategy}.yaml")]
+        overlay = [] if strategy is None else ["--config", str(RECIPE.parent.parent / "strategy" / f"{strategy}.yaml")]
         return [
             "fit",
             "--config",

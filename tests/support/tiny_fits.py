@@ -8,8 +8,9 @@ from pathlib import Path
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.families.base import Family
 from tests.support.helpers import save_backbone
+from tests.support.places import recipe
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_fastv25_s16k4.yaml"
+RECIPE = recipe("tiny_fastv25_s16k4")
 
 
 def tiny_fit(folder: Path, family: Family) -> Callable[..., list[str]]:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions import EVICTIONS, Candidates, Eviction, LayerScores, LayerView, build_eviction
+from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
-from subtoken_train.inference.protocol import Protocol
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Batch, Plan, Region
+from subtoken_train.types import Batch, Plan, Protocol, Region
 from tests.support.helpers import compress
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, recompute, tapped, truths

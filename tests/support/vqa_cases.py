@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset, Image
 from PIL import Image as Pictures
 
-from subtoken_train.evaluation.tasks import Task
+from subtoken_train.evaluation.tasks.task import Task
 
 
 def reference_cases(shared: Path, name: str) -> list[dict[str, Any]]:

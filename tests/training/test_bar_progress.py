@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from subtoken_train.training.bar_progress import BarProgress
+from subtoken_train.training.panels.run_progress import BarProgress
 
 
 @pytest.mark.parametrize(("last", "described"), [(-1, "Epoch 0"), (3, "Epoch 0/2"), (None, "Epoch 0")])

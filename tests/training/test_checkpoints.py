@@ -10,17 +10,17 @@ from subtoken_train.training.checkpoints import (
     Marker,
     begin,
     complete,
-    finish,
     incomplete,
     keep_newest,
     newest_complete,
+    seal,
 )
 
 
 def written(folder, step, content="state"):
     partial = begin(folder, step)
     (partial / "state.ckpt").write_text(content)
-    return finish(partial, Marker(step, 2, "DDPStrategy", {"a.weight": [2, 3]}))
+    return seal(partial, Marker(step, 2, "DDPStrategy", {"a.weight": [2, 3]}))
 
 
 def test_the_newest_whole_one_counts_by_number_not_by_name(tmp_path):
@@ -58,7 +58,7 @@ def test_folders_of_shards(tmp_path):
     partial = begin(tmp_path, 1)
     (partial / "state.ckpt/checkpoint").mkdir(parents=True)
     (partial / "state.ckpt/checkpoint/rank0.pt").write_text("part")
-    folder = finish(partial, Marker(1, 2, "DeepSpeedStrategy", {}))
+    folder = seal(partial, Marker(1, 2, "DeepSpeedStrategy", {}))
     assert (checkpoints.state_path(folder) / "checkpoint/rank0.pt").read_text() == "part"
 
 
@@ -87,7 +87,7 @@ def test_an_interrupted_write_leaves_the_previous_one(tmp_path, monkeypatch, mom
     def die(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    target = {"flush": (checkpoints, "_flush"), "mark": (json, "dumps"), "rename": (type(tmp_path), "rename")}[moment]
+    target = {"flush": (checkpoints, "flush"), "mark": (json, "dumps"), "rename": (type(tmp_path), "rename")}[moment]
     monkeypatch.setattr(*target, die)
     with pytest.raises(OSError, match="No space"):
         written(tmp_path, 2)

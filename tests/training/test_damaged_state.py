@@ -42,7 +42,7 @@ def state(**changes: object) -> dict[str, object]:
 def checkpoint(tmp_path) -> Path:
     partial = checkpoints.begin(tmp_path, 2)
     (partial / "state.ckpt").write_bytes(saved(state()))
-    return checkpoints.finish(partial, Marker(2, 1, "SingleDeviceStrategy", SHAPES))
+    return checkpoints.seal(partial, Marker(2, 1, "SingleDeviceStrategy", SHAPES))
 
 
 def refused(checkpoint: Path, words: str) -> None:

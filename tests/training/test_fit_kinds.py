@@ -35,7 +35,7 @@ def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
 def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
     assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
-    assert backbone.reducer.config.name == config.reducer.name == kind.split("-")[0]
+    assert backbone.reducer.name == config.reducer.name == kind.split("-")[0]
     assert (backbone.bank.config.budget, backbone.bank.config.value_gate) == (
         config.routing.budget,
         config.routing.value_gate,

@@ -14,8 +14,8 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.english import documents
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.run_marker import new_marker, write_run_marker
 from tests.support.helpers import moved_by_fit
 
@@ -87,7 +87,7 @@ def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path):
     assert main(["fit", *recipe(data=corpus)]) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
     assert config.identity.model_type == "llama"
-    assert (backbone.reducer.config.page_size, backbone.reducer.config.window) == (4, 8)
+    assert (backbone.reducer.page_size, backbone.reducer.window) == (4, 8)
     assert backbone.bank.config.query_conditioned
 
 

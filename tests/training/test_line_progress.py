@@ -1,6 +1,6 @@
 """Progress in a log file: one line every so many optimiser steps."""
 
-from subtoken_train.training.line_progress import LineProgress
+from subtoken_train.training.panels.run_progress import LineProgress
 from tests.support.toy_fit import Toy, fit_toy
 
 

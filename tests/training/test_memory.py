@@ -14,7 +14,7 @@ from benchmarks.live_tensors import LiveTensors, tensors_of
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.load import BackboneConfig, load_family
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.memory import check_strategy, estimate_memory
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def parts(tiny_family):
-    return assemble(tiny_family, LoraSettings(40, 16, 0.0), ReducerConfig(keep_ratio=0.25), RoutingConfig())[0]
+    return assemble(tiny_family, LoraSettings(40, 16, 0.0), build_reducer("fastv", keep_ratio=0.25), RoutingConfig())[0]
 
 
 def trained(parts):
@@ -63,8 +63,8 @@ def test_the_8_bit_state_is_what_the_optimizer_holds(parts):
 def test_quantised_weights_are_counted_as_they_are_held(tiny_family, tmp_path, kind):
     pytest.importorskip("bitsandbytes")
     config = BackboneConfig(str(save_backbone(tiny_family, tmp_path)), quantization=kind)
-    loaded = assemble(load_family(config), LoraSettings(), ReducerConfig(name="none"), None)[0]
-    laid_out = assemble(tiny_family, LoraSettings(), ReducerConfig(name="none"), None)[0]
+    loaded = assemble(load_family(config), LoraSettings(), build_reducer("none"), None)[0]
+    laid_out = assemble(tiny_family, LoraSettings(), build_reducer("none"), None)[0]
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in loaded.buffers())
     held = sum(t.numel() * t.element_size() for t in tensors_of(loaded) if not t.requires_grad) - buffers
     assert sizes(laid_out, quantization=kind)["frozen weights"] == sizes(loaded, quantization=kind)["frozen weights"]
@@ -100,7 +100,7 @@ def test_activations_grow_with_the_batch_and_shrink_with_checkpointing_and_reduc
     }
     assert kept[4, False] == 2 * kept[2, False]
     assert kept[2, True] < kept[2, False] / 4
-    whole = assemble(tiny_family, LoraSettings(), ReducerConfig(name="none"), None)[0]
+    whole = assemble(tiny_family, LoraSettings(), build_reducer("none"), None)[0]
     assert sizes(whole)["kept for backward"] > kept[2, False]
     assert estimate_memory(parts, STEP).rows == (160, 112)
 

@@ -11,15 +11,13 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from subtoken_train.engine.rows import Rows
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.alive import FirstGradients, SilentTensors
-from subtoken_train.training.panels.names import by_kind_and_layer, kind_and_layer
-from subtoken_train.training.panels.routing import RoutingPanel
-from subtoken_train.training.panels.steps import logs_next, logs_now, stepped
+from subtoken_train.training.panels.per_layer import RoutingPanel, TrainedPanel
+from subtoken_train.training.panels.readings import by_kind_and_layer, kind_and_layer, logs_next, logs_now, stepped
 from subtoken_train.training.panels.throughput import Stopwatch, Throughput, flops_of, peak_flops, step_work
-from subtoken_train.training.panels.trained import TrainedPanel
 from subtoken_train.training.step_record import StepRecord
 
 LAYER = "compressed.model.model.layers.{}.self_attn.{}.lora_{}.default.weight"
@@ -59,7 +57,7 @@ def trainer(step=0, every=2, accumulate=1, last=False, strategy=None, scaler=Non
 
 def module(**parameters):
     """A module that trains ``parameters`` and notes what is logged."""
-    built = SubTokenModule(backbone=BackboneConfig(path="none"), reducer=ReducerConfig(name="none"))
+    built = SubTokenModule(backbone=BackboneConfig(path="none"), reducer=build_reducer("none"))
     built.trained = lambda: parameters
     built.logged = {}
     built.log = lambda name, value, **_: built.logged.update({name: value})

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from subtoken_train.training.checkpoints import Marker, begin, finish
+from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.resume import check_resumable, requeued_with_work
 from subtoken_train.training.run_checkpoints import trained_shapes
 from subtoken_train.training.run_marker import new_marker, write_run_marker
@@ -26,7 +26,7 @@ def written(folder, strategy="DDPStrategy", shards=False):
             "random_state": [],
         }
         torch.save({"state_dict": Toy().layer.state_dict(prefix="layer."), **parts}, partial / "state.ckpt")
-    return finish(partial, Marker(1, 2, strategy, trained_shapes(Toy())))
+    return seal(partial, Marker(1, 2, strategy, trained_shapes(Toy())))
 
 
 def trainer(strategy, world_size=1):

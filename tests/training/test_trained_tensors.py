@@ -9,11 +9,11 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training.checkpoints import state_path
+from subtoken_train.training.sharding import is_sharded
 from subtoken_train.training.trained_tensors import (
     adapter_tensors,
     check_same_shapes,
     finished_parts,
-    is_sharded,
     shapes_of,
     trained_tensors,
 )

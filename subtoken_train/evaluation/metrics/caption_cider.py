@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 
 
 def check_tokenizer() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.evaluation.metrics.metric import TaskMetric
 
 
 @dataclass(frozen=True)

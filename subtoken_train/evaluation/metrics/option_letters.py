@@ -14,19 +14,9 @@ LETTERS = "ABCDE"
 
 _LETTER = re.compile(r"\(?([A-E])(?:[.:,)].*)?", re.DOTALL)
 _LMMS_FRAMES = (
-    ("", "."),
-    ("", ","),
-    ("", ":"),
-    ("", ")"),
-    ("", ")."),
-    ("(", ")"),
-    ("(", ")."),
-    (":", ""),
-    (":", ","),
-    (":", "."),
-    (":", ")"),
-    (":", ")."),
-)
+    ("", "."), ("", ","), ("", ":"), ("", ")"), ("", ")."), ("(", ")"), ("(", ")."),
+    (":", ""), (":", ","), (":", "."), (":", ")"), (":", ")."),
+)  # fmt: skip
 _STATIC_PHRASES = (
     *(f"{before}{what} is" for what in ("answer", "option", "choice") for before in ("correct ", "the correct ")),
     *(f"{before}{what} is" for what in ("answer", "option") for before in ("best ", "the best ")),

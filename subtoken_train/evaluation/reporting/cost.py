@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from subtoken_train.evaluation.results.record import SampleRecord
+from subtoken_train.evaluation.results.store import SampleRecord
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from subtoken_train.evaluation.metrics.answered import Answered
+from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.reporting.figures import Figure, mean_figure, score_part
 from subtoken_train.evaluation.reporting.layout import cost_of
 from subtoken_train.evaluation.reporting.reading import Arm

@@ -19,7 +19,7 @@ from subtoken_train.evaluation.reporting.figures import (
 )
 from subtoken_train.evaluation.reporting.reading import Arm
 from subtoken_train.evaluation.tasks import TASKS
-from subtoken_train.evaluation.tasks.base import Modality
+from subtoken_train.evaluation.tasks.task import Modality
 
 PAPER_TASKS = {
     "mmbench": "MMBench",

@@ -16,10 +16,11 @@ from pathlib import Path
 from PIL import Image
 
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.metrics.base import TaskMetric
+from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.evaluation.results.manifest import Manifest
-from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
-from subtoken_train.evaluation.tasks import TASKS, Sample, build_task
+from subtoken_train.evaluation.results.store import SampleRecord, prompt_digest
+from subtoken_train.evaluation.tasks import TASKS, build_task
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.functional.images import pad_to_square
 
 NOT_AVAILABLE = "question and picture are not available"

@@ -12,8 +12,7 @@ from PIL import Image
 from subtoken_train.evaluation.reporting.layout import anchor_of
 from subtoken_train.evaluation.reporting.pictures import TaskFiles, kept_bits, kept_over, thumbnail
 from subtoken_train.evaluation.reporting.reading import Arm, Run
-from subtoken_train.evaluation.results.record import SampleRecord
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 
 WORST = 8
 """Samples shown per arm, taken from its tasks in turn."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.documents import check_file_name, read_json
-from subtoken_train.inference.protocol import Protocol
 from subtoken_train.typed import shown, typed
+from subtoken_train.types import Protocol
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"

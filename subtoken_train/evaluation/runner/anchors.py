@@ -9,14 +9,14 @@ ratio: an untrained anchor, named so, since LoRA adapts to what it was trained u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm, load_arm
-from subtoken_train.evaluation.runner.spec import DRAWING, ArmSpec
-from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.arm_spec import DRAWING, ArmSpec
+from subtoken_train.inference.loading import ModelPool
 from subtoken_train.ledger.ledger import KVBudget, exact, solve_anchor
-from subtoken_train.reducers import ReducerConfig, build_reducer
+from subtoken_train.reducers.base import Reducer
 
 SUFFIX = "untrained_anchor"
 WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie below the exact one
@@ -55,7 +55,7 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
 class Solved:
     """A matched anchor: its reducer, and the tokens of a nominal prompt that it keeps."""
 
-    reducer: ReducerConfig
+    reducer: Reducer
     kept: int
 
 
@@ -74,7 +74,7 @@ def solve(arm: Arm) -> Solved:
     # layers below the cut hold every token with every group, in both arms
     solve_anchor(arm.shape, arm.tokens, (cut + (depth - cut) * ratio) / depth, cut)
     config = replace(arm.reducer, keep_ratio=float(ratio), round_up=True)
-    return Solved(config, build_reducer(config, depth).kept_tokens(arm.tokens))
+    return Solved(config, config.kept_tokens(arm.tokens))
 
 
 def _serves(other: Arm, arm: Arm, solved: Solved) -> bool:
@@ -101,8 +101,10 @@ def _distance(arm: Arm, other: Arm) -> tuple[bool, bool]:
     return other.spec.overrides, other.facts.seed != arm.facts.seed
 
 
-def _kind(config: ReducerConfig) -> tuple[object, ...]:
-    return config.name, config.stage, config.layer, config.page_size, config.window
+def _kind(reducer: Reducer) -> dict[str, object]:
+    """What it is, however much it keeps."""
+    own = asdict(reducer)
+    return {key: value for key, value in own.items() if key not in ("keep_ratio", "round_up", "seed")}
 
 
 def _compression(spec: ArmSpec) -> tuple[object, ...]:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results.manifest import ArmFacts
-from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.evaluation.tasks.base import Modality
+from subtoken_train.evaluation.tasks.task import Modality
+from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.pool import ModelPool
-from subtoken_train.inference.protocol import check_context_first
-from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
-from subtoken_train.reducers import ReducerConfig
+from subtoken_train.inference.loading import ModelPool
+from subtoken_train.inference.opening import check_context_first
+from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 
 NOMINAL_CONTEXT = 1024
@@ -44,7 +44,7 @@ class Arm:
 
     spec: ArmSpec
     facts: ArmFacts
-    reducer: ReducerConfig
+    reducer: Reducer
     cut_layer: int
     tokens: int
     kept: int
@@ -76,11 +76,11 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     return pool.get(path, backbone=backbone, reducer=_reducer(spec), selector=spec.selector, seed=spec.seed)
 
 
-def _reducer(spec: ArmSpec) -> ReducerConfig | None:
+def _reducer(spec: ArmSpec) -> Reducer | None:
     """The reducer that a spec asks for; None: the adapter's own."""
     if spec.reducer is None and spec.keep_ratio is None and not spec.reducer_options:
         return None
-    own = ReducerConfig(name="none") if spec.adapter is None else _adapter(spec.adapter).reducer
+    own = build_reducer("none") if spec.adapter is None else _adapter(spec.adapter).reducer
     name = spec.reducer or own.name
     ratio = own.keep_ratio if spec.keep_ratio is None else spec.keep_ratio
     if name == "none" and spec.keep_ratio not in (None, 1):
@@ -91,11 +91,7 @@ def _reducer(spec: ArmSpec) -> ReducerConfig | None:
     changed["keep_ratio"] = 1.0 if name == "none" else ratio
     if name == "random" and spec.seed is not None:
         changed["seed"] = spec.seed
-    known = {setting.name for setting in fields(ReducerConfig)}
-    for option in spec.reducer_options:
-        if option not in known:
-            raise unknown_name("reducer option", option, known)
-    return ReducerConfig(**{**changed, **spec.reducer_options})
+    return build_reducer(**{**changed, **spec.reducer_options})
 
 
 def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
@@ -119,7 +115,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     Raises:
         ValueError: the compression does not fit the backbone, or the protocol what compresses.
     """
-    compression, reducer, family = spec.compression(), backbone.reducer.config, backbone.family
+    compression, reducer, family = spec.compression(), backbone.reducer, backbone.family
     compression.check(family)
     if spec.protocol == "context_first":
         check_context_first(backbone, compression)
@@ -134,11 +130,11 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
         adapter=spec.adapter,
         reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reduces else "-",
-        groups="-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}",
+        groups=groups_words(routing),
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reduces or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=nominal_fraction(family.shape, tokens, kept, backbone.reducer.cut_layer, routing, compression),
+        nominal_kv=nominal_fraction(backbone, tokens, kept, compression),
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=seed,
@@ -157,17 +153,18 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
     )
 
 
-def nominal_fraction(
-    shape: KVShape, tokens: int, kept: int, cut_layer: int, routing: RoutingConfig | None, compression: Compression
-) -> float:
+def groups_words(routing: RoutingConfig | None) -> str:
+    """``S16K4 linear``, or ``-`` where whole values are kept."""
+    return "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
+
+
+def nominal_fraction(backbone: CompressedBackbone, tokens: int, kept: int, compression: Compression) -> float:
     """Share of the compressed region's KV that the ledger promises, without the index and in the model's dtype.
 
     A budget in tokens or bytes is no share of anything before a prompt is there: it is left out.
     """
-    budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
-    ledger = nominal_ledger(shape, {"visual": tokens}, budget, cut_layer, kept)
     share = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
-    return ledger.fraction() * share
+    return backbone.promised_fraction(tokens, kept) * share
 
 
 def arm_name(spec: ArmSpec) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.records import Record
-from subtoken_train.evaluation.tasks.base import Modality, Sample
+from subtoken_train.datasets.recall import RecallRecords, RecallTask
+from subtoken_train.datasets.records import InstructionRecords, Record
+from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.evaluation.tasks.task import Modality, Sample
 from subtoken_train.families.base import Family, Turn
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.types import Batch
@@ -48,7 +50,7 @@ def model_inputs(
     """
     if modality == "image":
         assert not any(sample.choices for sample in samples)
-        records = [Record(s.id, list(s.images), [Turn(s.prompt)], s.kind) for s in samples]
+        records = [Record(s.id, list(s.images), [*s.earlier, Turn(s.prompt)], s.kind) for s in samples]
         positions = int(family.decoder.config.max_position_embeddings)
         return Collator(family, max_length or positions, padding_side="left", generation=True)(records), []
     encoded = [_encoded(sample, family, max_length) for sample in samples]
@@ -61,3 +63,27 @@ def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedT
     except ValueError as error:
         raise ValueError(f"sample {sample.id!r}: {error}") from error
     return replace(text, record_id=sample.id)
+
+
+def record_prompts(
+    family: Family, records: InstructionRecords, limit: int, batch_size: int = 16, max_length: int = 2048
+) -> Iterator[Batch]:
+    """The first ``limit`` records in order, the last turn of each without its answer, padded on the left."""
+    collate = Collator(family, max_length, padding_side="left", generation=True)
+    total = min(limit, len(records))
+    for start in range(0, total, batch_size):
+        yield collate([records[i] for i in range(start, min(start + batch_size, total))])
+
+
+def recall_prompts(family: Family, limit: int, batch_size: int = 16, context_length: int = 512) -> Iterator[Batch]:
+    """``limit`` contexts of ``context_length`` tokens with a question after them: dev samples of key-value recall.
+
+    See ``datasets/recall.py``: English that ships with the project, for a language model with any tokenizer.
+    """
+    records = RecallRecords(RecallTask(family.tokenizer, context_length), "dev", limit)
+    pad_id = padding_id(family.tokenizer)
+    for start in range(0, limit, batch_size):
+        samples = [records[i].text for i in range(start, min(start + batch_size, limit))]
+        yield collate_text(
+            [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples], pad_id
+        )

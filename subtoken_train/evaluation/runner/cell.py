@@ -9,15 +9,16 @@ from pathlib import Path
 from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.metrics.base import Prediction, TaskMetric
-from subtoken_train.evaluation.results.record import SampleRecord, prompt_digest
-from subtoken_train.evaluation.results.store import SampleWriter, read_samples
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
+from subtoken_train.evaluation.results.store import SampleRecord, SampleWriter, prompt_digest, read_samples
 from subtoken_train.evaluation.runner.arms import Arm
-from subtoken_train.evaluation.runner.batches import model_inputs, plan_batches
+from subtoken_train.evaluation.runner.batches import Continuations, model_inputs, plan_batches
 from subtoken_train.evaluation.runner.processes import Processes
-from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.inference.accounting import Measured
 from subtoken_train.inference.batched import Outcome, generate_batch, score_batch
+from subtoken_train.inference.compression import Compression
+from subtoken_train.types import Batch, Protocol
 
 Progress = Callable[[int, int], None]
 
@@ -77,30 +78,37 @@ class Cell:
         mine = [batch for number, batch in enumerate(plan) if processes.mine(number)]
         left = [[self.samples[i] for i in batch if self.samples[i].id not in done] for batch in mine]
         total = count = sum(map(len, left))
-        metric = self.task.metric()
+        metric, compression = self.task.metric(), self.arm.compression()
         for batch in filter(None, left):
-            writer.append(self._answer(backbone, batch, metric))
+            inputs = model_inputs(batch, backbone.family, self.task.modality, self.max_length)
+            outcomes = answer_batch(backbone, batch, *inputs, compression, self.arm.spec.protocol)
+            writer.append(record_of(*pair, metric) for pair in zip(batch, outcomes, strict=True))
             count -= len(batch)
             if progress is not None:
                 progress(total - count, total)
         processes.meet()
 
-    def _answer(self, backbone: CompressedBackbone, samples: list[Sample], metric: TaskMetric) -> list[SampleRecord]:
-        prompts, continuations = model_inputs(samples, backbone.family, self.task.modality, self.max_length)
-        prompts = move_data_to_device(prompts, backbone.family.model.device)
-        compression, protocol = self.arm.compression(), self.arm.spec.protocol
-        if samples[0].choices:
-            outcomes = score_batch(backbone, prompts, continuations, compression=compression, protocol=protocol)
-        else:
-            outcomes = generate_batch(
-                backbone,
-                prompts,
-                max_new_tokens=samples[0].max_new_tokens,
-                stop=samples[0].stop,
-                compression=compression,
-                protocol=protocol,
-            )
-        return [record_of(sample, outcome, metric) for sample, outcome in zip(samples, outcomes, strict=True)]
+
+def answer_batch(
+    backbone: CompressedBackbone,
+    samples: Sequence[Sample],
+    prompts: Batch,
+    continuations: Continuations,
+    compression: Compression,
+    protocol: Protocol = "query_aware",
+) -> list[Outcome]:
+    """Ask samples that ask for the same (``plan_batches``); ``prompts`` and ``continuations`` are theirs."""
+    prompts = move_data_to_device(prompts, backbone.family.model.device)
+    if samples[0].choices:
+        return score_batch(backbone, prompts, continuations, compression=compression, protocol=protocol)
+    return generate_batch(
+        backbone,
+        prompts,
+        max_new_tokens=samples[0].max_new_tokens,
+        stop=samples[0].stop,
+        compression=compression,
+        protocol=protocol,
+    )
 
 
 def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:

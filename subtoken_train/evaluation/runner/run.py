@@ -14,17 +14,17 @@ from typing import Any
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
-from subtoken_train.evaluation.runner.alone import Alone
 from subtoken_train.evaluation.runner.anchors import with_anchors
 from subtoken_train.evaluation.runner.arms import Arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
-from subtoken_train.evaluation.runner.processes import ONE, Processes
+from subtoken_train.evaluation.runner.processes import ONE, Alone, Processes
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.check import check_complete, check_samples
-from subtoken_train.inference.pool import ModelPool
-from subtoken_train.ledger.emptied import emptied_words
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples
+from subtoken_train.inference.loading import ModelPool
+from subtoken_train.ledger.measure import emptied_words
+from subtoken_train.reducers import split_settings
 
 Say = Callable[[str], None]
 Counter = Callable[[str], Callable[[int, int], None]]
@@ -74,7 +74,7 @@ def run_grid(
             for task, samples in tasks:
                 cell = Cell(arm, task, samples, grid.out / arm.facts.name / task.name, grid.batch_size, grid.max_length)
                 if processes.first:
-                    describe(cell, backbone, grid, processes)
+                    write_manifest(cell, backbone, grid, processes)
                     _say_unknown(cell, backbone, say)
                 name = f"{arm.facts.name} / {task.name}"
                 cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
@@ -148,7 +148,7 @@ def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
             )
 
 
-def describe(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
+def write_manifest(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
     """Write the cell's manifest, or compare it with the one that is there.
 
     Raises:
@@ -199,6 +199,7 @@ def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
         "task options": (there.options, now.options),
         **{key: (there.settings.get(key), now.settings[key]) for key in SAME},
     }
+    pairs["reducer"] = (_own_reducer(there), _own_reducer(now))
     for name, (old, new) in pairs.items():
         if old != new:
             raise ValueError(
@@ -214,6 +215,11 @@ def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
             f"{cell.folder} holds answers to other samples than the task's files have now; choose another results "
             "folder"
         )
+
+
+def _own_reducer(manifest: Manifest) -> dict[str, Any]:
+    """The reducer's own settings; version 0.1 wrote every method's."""
+    return split_settings(manifest.settings.get("reducer") or {})[0]
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:

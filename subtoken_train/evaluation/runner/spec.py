@@ -1,128 +1,25 @@
-"""What a grid asks for: arms, tasks, and the settings that all of them share."""
+"""What a grid asks for: arms, tasks, and the settings that all of them share.
+
+Grids are files (``recipes/eval/*.yaml``), read strictly, or suites: they ship with their models and make their data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from subtoken_train.documents import check_file_name
+from filelock import FileLock
+
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.documents import read_yaml
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions import build_eviction
-from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.options import parse_keep
-from subtoken_train.inference.protocol import Protocol
+from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec, Written
+from subtoken_train.resources import resource
 
-DRAWING = ("random", "static")
-"""Reducers, selectors and evictions of these names take a seed."""
 Anchors = Literal["auto", "none"]
-
-_TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "protocol")
-
-
-@dataclass(frozen=True)
-class ArmSpec:
-    """One arm, as a grid writes it.
-
-    Attributes:
-        adapter: folder or Hub id of an adapter; None: ``backbone`` alone.
-        backbone: path or Hub id; with ``adapter``: where its backbone is.
-        name: None: made of the other attributes.
-        reducer: token reducer; None: the adapter's own (a backbone alone: none). Another one than the adapter was
-            trained under makes the arm untrained, and tables say so.
-        keep_ratio: share of the tokens that the reducer keeps; None: the adapter's own.
-        reducer_options: further settings of the reducer, see ``ReducerConfig``.
-        selector: what chooses value groups: None: the adapter's own; ``none``: nothing, all groups stay; or a
-            router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
-        eviction: KV eviction after the prompt; None: none.
-        eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, ``20MB``.
-        eviction_options: settings of the eviction.
-        scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
-        kv_dtype: precision of the stored prompt.
-        protocol: ``query_aware`` or ``context_first``, see ``results.manifest.ArmFacts``.
-        seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
-    """
-
-    adapter: str | None = None
-    backbone: str | None = None
-    name: str | None = None
-    reducer: str | None = None
-    keep_ratio: float | None = None
-    reducer_options: Mapping[str, Any] = field(default_factory=dict)
-    selector: str | None = None
-    eviction: str | None = None
-    eviction_keep: str | float | None = None
-    eviction_options: Mapping[str, Any] = field(default_factory=dict)
-    scope: Any = None
-    kv_dtype: Any = "model"
-    protocol: Protocol = "query_aware"
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        self._check_types()
-        if self.adapter is None and self.backbone is None:
-            raise ValueError("an arm needs adapter: DIR, or backbone: PATH for a model without one")
-        if self.protocol not in get_args(Protocol):
-            raise unknown_name("protocol", self.protocol, get_args(Protocol))
-        if self.adapter is None and (self.reducer is None) != (self.keep_ratio is None):
-            raise ValueError(f"arm {self.backbone}: reducer and keep_ratio go together, for instance fastv and 0.25")
-        if self.adapter is None and self.selector is not None:
-            raise ValueError(
-                f"arm {self.backbone}: selector {self.selector!r} needs an adapter, whose S and K it takes"
-            )
-        if self.eviction is None and (self.eviction_keep is not None or self.eviction_options or self.scope):
-            raise ValueError("eviction_keep, eviction_options and scope need an eviction method")
-        if self.eviction is not None and self.eviction_keep is None:
-            raise ValueError(f"eviction {self.eviction!r} needs eviction_keep, for instance 0.1, 256tokens or 20MB")
-
-    def _check_types(self) -> None:
-        """A YAML file may hold anything."""
-        for key in _TEXTS:
-            value = getattr(self, key)
-            if value is not None and not (isinstance(value, str) and value):
-                raise ValueError(f"{key} of an arm must be text; got {value!r}")
-        if self.name is not None:
-            check_file_name(self.name, "name of an arm")
-        if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
-            raise ValueError(f"keep_ratio of an arm must be a number; got {self.keep_ratio!r}")
-        if self.seed is not None and (type(self.seed) is not int or not set(DRAWING) & set(self.drawn)):
-            raise ValueError(
-                f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction that draws: "
-                f"{' or '.join(DRAWING)}"
-            )
-        for key in ("reducer_options", "eviction_options"):
-            if not isinstance(getattr(self, key), Mapping):
-                raise ValueError(f"{key} of an arm must be a mapping of settings; got {getattr(self, key)!r}")
-
-    def compression(self, round_up: bool = False) -> Compression:
-        """Eviction and precision; ``round_up`` is for anchors.
-
-        Raises:
-            ValueError: names or settings that do not exist.
-        """
-        options = dict(self.eviction_options)
-        if self.eviction == "random" and self.seed is not None:
-            options["seed"] = self.seed
-        try:
-            method = None if self.eviction is None else build_eviction(self.eviction, **options)
-        except TypeError as error:  # a text where a number belongs
-            raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
-        keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up)
-
-    @property
-    def drawn(self) -> tuple[str | None, ...]:
-        """What a seed may be of."""
-        return self.reducer, self.selector, self.eviction
-
-    @property
-    def overrides(self) -> bool:
-        """Whether reducer or selector are others than the adapter was trained under."""
-        return self.adapter is not None and any(
-            (self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector)
-        )
 
 
 @dataclass(frozen=True)
@@ -173,20 +70,19 @@ class Grid:
             raise ValueError(f"task {twice[0]!r} is listed twice; run its variants with --out folders of their own")
 
 
-AXES = tuple(spec.name for spec in fields(ArmSpec) if not spec.name.endswith("options") and spec.name != "name")
+AXES = tuple(name for name in ARM_OPTIONS if not name.endswith("options") and name != "name")
 """What may be a list in a grid's arm: every combination becomes an arm."""
 
 
-def expand_arms(content: Mapping[str, Any]) -> list[ArmSpec]:
-    """The arms of one entry of a grid, the last listed key changing fastest.
+def expand_arms(content: Mapping[str, Any], written: Written = "key") -> list[ArmSpec]:
+    """The arms of one entry of a grid, the last listed key changing fastest; ``written`` as in ``ArmSpec``.
 
     Raises:
         ValueError: an unknown key, an empty list, a name for several arms, or what ``ArmSpec`` refuses.
     """
-    known = {spec.name for spec in fields(ArmSpec)}
     for key in content:
-        if key not in known:
-            raise unknown_name("key of an arm", key, known)
+        if key not in ARM_OPTIONS:
+            raise unknown_name("key of an arm", key, ARM_OPTIONS)
     axes = {key: value for key, value in content.items() if key in AXES and isinstance(value, Sequence)}
     axes = {key: list(value) for key, value in axes.items() if not isinstance(value, str)}
     for key, values in axes.items():
@@ -195,4 +91,106 @@ def expand_arms(content: Mapping[str, Any]) -> list[ArmSpec]:
     if content.get("name") is not None and any(len(values) > 1 for values in axes.values()):
         raise ValueError(f"arm {content['name']!r} stands for several; leave name out: they are named by what they are")
     combinations = product(*axes.values())
-    return [ArmSpec(**{**content, **dict(zip(axes, values, strict=True))}) for values in combinations]
+    return [ArmSpec(**{**content, **dict(zip(axes, values, strict=True))}, written=written) for values in combinations]
+
+
+_TYPES = {"limit": int, "batch_size": int, "max_length": int, "anchors": str, "data_root": str}
+
+
+def read_grid(path: Path, **overrides: Any) -> Grid:
+    """A grid with some of its settings replaced.
+
+    Args:
+        path: YAML with ``arms``, ``tasks``, ``out`` and, optionally, the other attributes of ``Grid``.
+        overrides: attributes of ``Grid``; None leaves the file's.
+
+    Raises:
+        ValueError: no such file, no YAML, or keys or values that a grid does not have.
+    """
+    if not path.is_file():
+        raise ValueError(f"grid {path} is not a file; recipes/eval holds some")
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping with arms, tasks and out")
+    known = {spec.name for spec in fields(Grid)}
+    for key in content:
+        if key not in known:
+            raise unknown_name(f"key of {path}", key, known)
+    for key in ("arms", "tasks"):
+        if not isinstance(content.get(key), list):
+            raise ValueError(f"{path}: {key} must be a list; got {content.get(key)!r}")
+    if not isinstance(content.get("out"), str) or not content["out"]:
+        raise ValueError(f"{path}: out must name the results folder; got {content.get('out')!r}")
+    settings = {key: _typed(path, key, content[key]) for key in _TYPES if content.get(key) is not None}
+    if "data_root" in settings:
+        settings["data_root"] = Path(settings["data_root"])
+    grid = Grid(
+        arms=tuple(arm for entry in content["arms"] for arm in _arms(path, entry)),
+        tasks=tuple(_task(path, entry) for entry in content["tasks"]),
+        out=Path(content["out"]),
+        **settings,
+    )
+    return replace(grid, **{key: value for key, value in overrides.items() if value is not None})
+
+
+def _typed(path: Path, key: str, value: object) -> Any:
+    if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
+        kind = "a whole number" if _TYPES[key] is int else "text"
+        raise ValueError(f"{path}: {key} must be {kind}; got {value!r}")
+    return value
+
+
+def _arms(path: Path, entry: object) -> list[ArmSpec]:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{path}: an arm must be a mapping, for instance {{adapter: DIR}}; got {entry!r}")
+    try:
+        return expand_arms(entry)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _task(path: Path, entry: object) -> TaskSpec:
+    if isinstance(entry, str):
+        return TaskSpec(entry)
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise ValueError(f"{path}: a task is a name or {{name: NAME, option: value}}; got {entry!r}")
+    source = entry.get("source")
+    if source is not None and not isinstance(source, str):
+        raise ValueError(f"{path}: source of task {entry['name']} must be a folder or a Hub id; got {source!r}")
+    options = {key: value for key, value in entry.items() if key not in ("name", "source")}
+    return TaskSpec(entry["name"], source, options)
+
+
+SUITES = {"mini": ("mini_scenes", "mini_recall")}
+"""The grids of a suite, from ``recipes/eval``: one per embedded model."""
+
+SCENES = 1200  # test questions of seed 1, the first of those that recipes/README.md's tables ask
+
+
+def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
+    """The grids of a suite, with one results folder for all; the scenes are written below it, once.
+
+    Args:
+        name: of ``SUITES``.
+        out: results folder.
+        overrides: see ``read_grid``.
+
+    Raises:
+        ValueError: no such suite.
+    """
+    if name not in SUITES:
+        raise unknown_name("suite", name, SUITES)
+    grids = [read_grid(resource(f"recipes/eval/{grid}.yaml"), out=out, **overrides) for grid in SUITES[name]]
+    scenes = out / "data" / "scenes"
+    scenes.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(scenes.parent / ".lock"):  # of several processes one writes
+        if not (scenes / "test.json").is_file():  # written after the images
+            write_scene_split(scenes, "test", SCENES, seed=1)
+    return [replace(grid, tasks=tuple(_with_scenes(task, scenes) for task in grid.tasks)) for grid in grids]
+
+
+def _with_scenes(task: TaskSpec, scenes: Path) -> TaskSpec:
+    return replace(task, source=str(scenes)) if task.name.startswith("scenes_") else task
+
+
+__all__ = ["SUITES", "ArmSpec", "Grid", "TaskSpec", "expand_arms", "read_grid", "suite"]

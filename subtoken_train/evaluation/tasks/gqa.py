@@ -6,21 +6,14 @@ Read from lmms-eval's Parquet form (questions and images are two configurations)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.metrics.exact_match import ExactMatch
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import (
-    SHORT_ANSWER,
-    ImageQuestions,
-    about_image,
-    answer_of,
-    image_of,
-    text_of,
-)
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.evaluation.metrics.short_answers import ExactMatch
+from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
+from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_named
 
 QUESTIONS = "testdev_balanced_questions.json"
@@ -35,6 +28,7 @@ class GQA(ImageQuestions):
     hub_id = "lmms-lab/GQA"
     rows = 12_578
     primary = "accuracy"
+    scored_by = ExactMatch
     answered = "testdev"
     columns = ("id", "imageId", "question", "answer")
     where = (
@@ -43,34 +37,24 @@ class GQA(ImageQuestions):
         f"questions1.2.zip, and {IMAGES}/ of https://downloads.cs.stanford.edu/nlp/data/gqa/images.zip"
     )
 
-    def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, an id is there twice, or an image is unknown.
-        """
-        source = task_source(self)
-        own = isinstance(source, Path) and (source / QUESTIONS).is_file()
-        rows = _own_rows(Path(source)) if own else self._joined_rows()
-        unique_ids((str(row.values["id"]), row.place) for row in rows)
-        return [self.sample(row, number) for number, row in enumerate(rows)]
-
-    def metric(self) -> ExactMatch:
-        """Exact match in two readings."""
-        return ExactMatch()
-
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
-        answer = answer_of(row, self.answered)
-        return Sample(
-            str(row.values["id"]),
-            about_image(text_of(row, "question") + SHORT_ANSWER),
-            {"answer": answer},
-            image_of(row),
-            kind="binary" if answer in ("yes", "no") else "open",
-        )
+        answer = self.answer(row)
+        kind = "binary" if answer in ("yes", "no") else "open"
+        return self.ask(row, row.values["id"], row.text("question") + SHORT_ANSWER, {"answer": answer}, kind=kind)
 
-    def _joined_rows(self) -> list[Row]:
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """GQA's own file, and where its images are."""
+        if not (folder / QUESTIONS).is_file():
+            return None
+        entries = read_named(folder / QUESTIONS, ("imageId", "question", "answer"))
+        images = folder / IMAGES
+        return [
+            row.with_values(id=name, image=images / f"{row.values['imageId']}.jpg") for name, row in entries.items()
+        ]
+
+    def parquet_rows(self) -> list[FileRow]:
+        """The questions, joined with the other configuration's images."""
         questions = read_split(self, self.answered, self.columns, config="testdev_balanced_instructions")
         pictures = read_split(self, self.answered, ["id"], ["image"], config="testdev_balanced_images")
         unique_ids((str(row.values["id"]), row.place) for row in pictures)
@@ -78,12 +62,4 @@ class GQA(ImageQuestions):
         for row in questions:
             if row.values["imageId"] not in images:
                 raise ValueError(f"{row.place}: image {row.values['imageId']} is not in testdev_balanced_images")
-        return [Row({**row.values, "image": images[row.values["imageId"]]}, row.place) for row in questions]
-
-
-def _own_rows(folder: Path) -> list[Row]:
-    entries = read_named(folder / QUESTIONS, ("imageId", "question", "answer"))
-    return [
-        Row({**row.values, "id": name, "image": folder / IMAGES / f"{row.values['imageId']}.jpg"}, row.place)
-        for name, row in entries.items()
-    ]
+        return [row.with_values(image=images[row.values["imageId"]]) for row in questions]

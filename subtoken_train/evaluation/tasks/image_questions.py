@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from subtoken_train.datasets.images import ImageSource
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.task import Sample, Task
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 """LLaVA-1.5's words for short answers; lmms-eval's default too."""
+LETTER_ANSWER = "\nAnswer with the option's letter from the given choices directly."
+"""LLaVA-1.5's words for letters; lmms-eval's default too."""
 
 
 @dataclass
 class ImageQuestions(Task):
-    """A benchmark in Parquet files, one question and its image a row; a subclass turns a row into a sample."""
+    """A benchmark of one question and its image a row; a subclass turns a row into a sample."""
 
     modality = "image"
     answered: ClassVar[str]
@@ -27,11 +30,9 @@ class ImageQuestions(Task):
     """What a sample is made of, beside the column ``image``."""
     config: ClassVar[str | None] = None
     """The set's configuration; None: its default one."""
-    own_files: ClassVar[tuple[str, ...]] = ()
-    """Files of another form than Parquet; a folder with any of them is read by ``own_samples``."""
 
     @abstractmethod
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of one row.
 
         Args:
@@ -46,24 +47,64 @@ class ImageQuestions(Task):
         """All samples in the order of the files; images are not opened.
 
         Raises:
-            ValueError: files are missing, truncated or of another kind, an id is there twice, or answers are missing.
+            ValueError: files are missing, truncated, malformed or of another split, an id is there twice, or answers
+                are missing.
         """
         source = task_source(self)
-        if isinstance(source, Path) and any((source / name).is_file() for name in self.own_files):
-            return self.own_samples(source)
-        rows = read_split(self, self.answered, self.columns, ["image"], self.config)
+        rows = self.own_rows(source) if isinstance(source, Path) else None
+        if rows is None:
+            rows = self.parquet_rows()
         samples = [self.sample(row, number) for number, row in enumerate(rows)]
-        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
+        self.check(samples, rows)
         return samples
 
-    def own_samples(self, folder: Path) -> list[Sample]:
-        """All samples of a folder with ``own_files``, in the order of the questions' file; images are not opened.
+    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
+        """Refuse rows that cannot stand side by side, as of one id, by a ``ValueError`` with their places."""
+        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """The rows of a folder with files of the benchmark's own form; None where it has none of those."""
+        return None
+
+    def parquet_rows(self) -> list[FileRow]:
+        """The rows of the Parquet set."""
+        return read_split(self, self.answered, self.columns, ["image"], self.config)
+
+    def ask(self, row: FileRow, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
+        """A sample: the row's image, then ``text``.
+
+        Args:
+            row: with ``image``.
+            name: the sample's id.
+            text: what is asked.
+            reference: for the metric.
+            others: more fields of the sample.
+        """
+        return Sample(str(name), about_image(text), reference, row.image(), **others)
+
+    def answer(self, row: FileRow) -> str:
+        """A row's one answer, of its column ``answer``.
 
         Raises:
-            ValueError: a file is missing, truncated or malformed, an id is there twice, or the files are of different
-                splits.
+            ValueError: there is none.
         """
-        raise AssertionError("a task with own_files reads them")
+        if row.values["answer"] is None:
+            raise self.without_answer(row)
+        return row.text("answer")
+
+    def people(self, row: FileRow) -> dict[str, list[str]]:
+        """What metrics over several accepted answers read: ``answers``, a list of texts, of the row's column.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not row.values.get("answers"):
+            raise self.without_answer(row)
+        return {"answers": row.texts("answers")}
+
+    def without_answer(self, row: FileRow) -> ValueError:
+        """The error for a row that cannot be scored."""
+        return ValueError(f"{row.place}: no answers, so this is another split's file; use that of {self.answered!r}")
 
 
 def about_image(text: str) -> str:
@@ -71,85 +112,7 @@ def about_image(text: str) -> str:
     return f"<image>\n{text}"
 
 
-def image_of(row: Row) -> tuple[ImageSource]:
-    """The row's image.
-
-    Raises:
-        ValueError: it has none.
-    """
-    image = row.values["image"]
-    if image is None:
-        raise ValueError(f"{row.place}: the row has no image; fetch the file again")
-    return (image,)
-
-
-def text_of(row: Row, column: str) -> str:
-    """A row's text.
-
-    Raises:
-        ValueError: the cell holds none.
-    """
-    value = row.values[column]
-    if not isinstance(value, str):
-        raise ValueError(f"{row.place}: {column} is {value!r}, and a text is wanted; fetch the file again")
-    return value
-
-
-def texts_of(row: Row, column: str) -> list[str]:
-    """A row's list of texts, which may be those that mappings have as ``answer``.
-
-    Raises:
-        ValueError: the cell holds no such list.
-    """
-    found = row.values[column]
-    if isinstance(found, list):
-        given = [one.get("answer") if isinstance(one, Mapping) else one for one in found]
-        texts = [text for text in given if isinstance(text, str)]
-        if len(texts) == len(given):
-            return texts
-    raise ValueError(f"{row.place}: {column} is {found!r}, and a list of texts is wanted; fetch the file again")
-
-
-def answer_of(row: Row, answered: str) -> str:
-    """The row's one answer.
-
-    Args:
-        row: with a column ``answer``.
-        answered: the split that has some, for the message.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if row.values["answer"] is None:
-        raise without_answer(row, answered)
-    return text_of(row, "answer")
-
-
-def people_answers(row: Row, answered: str) -> dict[str, list[str]]:
-    """What metrics over several accepted answers read: ``answers``, a list of texts.
-
-    Args:
-        row: with a column ``answers`` of texts, or of mappings with ``answer``.
-        answered: the split that has some, for the message.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not row.values.get("answers"):
-        raise without_answer(row, answered)
-    return {"answers": texts_of(row, "answers")}
-
-
-def without_answer(row: Row, answered: str) -> ValueError:
-    """The error for a row that cannot be scored.
-
-    Args:
-        row: without answers.
-        answered: the split that has some.
-    """
-    return ValueError(f"{row.place}: no answers, so this is another split's file; use that of {answered!r}")
-
-
-def first_of(values: Any, default: str = "question") -> str:
-    """The first of a row's labels; ``default`` where it has none."""
-    return str(values[0]) if values else default
+def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
+    """``A. first``, ``B. second``, ... in lines."""
+    pairs = options.items() if isinstance(options, Mapping) else zip(ascii_uppercase, options, strict=False)
+    return "\n".join(f"{letter}. {option}" for letter, option in pairs)

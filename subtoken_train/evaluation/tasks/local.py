@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.images import inside
+from subtoken_train.datasets.image_sources import inside
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.local_scores import RULES, LocalScores
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.reading import Row, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
+from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
 _KEYS = ("id", "image", "question", "answers", "metric", "kind")
@@ -37,9 +37,8 @@ class LocalQuestions(Task):
     max_new_tokens: int = 32
     images_outside_folder: bool = False
 
-    hub_id = None
-    rows = None
     primary = "score"
+    scored_by = LocalScores
     where = (
         'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", "answers": '
         f'["cat"], "metric": "exact_match"}} (metrics: {", ".join(RULES)}; image: task local only); the file, or '
@@ -65,10 +64,6 @@ class LocalQuestions(Task):
         """As of any task; what changes no answer is left out, so that results of before can be gone on with."""
         return {name: value for name, value in super().options.items() if name != "images_outside_folder"}
 
-    def metric(self) -> LocalScores:
-        """Each sample's own rule."""
-        return LocalScores()
-
     def _file(self) -> Path:
         if self.source is None:
             raise ValueError(f"task {self.name} needs a source. {self.where}")
@@ -78,7 +73,7 @@ class LocalQuestions(Task):
             raise ValueError(f"task {self.name}: {source} has {len(found)} .jsonl files; name the file that is meant")
         return found[0]
 
-    def _sample(self, row: Row, number: int, folder: Path) -> Sample:
+    def _sample(self, row: FileRow, number: int, folder: Path) -> Sample:
         values, place = row.values, row.place
         _check(values, place)
         names = _listed(values.get("image") or [])

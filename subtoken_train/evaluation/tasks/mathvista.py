@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.evaluation.metrics.mathvista import MathVistaAccuracy
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.image_questions import about_image
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
-from subtoken_train.evaluation.tasks.text_files import read_json
+from subtoken_train.evaluation.metrics.extracted_answers import MathVistaAccuracy
+from subtoken_train.evaluation.tasks.file_rows import FileRow
+from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.tasks.text_files import read_named
 
-_COLUMNS = ("pid", "question", "choices", "unit", "precision", "answer", "question_type", "answer_type")
-_LETTER = "Answer with the option's letter from the given choices directly."
+_REFERENCE = ("choices", "question_type", "answer_type", "precision", "answer")
 _DECIMALS = {1: "one decimal place", 2: "two decimal places"}
 _NUMBERS = {
     "integer": "Answer the question using a single integer number.",
@@ -37,15 +37,14 @@ def mathvista_prompt(problem: Mapping[str, Any]) -> str:
         ValueError: no form is known for its kind of answer.
     """
     unit = f" (Unit: {problem['unit']})" if problem["unit"] else ""
-    choices = [f"{chr(ord('A') + place)}. {choice}" for place, choice in enumerate(problem["choices"] or ())]
-    lines = [problem["question"] + unit, *choices, _form(problem)]
-    return "\n".join(lines).strip()
+    choices = [lettered(problem["choices"])] if problem["choices"] else []
+    return "\n".join([problem["question"] + unit, *choices, _form(problem)]).strip()
 
 
 def _form(problem: Mapping[str, Any]) -> str:
     kind, decimals = problem["answer_type"], problem["precision"]
     if problem["question_type"] == "multi_choice":
-        return _LETTER
+        return LETTER_ANSWER.strip()
     if kind in _NUMBERS:
         return _NUMBERS[kind]
     if kind == "float" and decimals in _DECIMALS:
@@ -57,57 +56,38 @@ def _form(problem: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class MathVista(Task):
+class MathVista(ImageQuestions):
     """Questions with choices or a number, scored by rules where the original asks a language model."""
 
     name = "mathvista"
-    modality = "image"
     hub_id = "AI4Math/MathVista"
     rows = 1_000
     primary = "accuracy"
+    scored_by = MathVistaAccuracy
+    answered = "testmini"
+    columns = ("pid", "question", "choices", "unit", "precision", "answer", "question_type", "answer_type")
     where = (
         "hf download AI4Math/MathVista --repo-type dataset --include 'data/testmini-*' --local-dir DIR; or "
         "testmini.json and the images folder of https://github.com/lupantech/MathVista"
     )
 
-    def samples(self) -> list[Sample]:
-        """All problems; ids are their ``pid``."""
-        source = task_source(self)
-        own = isinstance(source, Path) and (source / FILE).is_file()
-        rows = _own_rows(Path(source)) if own else read_split(self, "testmini", _COLUMNS, images=("decoded_image",))
-        unique_ids((str(row.values["pid"]), row.place) for row in rows)
-        return [_sample(row) for row in rows]
+    def sample(self, row: FileRow, number: int) -> Sample:
+        """The sample of a problem; ids are their ``pid``."""
+        values = row.values
+        if values["answer"] in (None, ""):
+            raise self.without_answer(row)
+        reference = {name: values[name] for name in _REFERENCE}
+        kind = str(values["question_type"])
+        return self.ask(row, values["pid"], mathvista_prompt(values), reference, max_new_tokens=1024, kind=kind)
 
-    def metric(self) -> MathVistaAccuracy:
-        """Accuracy after extraction by rules."""
-        return MathVistaAccuracy()
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """The problems of the project's own file."""
+        if not (folder / FILE).is_file():
+            return None
+        rows = read_named(folder / FILE, (*self.columns, "image"))
+        return [row.with_values(image=folder / row.text("image")) for row in rows.values()]
 
-
-def _own_rows(folder: Path) -> list[Row]:
-    content = read_json(folder / FILE)
-    if not isinstance(content, dict):
-        raise ValueError(f"{folder / FILE} is no object of problems by their number")
-    rows = []
-    for number, problem in content.items():
-        place = f"{folder / FILE}, problem {number}"
-        if missing := [name for name in (*_COLUMNS, "image") if name not in problem]:
-            raise ValueError(f"{place} has no {', '.join(missing)}; fetch the file again")
-        rows.append(Row(problem | {"decoded_image": folder / problem["image"]}, place))
-    return rows
-
-
-def _sample(row: Row) -> Sample:
-    values = row.values
-    if values["answer"] in (None, ""):
-        raise ValueError(f"{row.place} has no answer; use the split testmini")
-    if values["decoded_image"] is None:
-        raise ValueError(f"{row.place} has no image; fetch the file again")
-    names = ("choices", "question_type", "answer_type", "precision", "answer")
-    return Sample(
-        id=str(values["pid"]),
-        prompt=about_image(mathvista_prompt(values)),
-        reference={name: values[name] for name in names},
-        images=(values["decoded_image"],),
-        max_new_tokens=1024,
-        kind=str(values["question_type"]),
-    )
+    def parquet_rows(self) -> list[FileRow]:
+        """The rows of the Hub's set, whose column ``image`` holds a name only."""
+        rows = read_split(self, self.answered, self.columns, images=("decoded_image",))
+        return [row.with_values(image=row.values["decoded_image"]) for row in rows]

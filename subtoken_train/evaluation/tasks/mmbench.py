@@ -10,21 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from subtoken_train.datasets.images import EncodedImage
-from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.mmbench import MMBenchScores
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import (
-    ImageQuestions,
-    about_image,
-    image_of,
-    text_of,
-    without_answer,
-)
-from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.datasets.image_sources import EncodedImage
+from subtoken_train.evaluation.metrics.choices import MMBenchScores
+from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
+from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_table
 
 TABLES = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
@@ -71,6 +63,7 @@ class MMBench(ImageQuestions):
     hub_id = "lmms-lab/MMBench"
     rows = 4329
     primary = "accuracy"
+    scored_by = MMBenchScores
     answered = "dev"
     config = "en"
     columns = ("index", "question", "hint", "answer", "A", "B", "C", "D", "category")
@@ -80,68 +73,40 @@ class MMBench(ImageQuestions):
         "https://download.openmmlab.com/mmclassification/datasets/mmbench/mmbench_dev_20230712.tsv"
     )
 
+    allowed: ClassVar = {"prompt": tuple(PROMPTS)}
+
     prompt: str = "llava"
-
-    def __post_init__(self) -> None:
-        """Refuse unknown words.
-
-        Raises:
-            ValueError: there are no such words.
-        """
-        if self.prompt not in PROMPTS:
-            raise unknown_name("prompt of mmbench", self.prompt, PROMPTS)
 
     @property
     def expected_rows(self) -> int:
         """Of the Parquet form, or of the TSV that is in the source folder."""
-        table = self._table()
+        source = task_source(self)
+        table = _table(source) if isinstance(source, Path) else None
         return self.rows if table is None else TABLES[table.name]
 
-    def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, an index is there twice, or the split has no answers.
-        """
-        table = self._table()
-        if table is None:
-            rows = read_split(self, self.answered, self.columns, ["image"], self.config)
-        else:
-            rows = _with_images(read_table(table, self.columns, "\t", image="image"))
-        samples = [self.sample(row, number) for number, row in enumerate(rows)]
-        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
-        return samples
-
-    def metric(self) -> MMBenchScores:
-        """Vanilla and circular accuracy."""
-        return MMBenchScores()
-
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
         index, answer = _index(row), _present(row.values["answer"])
         if answer is None:
-            raise without_answer(row, self.answered)
+            raise self.without_answer(row)
         found = {letter: option for letter in "ABCD" if (option := _present(row.values[letter]))}
         if answer not in found:
             raise ValueError(f"{row.place}: the answer is {answer!r}, and the options are {', '.join(found)}")
-        asked = PROMPTS[self.prompt](text_of(row, "question"), _present(row.values["hint"]), found)
-        return Sample(
-            str(index),
-            about_image(asked),
-            {"index": index, "answer": answer, "options": found},
-            image_of(row),
-            max_new_tokens=128,
-            kind=row.values["category"],
-        )
+        asked = PROMPTS[self.prompt](row.text("question"), _present(row.values["hint"]), found)
+        reference = {"index": index, "answer": answer, "options": found}
+        return self.ask(row, index, asked, reference, max_new_tokens=128, kind=row.values["category"])
 
-    def _table(self) -> Path | None:
-        source = task_source(self)
-        if not isinstance(source, Path):
-            return None
-        return next((source / name for name in TABLES if (source / name).is_file()), None)
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """The rows of the benchmark's own table."""
+        table = _table(folder)
+        return None if table is None else _with_images(read_table(table, self.columns, "\t", image="image"))
 
 
-def _with_images(rows: Sequence[Row]) -> list[Row]:
+def _table(folder: Path) -> Path | None:
+    return next((folder / name for name in TABLES if (folder / name).is_file()), None)
+
+
+def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:
     """Rows whose image cell is the index of another row, to save space, get that row's image."""
     images = {row.values["index"]: row.values["image"] for row in rows if isinstance(row.values["image"], EncodedImage)}
     found = []
@@ -149,7 +114,7 @@ def _with_images(rows: Sequence[Row]) -> list[Row]:
         image = row.values["image"]
         if not isinstance(image, EncodedImage) and image not in images:
             raise ValueError(f"{row.place}: image is {image!r}, neither base64 nor the index of a row with an image")
-        found.append(Row({**row.values, "image": images.get(image, image)}, row.place))
+        found.append(row.with_values(image=images.get(image, image)))
     return found
 
 
@@ -158,7 +123,7 @@ def _present(value: Any) -> str | None:
     return None if value is None or str(value).lower() in ("", "nan") else str(value)
 
 
-def _index(row: Row) -> int:
+def _index(row: FileRow) -> int:
     try:
         return int(row.values["index"])
     except ValueError:

@@ -11,17 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.metrics.mme import SUBTASKS, MMEScores
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import (
-    SHORT_ANSWER,
-    ImageQuestions,
-    about_image,
-    answer_of,
-    image_of,
-    text_of,
-)
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
+from subtoken_train.evaluation.metrics.yes_no import MME_SUBTASKS, MMEScores
+from subtoken_train.evaluation.tasks.file_rows import FileRow
+from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_lines
 
 YES_OR_NO = " Please answer yes or no."
@@ -37,6 +30,7 @@ class MME(ImageQuestions):
     hub_id = "lmms-lab/MME"
     rows = 2374
     primary = "accuracy"
+    scored_by = MMEScores
     answered = "test"
     columns = ("question_id", "question", "answer", "category")
     where = (
@@ -45,63 +39,44 @@ class MME(ImageQuestions):
         "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation"
     )
 
-    def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files, or subtask by subtask.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, or an image has not two questions.
-        """
-        source = task_source(self)
-        own = isinstance(source, Path) and any((source / name).is_dir() for name in SUBTASKS)
-        rows = _own_rows(Path(source)) if own else read_split(self, self.answered, self.columns, ["image"])
-        samples = [self.sample(row, number) for number, row in enumerate(rows)]
-        _check_pairs(rows)
-        return samples
-
-    def metric(self) -> MMEScores:
-        """Accuracy and points."""
-        return MMEScores()
-
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row; its id is image and question, because the question ids are the images'."""
-        category, pair, question = str(row.values["category"]), str(row.values["question_id"]), text_of(row, "question")
-        answer = answer_of(row, self.answered).lower().strip().replace(".", "")
-        if category not in SUBTASKS or answer not in ("yes", "no"):
+        category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
+        answer = self.answer(row).lower().strip().replace(".", "")
+        if category not in MME_SUBTASKS or answer not in ("yes", "no"):
             raise ValueError(
                 f"{row.place}: category {category!r} with answer {answer!r}; the categories are "
-                f"{', '.join(SUBTASKS)}, and answers are yes and no"
+                f"{', '.join(MME_SUBTASKS)}, and answers are yes and no"
             )
         question = question.replace(YES_OR_NO, "").strip()
-        return Sample(
-            f"{pair}: {question}",
-            about_image(question + SHORT_ANSWER),
-            {"answer": answer, "category": category, "pair": pair},
-            image_of(row),
-            kind=category,
-        )
+        reference = {"answer": answer, "category": category, "pair": pair}
+        return self.ask(row, f"{pair}: {question}", question + SHORT_ANSWER, reference, kind=category)
 
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """The benchmark's own folders, subtask by subtask."""
+        if not any((folder / name).is_dir() for name in MME_SUBTASKS):
+            return None
+        rows = []
+        for category in MME_SUBTASKS:
+            texts = images = folder / category
+            if (texts / "questions_answers_YN").is_dir():
+                texts, images = texts / "questions_answers_YN", images / "images"
+            for path in sorted(texts.glob("*.txt")):
+                image = images / f"{path.stem}.jpg"  # or .png: found when opened
+                for line in read_lines(path):
+                    question, tab, answer = line.values["text"].partition("\t")
+                    if not tab:
+                        raise ValueError(f"{line.place}: a question, a tab and an answer are wanted")
+                    values = {"category": category, "question_id": f"{category}/{image.name}", "image": image}
+                    rows.append(FileRow({**values, "question": question, "answer": answer}, line.place))
+        return rows
 
-def _own_rows(folder: Path) -> list[Row]:
-    rows = []
-    for category in SUBTASKS:
-        beside = folder / category
-        texts = beside / "questions_answers_YN"
-        for path in sorted((texts if texts.is_dir() else beside).glob("*.txt")):
-            image = (beside / "images" if texts.is_dir() else beside) / f"{path.stem}.jpg"  # or .png: found when opened
-            for line in read_lines(path):
-                question, tab, answer = line.values["text"].partition("\t")
-                if not tab:
-                    raise ValueError(f"{line.place}: a question, a tab and an answer are wanted")
-                values = {"category": category, "question_id": f"{category}/{image.name}", "image": image}
-                rows.append(Row({**values, "question": question, "answer": answer}, line.place))
-    return rows
-
-
-def _check_pairs(rows: Sequence[Row]) -> None:
-    pairs: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        pairs[row.values["category"], row.values["question_id"]].append(row)
-    for (_, pair), members in pairs.items():
-        if len({row.values["question"] for row in members}) != 2 or len(members) != 2:
-            places = "; ".join(row.place for row in members)
-            raise ValueError(f"{places}: image {pair} has {len(members)} questions, and two different ones are wanted")
+    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
+        """Refuse an image that has not two different questions."""
+        pairs: dict[tuple[str, str], list[FileRow]] = defaultdict(list)
+        for row in rows:
+            pairs[row.values["category"], row.values["question_id"]].append(row)
+        for (_, pair), two in pairs.items():
+            if len({row.values["question"] for row in two}) != 2 or len(two) != 2:
+                places = "; ".join(row.place for row in two)
+                raise ValueError(f"{places}: image {pair} has {len(two)} questions, and two different ones are wanted")

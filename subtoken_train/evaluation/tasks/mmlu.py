@@ -10,17 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.options import lettered
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source
+from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
+from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
+from subtoken_train.evaluation.tasks.image_questions import lettered
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_table
 
 LETTERS = "ABCD"
-STYLES = ("lm_eval", "hendrycks")
 MOST_EXAMPLES = 5
 _CELLS = ("question", "choice0", "choice1", "choice2", "choice3", "answer")
 
@@ -42,10 +41,13 @@ class MMLU(Task):
     hub_id = "cais/mmlu"
     rows = 14_042
     primary = "accuracy"
+    scored_by = MultipleChoice
     where = (
         "Parquet: hf download cais/mmlu --repo-type dataset --local-dir DIR --include 'all/*'. CSV: unpack "
         "https://people.eecs.berkeley.edu/~hendrycks/data.tar, and give its folder data (with dev/ and test/)"
     )
+
+    allowed: ClassVar = {"style": ("lm_eval", "hendrycks")}
 
     num_fewshot: int = MOST_EXAMPLES
     style: str = "lm_eval"
@@ -56,10 +58,9 @@ class MMLU(Task):
         Raises:
             ValueError: more examples than there are, or no such style.
         """
+        super().__post_init__()
         if not 0 <= self.num_fewshot <= MOST_EXAMPLES:
             raise ValueError(f"num_fewshot of mmlu is {self.num_fewshot}; there are 0 to {MOST_EXAMPLES} examples")
-        if self.style not in STYLES:
-            raise unknown_name("style of mmlu", self.style, STYLES)
 
     def samples(self) -> Sequence[Sample]:
         """All samples in the order of the files.
@@ -71,23 +72,19 @@ class MMLU(Task):
         examples = self._by_subject("dev") if self.num_fewshot else {}
         return list(self._samples(examples))
 
-    def metric(self) -> MultipleChoice:
-        """Accuracy over all questions."""
-        return MultipleChoice()
-
-    def prefix(self, subject: str, examples: Sequence[Row]) -> str:
+    def prefix(self, subject: str, examples: Sequence[FileRow]) -> str:
         """What comes before a question: the description and solved examples."""
         gap = "  " if self.style == "hendrycks" else " "
         about = gap + subject.replace("_", " ")
         solved = (f"{self.question(row)} {LETTERS[_answer(row)]}\n\n" for row in examples)
         return f"The following are multiple choice questions (with answers) about{about}.\n\n{''.join(solved)}"
 
-    def question(self, row: Row) -> str:
+    def question(self, row: FileRow) -> str:
         """A question up to where its answer's letter belongs."""
         asked = row.values["question"] if self.style == "hendrycks" else row.values["question"].strip()
         return f"{asked}\n{lettered(row.values['choices'])}\nAnswer:"
 
-    def _samples(self, examples: dict[str, list[Row]]) -> Iterator[Sample]:
+    def _samples(self, examples: dict[str, list[FileRow]]) -> Iterator[Sample]:
         for subject, rows in self._by_subject("test").items():
             shown = examples.get(subject, [])[: self.num_fewshot]
             if len(shown) < self.num_fewshot:
@@ -105,9 +102,9 @@ class MMLU(Task):
                     kind=subject,
                 )
 
-    def _by_subject(self, split: str) -> dict[str, list[Row]]:
+    def _by_subject(self, split: str) -> dict[str, list[FileRow]]:
         source = task_source(self)
-        subjects: dict[str, list[Row]] = defaultdict(list)
+        subjects: dict[str, list[FileRow]] = defaultdict(list)
         folder = source / split if isinstance(source, Path) else None
         if folder is not None and folder.is_dir():
             for path in sorted(folder.glob(f"*_{split}.csv")):
@@ -120,11 +117,11 @@ class MMLU(Task):
         return subjects
 
 
-def _csv_rows(path: Path) -> list[Row]:
+def _csv_rows(path: Path) -> list[FileRow]:
     rows = read_table(path, _CELLS, header=False)
     if rows and tuple(rows[0].values.values()) == _CELLS:
         rows = rows[1:]
-    return [Row(_unified(row.values), row.place) for row in rows]
+    return [FileRow(_unified(row.values), row.place) for row in rows]
 
 
 def _unified(values: Any) -> dict[str, Any]:
@@ -133,7 +130,7 @@ def _unified(values: Any) -> dict[str, Any]:
     return {"question": values["question"], "choices": [values[name] for name in _CELLS[1:5]], "answer": number}
 
 
-def _answer(row: Row) -> int:
+def _answer(row: FileRow) -> int:
     answer, choices = row.values["answer"], row.values["choices"]
     if len(choices) != len(LETTERS) or answer not in range(len(LETTERS)):
         raise ValueError(

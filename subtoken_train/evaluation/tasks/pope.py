@@ -7,22 +7,15 @@ package, the 9,000.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.pope import CATEGORIES, POPEScores
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import (
-    SHORT_ANSWER,
-    ImageQuestions,
-    about_image,
-    answer_of,
-    image_of,
-    text_of,
-)
-from subtoken_train.evaluation.tasks.reading import Row, find_file, parquet_files, read_split, task_source, unique_ids
+from subtoken_train.evaluation.metrics.yes_no import POPE_CATEGORIES, POPEScores
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, task_source
+from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
+from subtoken_train.evaluation.tasks.parquet_sets import parquet_files, read_split
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
 IMAGES = "val2014"
@@ -40,6 +33,7 @@ class POPE(ImageQuestions):
     hub_id = "lmms-lab/POPE"
     rows = 9000
     primary = "accuracy"
+    scored_by = POPEScores
     answered = "test"
     columns = ("question_id", "question", "answer", "category")
     where = (
@@ -48,72 +42,53 @@ class POPE(ImageQuestions):
         f"{IMAGES}/ of http://images.cocodataset.org/zips/val2014.zip"
     )
 
+    allowed: ClassVar = {"category": ("all", *POPE_CATEGORIES)}
+
     category: str = "all"
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown category.
-
-        Raises:
-            ValueError: there is no such category.
-        """
-        if self.category not in ("all", *CATEGORIES):
-            raise unknown_name("category of pope", self.category, ("all", *CATEGORIES))
 
     @property
     def expected_rows(self) -> int:
         """Each category has 3,000."""
         return 3000 * len(self._categories)
 
-    def samples(self) -> Sequence[Sample]:
-        """All samples, category by category in the benchmark's own form, else in the order of the files.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, or an id is there twice.
-        """
-        source = task_source(self)
-        if not isinstance(source, Path) or parquet_files(source, self.answered):
-            rows = read_split(self, self.answered, self.columns, ["image"])
-        elif any((source / "Full").glob("*.parquet")):
-            rows = [row for name in self._categories for row in read_split(self, name, self.columns, ["image"], "Full")]
-        else:
-            rows = [row for name in self._categories for row in self._own_rows(source, name)]
-        rows = [row for row in rows if row.values["category"] in self._categories]
-        samples = [self.sample(row, number) for number, row in enumerate(rows)]
-        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
-        return samples
-
-    def metric(self) -> POPEScores:
-        """Accuracy, F1 and the rest."""
-        return POPEScores()
-
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row; question ids are unique within a category only."""
-        category, label = row.values["category"], answer_of(row, self.answered).lower().strip()
+        category, label = row.values["category"], self.answer(row).lower().strip()
         if label not in ("yes", "no"):
             raise ValueError(f"{row.place}: the answer is {label!r}; POPE's are yes and no")
-        return Sample(
-            f"{category}/{row.values['question_id']}",
-            about_image(text_of(row, "question").strip() + SHORT_ANSWER),
-            {"label": label, "category": category},
-            image_of(row),
-            kind=category,
-        )
+        name, text = f"{category}/{row.values['question_id']}", row.text("question").strip() + SHORT_ANSWER
+        return self.ask(row, name, text, {"label": label, "category": category}, kind=category)
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """The benchmark's own files, category by category."""
+        if parquet_files(folder, self.answered) or any((folder / "Full").glob("*.parquet")):
+            return None
+        return [row for name in self._categories for row in self._own_rows(folder, name)]
+
+    def parquet_rows(self) -> list[FileRow]:
+        """The categories' rows: of one split, or of a folder ``Full`` with a split for each."""
+        source = task_source(self)
+        if not isinstance(source, Path) or parquet_files(source, self.answered):
+            rows = super().parquet_rows()
+        else:
+            rows = [row for name in self._categories for row in read_split(self, name, self.columns, ["image"], "Full")]
+        return [row for row in rows if row.values["category"] in self._categories]
 
     @property
     def _categories(self) -> tuple[str, ...]:
-        return CATEGORIES if self.category == "all" else (self.category,)
+        return POPE_CATEGORIES if self.category == "all" else (self.category,)
 
-    def _own_rows(self, folder: Path, category: str) -> list[Row]:
+    def _own_rows(self, folder: Path, category: str) -> list[FileRow]:
         name = f"coco_pope_{category}.json"
         lines = read_jsonl(find_file(self, folder, name, f"coco/{name}"), ("question_id", "image", "text", "label"))
         return [
-            Row(
+            FileRow(
                 {
                     "question_id": line.values["question_id"],
                     "question": line.values["text"],
                     "answer": line.values["label"],
                     "category": category,
-                    "image": folder / IMAGES / text_of(line, "image"),
+                    "image": folder / IMAGES / line.text("image"),
                 },
                 line.place,
             )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.ruler import RULER_TASKS, RulerMatch
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.reading import Row, read_split, task_source, unique_ids
+from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
+from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
 FILE = "validation.jsonl"
@@ -59,7 +60,7 @@ class Ruler(Task):
     """
 
     length: int = 4096
-    tasks: Sequence[str] = field(default=RULER_TASKS)
+    tasks: tuple[str, ...] = RULER_TASKS
     rows_per_task: int = 500
 
     name = "ruler"
@@ -67,6 +68,7 @@ class Ruler(Task):
     hub_id = "simonjegou/ruler"
     rows = 500 * len(RULER_TASKS)
     primary = "string_match"
+    scored_by = RulerMatch
     where = (
         "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
         "--save_dir of RULER's own scripts/data/prepare.py (https://github.com/NVIDIA/RULER), which leaves "
@@ -74,7 +76,6 @@ class Ruler(Task):
     )
 
     def __post_init__(self) -> None:
-        self.tasks = tuple(self.tasks)
         for task in self.tasks:
             if task not in RULER_TASKS:
                 raise unknown_name("RULER task", task, RULER_TASKS)
@@ -100,10 +101,6 @@ class Ruler(Task):
                 found.append(_parquet_sample(row, f"{task}-{numbers[task]}"))
         return found
 
-    def metric(self) -> RulerMatch:
-        """String match."""
-        return RulerMatch()
-
 
 def ruler_sample(task: str, name: str, context: str, rest: str, answers: Sequence[str]) -> Sample:
     """A sample of a task: ``context`` may be compressed, ``rest`` asks."""
@@ -117,7 +114,7 @@ def ruler_sample(task: str, name: str, context: str, rest: str, answers: Sequenc
     )
 
 
-def _parquet_sample(row: Row, name: str) -> Sample:
+def _parquet_sample(row: FileRow, name: str) -> Sample:
     values = row.values
     if not values["answer"]:
         raise ValueError(f"{row.place} has no answer; fetch the file again")

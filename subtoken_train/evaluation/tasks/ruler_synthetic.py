@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.ruler import RulerMatch
-from subtoken_train.evaluation.tasks.base import Sample, Task
+from subtoken_train.evaluation.metrics.string_match import RulerMatch
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, family, ruler_sample
 from subtoken_train.evaluation.tasks.ruler_texts import MAKERS, Text
+from subtoken_train.evaluation.tasks.task import Sample, Task
 
 _SHORT = 4096  # RULER lists words less often below it
 
@@ -28,7 +28,7 @@ class RulerSynthetic(Task):
         seed: other seeds, other texts.
     """
 
-    tasks: Sequence[str] = field(default=tuple(MAKERS))
+    tasks: tuple[str, ...] = tuple(MAKERS)
     length: int = 4096
     tokenizer: str | None = None
     samples_per_task: int = 100
@@ -36,14 +36,12 @@ class RulerSynthetic(Task):
 
     name = "ruler_synthetic"
     modality = "text"
-    hub_id = None
-    rows = None
     primary = "string_match"
+    scored_by = RulerMatch
     needs_files = False
     where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
 
     def __post_init__(self) -> None:
-        self.tasks = tuple(self.tasks)
         for task in self.tasks:
             if task not in MAKERS:
                 raise unknown_name("task of ruler_synthetic", task, MAKERS)
@@ -61,10 +59,6 @@ class RulerSynthetic(Task):
         """
         count = _counter(self.tokenizer)
         return [sample for task in self.tasks for sample in self._task_samples(task, count)]
-
-    def metric(self) -> RulerMatch:
-        """String match."""
-        return RulerMatch()
 
     def _task_samples(self, task: str, count: Callable[[str], int]) -> list[Sample]:
         budget = self.length - NEW_TOKENS[family(task)]

@@ -6,18 +6,18 @@ images in ``images/test/ID/image.png``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from subtoken_train.datasets.images import inside
-from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.scienceqa import LETTERS, ScienceQAScores
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import ImageQuestions, about_image, text_of
-from subtoken_train.evaluation.tasks.options import LETTER_ANSWER, lettered
-from subtoken_train.evaluation.tasks.reading import Row, find_file, read_split, task_source, unique_ids
-from subtoken_train.evaluation.tasks.text_files import read_json, read_named
+from subtoken_train.datasets.image_sources import inside
+from subtoken_train.evaluation.metrics.choices import ScienceQAScores
+from subtoken_train.evaluation.metrics.option_letters import LETTERS
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
+from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, about_image, lettered
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.tasks.text_files import benchmark_json, read_named
 
 PROBLEMS, SPLITS = "problems.json", "pid_splits.json"
 SUBSETS = {"img": 2017, "full": 4241}
@@ -35,6 +35,7 @@ class ScienceQA(ImageQuestions):
     hub_id = "lmms-lab/ScienceQA"
     rows = SUBSETS["img"]
     primary = "accuracy"
+    scored_by = ScienceQAScores
     answered = "test"
     columns = ("question", "choices", "answer", "hint", "subject")
     where = (
@@ -43,48 +44,23 @@ class ScienceQA(ImageQuestions):
         "https://scienceqa.s3.us-west-1.amazonaws.com/images/test.zip unpacked in DIR/images"
     )
 
+    allowed: ClassVar = {"subset": tuple(SUBSETS)}
+
     subset: str = "img"
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown subset.
-
-        Raises:
-            ValueError: there is no such subset.
-        """
-        if self.subset not in SUBSETS:
-            raise unknown_name("subset of scienceqa", self.subset, SUBSETS)
 
     @property
     def expected_rows(self) -> int:
         """Of the subset."""
         return SUBSETS[self.subset]
 
-    def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, an id is unknown, or an answer is no choice.
-        """
-        source = task_source(self)
-        if isinstance(source, Path) and any((source / name).is_file() for name in (PROBLEMS, SPLITS)):
-            rows = self._own_rows(source)
-        else:
-            config = f"ScienceQA-{self.subset.upper()}"
-            rows = read_split(self, self.answered, self.columns, ["image"], config)
-        return [self.sample(row, number) for number, row in enumerate(rows)]
-
-    def metric(self) -> ScienceQAScores:
-        """Accuracy in two readings."""
-        return ScienceQAScores()
-
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row; without an id of its own, its number in the split is one."""
         values = row.values
         answer, choices, image = values["answer"], values["choices"], values["image"]
         if not isinstance(answer, int) or not 0 <= answer < len(choices) <= len(LETTERS):
             raise ValueError(f"{row.place}: the answer is {answer!r}, which is none of the {len(choices)} choices")
         hint = f"Context: {values['hint']}\n" if values["hint"] else ""
-        text = f"{hint}{text_of(row, 'question')}\n{lettered(choices)}{LETTER_ANSWER}"
+        text = f"{hint}{row.text('question')}\n{lettered(choices)}{LETTER_ANSWER}"
         return Sample(
             str(values.get("id", f"{self.answered}-{number}")),
             text if image is None else about_image(text),
@@ -93,10 +69,17 @@ class ScienceQA(ImageQuestions):
             kind=values["subject"],
         )
 
-    def _own_rows(self, folder: Path) -> list[Row]:
+    def parquet_rows(self) -> list[FileRow]:
+        """The rows of the subset's configuration."""
+        return read_split(self, self.answered, self.columns, ["image"], f"ScienceQA-{self.subset.upper()}")
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """The benchmark's own problems, of the split and the subset."""
+        if not any((folder / name).is_file() for name in (PROBLEMS, SPLITS)):
+            return None
         path = find_file(self, folder, PROBLEMS)
         problems = read_named(path, (*self.columns, "image"))
-        splits = read_json(find_file(self, folder, SPLITS))
+        splits = benchmark_json(find_file(self, folder, SPLITS))
         ids = splits.get(self.answered) if isinstance(splits, dict) else None
         if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
             raise ValueError(f"{folder / SPLITS} has no list {self.answered!r} of ids; is it another file?")
@@ -108,10 +91,8 @@ class ScienceQA(ImageQuestions):
         unique_ids((name, f"{folder / SPLITS}, {self.answered}[{number}]") for number, name in enumerate(ids))
         rows = []
         for name in ids:
-            values, place = problems[name]
-            picture = (
-                inside(folder / "images" / self.answered, f"{name}/{values['image']}") if values["image"] else None
-            )
-            if picture or self.subset == "full":
-                rows.append(Row({**values, "id": name, "image": picture}, place))
+            image, images = problems[name].values["image"], folder / "images" / self.answered
+            if image or self.subset == "full":
+                found = inside(images, f"{name}/{image}") if image else None
+                rows.append(problems[name].with_values(id=name, image=found))
         return rows

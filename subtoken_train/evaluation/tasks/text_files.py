@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.images import EncodedImage
+from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.documents import check_regular, parse_json
-from subtoken_train.evaluation.tasks.reading import Row
+from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.typed import shown
 
 SHORT = 64
@@ -57,7 +57,7 @@ class _Base64Cell:
             raise ValueError(f"image {self.place} is no base64 text ({error}); {_CUT_OFF}") from None
 
 
-def read_text(path: Path) -> str:
+def benchmark_text(path: Path) -> str:
     """The content of a text file.
 
     Raises:
@@ -73,20 +73,20 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
 
 
-def read_json(path: Path) -> Any:
+def benchmark_json(path: Path) -> Any:
     """The content of a JSON file.
 
     Raises:
         ValueError: the file is missing, not UTF-8, or not JSON.
     """
-    text = read_text(path)
+    text = benchmark_text(path)
     try:
         return parse_json(text, str(path))
     except ValueError as error:
         raise ValueError(f"{error}; {_CUT_OFF}") from None
 
 
-def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[Row]:
+def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[FileRow]:
     """The objects of the list that a JSON file holds under a key.
 
     Args:
@@ -97,14 +97,14 @@ def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[Row]
     Raises:
         ValueError: the file is missing or not JSON, there is no such list, or an entry lacks a column.
     """
-    content = read_json(path)
+    content = benchmark_json(path)
     entries = content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise ValueError(f"{path} has no list {key!r}; is it another file?")
     return [_object(values, f"{path}, {key}[{number}]", columns) for number, values in enumerate(entries)]
 
 
-def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, Row]:
+def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, FileRow]:
     """The objects of a JSON file that is one object of objects, by their names.
 
     Args:
@@ -114,13 +114,13 @@ def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, Row]:
     Raises:
         ValueError: the file is missing or not JSON, holds something else, or an entry lacks a column.
     """
-    content = read_json(path)
+    content = benchmark_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {shown(content)} instead of named objects; is it another file?")
     return {name: _object(values, f"{path}, {name!r}", columns) for name, values in content.items()}
 
 
-def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
+def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
     """The objects of a JSON-lines file, whatever its suffix; empty lines are passed over.
 
     Args:
@@ -131,7 +131,7 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
         ValueError: the file is missing, a line is no JSON object, or it lacks a column.
     """
     rows = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(benchmark_text(path).split("\n"), start=1):
         place = f"{path}, line {number}"
         if not line.strip():
             continue
@@ -143,14 +143,14 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[Row]:
     return rows
 
 
-def read_lines(path: Path) -> list[Row]:
+def read_lines(path: Path) -> list[FileRow]:
     """The lines of a text file that are not empty, column ``text``.
 
     Raises:
         ValueError: the file is missing or not UTF-8.
     """
-    lines = enumerate(read_text(path).splitlines(), start=1)
-    return [Row({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
+    lines = enumerate(benchmark_text(path).splitlines(), start=1)
+    return [FileRow({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
 def read_table(
@@ -159,7 +159,7 @@ def read_table(
     delimiter: str = ",",
     image: str | None = None,
     header: bool = True,
-) -> list[Row]:
+) -> list[FileRow]:
     """The rows of a CSV or TSV file; all values are text.
 
     Args:
@@ -208,13 +208,13 @@ def _cells(path: Path, delimiter: str) -> Iterator[tuple[int, str, Sequence[str]
 
 def _row(
     path: Path, delimiter: str, names: list[str], image: str | None, offset: int, place: str, cells: Sequence[str]
-) -> Row:
+) -> FileRow:
     if len(cells) != len(names):
         raise ValueError(f"{place}: {len(cells)} cells, {len(names)} are wanted; {_CUT_OFF}")
     values: dict[str, Any] = dict(zip(names, cells, strict=True))
     if image and len(values[image]) > SHORT:
         values[image] = EncodedImage(_Base64Cell(path, offset, delimiter, names.index(image), place), place)
-    return Row(values, place)
+    return FileRow(values, place)
 
 
 @contextmanager
@@ -227,14 +227,14 @@ def _long_cells() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-def _object(values: Any, place: str, columns: Sequence[str]) -> Row:
+def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
     if not isinstance(values, dict):
         raise ValueError(f"{place}: a JSON object is wanted, got {shown(values)}")
     _check_columns(place, columns, list(values))
     for name, kinds in _NAMES.items():
         if not isinstance(values.get(name), kinds):
             raise ValueError(f"{place}: {name} is {shown(values[name])}; a text is wanted, or a number; {_CUT_OFF}")
-    return Row(values, place)
+    return FileRow(values, place)
 
 
 _NAMES = dict.fromkeys(("id", "question_id", "image_id", "imageId"), str | int | None)

@@ -11,20 +11,12 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from subtoken_train.datasets.images import ImageSource, inside
-from subtoken_train.evaluation.metrics.soft_accuracy import SoftAccuracy
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import (
-    SHORT_ANSWER,
-    ImageQuestions,
-    about_image,
-    image_of,
-    people_answers,
-    text_of,
-)
-from subtoken_train.evaluation.tasks.reading import Row, find_file, unique_ids
+from subtoken_train.datasets.image_sources import inside
+from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
+from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_entries, read_jsonl
 
 QUESTIONS = "llava_textvqa_val_v051_ocr.jsonl"
@@ -46,9 +38,9 @@ class TextVQA(ImageQuestions):
     hub_id = "lmms-lab/textvqa"
     rows = 5000
     primary = "accuracy"
+    scored_by = SoftAccuracy
     answered = "validation"
     columns = ("question_id", "question", "answers", "ocr_tokens")
-    own_files = (QUESTIONS, ANSWERS)
     where = (
         "Parquet: hf download lmms-lab/textvqa --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
         f"LLaVA's form, all in DIR: {QUESTIONS} (folder textvqa of eval.zip, "
@@ -59,22 +51,23 @@ class TextVQA(ImageQuestions):
 
     ocr: bool = True
 
-    def metric(self) -> SoftAccuracy:
-        """Soft accuracy over ten people's answers."""
-        return SoftAccuracy()
+    def sample(self, row: FileRow, number: int) -> Sample:
+        """The sample of a row; one of LLaVA's files holds the whole ``text``."""
+        if "text" in row.values:
+            text = row.text("text")
+        else:
+            tokens = f"\n{OCR_LINE}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
+            text = row.text("question").capitalize() + tokens + SHORT_ANSWER
+        return self.ask(row, row.values["question_id"], text, self.people(row), max_new_tokens=128)
 
-    def sample(self, row: Row, number: int) -> Sample:
-        """The sample of a Parquet row."""
-        tokens = f"\n{OCR_LINE}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
-        text = text_of(row, "question").capitalize() + tokens + SHORT_ANSWER
-        return _sample(str(row.values["question_id"]), text, people_answers(row, self.answered), image_of(row))
-
-    def own_samples(self, folder: Path) -> list[Sample]:
-        """LLaVA's two files; see ``ImageQuestions``."""
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """LLaVA's two files, joined."""
+        if not any((folder / name).is_file() for name in (QUESTIONS, ANSWERS)):
+            return None
         questions = read_jsonl(find_file(self, folder, QUESTIONS), ("question_id", "image", "text"))
         path = find_file(self, folder, ANSWERS)
         known = _annotations(path)
-        samples = []
+        rows = []
         for row in questions:
             question, text = self._llava_prompt(row)
             image = row.values["question_id"]
@@ -84,15 +77,13 @@ class TextVQA(ImageQuestions):
                     f"{row.place}: {path} has no (further) answers for question {question!r} of image {image!r}; "
                     "the two files must be of the same split"
                 )
-            annotation = waiting.popleft()
-            answers = people_answers(annotation, self.answered)
             source = inside(folder / IMAGES, str(row.values["image"]))
-            samples.append(_sample(str(annotation.values["question_id"]), text, answers, (source,)))
-        return samples
+            rows.append(waiting.popleft().with_values(text=text, image=source))
+        return rows
 
-    def _llava_prompt(self, row: Row) -> tuple[str, str]:
+    def _llava_prompt(self, row: FileRow) -> tuple[str, str]:
         """The question alone, and what is asked."""
-        question, *rest = text_of(row, "text").split("\n")
+        question, *rest = row.text("text").split("\n")
         tokens = len(rest) == 2 and rest[0].startswith(OCR_LINE.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
             raise ValueError(
@@ -102,15 +93,11 @@ class TextVQA(ImageQuestions):
         return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
 
 
-def _annotations(path: Path) -> Mapping[tuple[str, str], deque[Row]]:
+def _annotations(path: Path) -> Mapping[tuple[str, str], deque[FileRow]]:
     """By image and question; a question that was put twice has two, taken in order (LLaVA: both get the last)."""
-    found: dict[tuple[str, str], deque[Row]] = defaultdict(deque)
+    found: dict[tuple[str, str], deque[FileRow]] = defaultdict(deque)
     rows = read_entries(path, "data", ("image_id", "question", "question_id"))
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
     for row in rows:
-        found[row.values["image_id"], text_of(row, "question").lower()].append(row)
+        found[row.values["image_id"], row.text("question").lower()].append(row)
     return found
-
-
-def _sample(name: str, text: str, reference: Mapping[str, Any], images: tuple[ImageSource]) -> Sample:
-    return Sample(name, about_image(text), reference, images, max_new_tokens=128)

@@ -8,26 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.metrics.vqav2 import VQAv2Accuracy
-from subtoken_train.evaluation.tasks.base import Sample
-from subtoken_train.evaluation.tasks.image_questions import (
-    SHORT_ANSWER,
-    ImageQuestions,
-    about_image,
-    image_of,
-    people_answers,
-    text_of,
-)
-from subtoken_train.evaluation.tasks.reading import Row, find_file, no_answers, unique_ids
+from subtoken_train.evaluation.metrics.vqa_accuracy import VQAv2Accuracy
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
+from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_entries
 from subtoken_train.typed import shown
 
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
 ANSWERS = "v2_mscoco_val2014_annotations.json"
 IMAGES = "val2014"
-SPLITS = ("validation", "testdev", "test")
 
 
 @dataclass
@@ -42,14 +34,16 @@ class VQAv2(ImageQuestions):
     hub_id = "lmms-lab/VQAv2"
     rows = 214_354
     primary = "llava_accuracy"
+    scored_by = VQAv2Accuracy
     answered = "validation"
     columns = ("question_id", "question", "answers", "answer_type")
-    own_files = (QUESTIONS, ANSWERS)
     where = (
         "Parquet: hf download lmms-lab/VQAv2 --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
         "The challenge's own form, unpacked in DIR: https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa/"
         "v2_Questions_Val_mscoco.zip, .../v2_Annotations_Val_mscoco.zip, http://images.cocodataset.org/zips/val2014.zip"
     )
+
+    allowed: ClassVar = {"split": ("validation", "testdev", "test")}
 
     split: str = "validation"
 
@@ -59,27 +53,21 @@ class VQAv2(ImageQuestions):
         Raises:
             ValueError: it has no public answers, or there is no such split.
         """
-        if self.split not in SPLITS:
-            raise unknown_name("split of vqav2", self.split, SPLITS)
+        super().__post_init__()
         if self.split != self.answered:
-            raise no_answers("task vqav2", self.split, self.answered)
+            raise ValueError(
+                f"task vqav2: split {self.split!r} has no answers and cannot be scored; use split {self.answered!r}"
+            )
 
-    def metric(self) -> VQAv2Accuracy:
-        """Accuracy in three readings."""
-        return VQAv2Accuracy()
-
-    def sample(self, row: Row, number: int) -> Sample:
+    def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row or of an annotated question."""
-        return Sample(
-            str(row.values["question_id"]),
-            about_image(text_of(row, "question") + SHORT_ANSWER),
-            people_answers(row, self.answered),
-            image_of(row),
-            kind=row.values["answer_type"],
-        )
+        text = row.text("question") + SHORT_ANSWER
+        return self.ask(row, row.values["question_id"], text, self.people(row), kind=row.values["answer_type"])
 
-    def own_samples(self, folder: Path) -> list[Sample]:
-        """The challenge's two files; see ``ImageQuestions``."""
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """The challenge's two files, joined."""
+        if not any((folder / name).is_file() for name in (QUESTIONS, ANSWERS)):
+            return None
         paths = find_file(self, folder, QUESTIONS), find_file(self, folder, ANSWERS)
         questions = _by_id(read_entries(paths[0], "questions", ("question_id", "image_id", "question")))
         annotations = _by_id(read_entries(paths[1], "annotations", ("question_id", "answers", "answer_type")))
@@ -89,20 +77,19 @@ class VQAv2(ImageQuestions):
                 raise ValueError(
                     f"{first.place}: question {min(strangers)} is not in {path}; the two must be of the same split"
                 )
-        samples = []
-        for number, (name, row) in enumerate(questions.items()):
+        rows = []
+        for name, row in questions.items():
             image = folder / IMAGES / f"COCO_{IMAGES}_{_number(row, 'image_id'):012}.jpg"
-            values = {**row.values, **annotations[name].values, "image": image}
-            samples.append(self.sample(Row(values, annotations[name].place), number))
-        return samples
+            rows.append(FileRow({**row.values, **annotations[name].values, "image": image}, annotations[name].place))
+        return rows
 
 
-def _by_id(rows: list[Row]) -> dict[int, Row]:
+def _by_id(rows: list[FileRow]) -> dict[int, FileRow]:
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
     return {_number(row, "question_id"): row for row in rows}
 
 
-def _number(row: Row, column: str) -> int:
+def _number(row: FileRow, column: str) -> int:
     value = row.values[column]
     if type(value) is not int:
         raise ValueError(f"{row.place}: {column} is {shown(value)}; it must be a whole number")

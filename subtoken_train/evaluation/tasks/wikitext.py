@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.metrics.perplexity import Perplexity
-from subtoken_train.evaluation.tasks.base import Sample, Task
-from subtoken_train.evaluation.tasks.reading import read_split, task_source
-from subtoken_train.evaluation.tasks.text_files import read_text
+from subtoken_train.evaluation.metrics.likelihoods import Perplexity
+from subtoken_train.evaluation.tasks.file_rows import task_source
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.text_files import benchmark_text
 
 _WORD = re.compile(r"\s*\S+")
 TEXT_FILES = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
@@ -44,8 +45,8 @@ class WikiText(Task):
     name = "wikitext"
     modality = "text"
     hub_id = "Salesforce/wikitext"
-    rows = None
     primary = "word_perplexity"
+    scored_by = Perplexity
     where = (
         "hf download Salesforce/wikitext --include 'wikitext-103-raw-v1/*' --repo-type dataset --local-dir DIR; "
         f"a folder with a plain text file ({', '.join(TEXT_FILES)}) does, too"
@@ -68,16 +69,12 @@ class WikiText(Task):
             raise ValueError(f"{self.source or self.hub_id} has fewer words than one window of {sum(sizes)}; ask fewer")
         return samples
 
-    def metric(self) -> Perplexity:
-        """Perplexities per word and byte."""
-        return Perplexity()
-
     def _text(self) -> str:
         source = task_source(self)
         if isinstance(source, Path):
             for path in (source / name for name in TEXT_FILES):
                 if path.is_file():
-                    return read_text(path)
+                    return benchmark_text(path)
         return "".join(row.values["text"] for row in read_split(self, "test", ("text",), config=self.config))
 
 

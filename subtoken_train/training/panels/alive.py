@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels.gradients import gradients_of, norms, whole
-from subtoken_train.training.panels.names import kind_and_layer
-from subtoken_train.training.panels.steps import logs_next
+from subtoken_train.training.panels.readings import gradients_of, kind_and_layer, logs_next, norms, whole
 
 _WATCHED = ("router", "lora_B")
 _NAMED = 3

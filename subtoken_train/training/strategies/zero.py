@@ -184,6 +184,6 @@ def check_precision(precision: str) -> None:
 
 
 def _module(strategy: ZeroStrategy) -> Any:
-    """The ``SubTokenModule`` that is trained; its file imports this folder."""
+    """The ``SubTokenModule`` that is trained."""
     assert strategy.lightning_module is not None
     return strategy.lightning_module

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.metrics.anls import ANLS, levenshtein
+from subtoken_train.evaluation.metrics.short_answers import ANLS, levenshtein
 from tests.support.vqa_cases import reference_cases
 
 words = st.text(alphabet="ab ", max_size=7)

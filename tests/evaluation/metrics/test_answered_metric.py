@@ -1,6 +1,6 @@
 """The metric of benchmarks for a judge says what was answered, and nothing else."""
 
-from subtoken_train.evaluation.metrics.answered import Answered
+from subtoken_train.evaluation.metrics.short_answers import Answered
 
 
 def test_share_of_answers():

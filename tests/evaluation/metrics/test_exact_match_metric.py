@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.exact_match import ExactMatch, llava_answer
+from subtoken_train.evaluation.metrics.short_answers import ExactMatch, gqa_answer
 from tests.support.vqa_cases import mean_of, reference_cases
 
 
@@ -27,7 +27,7 @@ def test_reference_items(shared):
     assert len(cases) >= 200
     metric = ExactMatch()
     for case in cases:
-        assert llava_answer(case["pred"]) == case["llava_converted"]
+        assert gqa_answer(case["pred"]) == case["llava_converted"]
         metric.update([case["pred"]], [{"answer": case["target"]}])
         assert ExactMatch.score(case["pred"], {"answer": case["target"]}) == case["llava_gqa_correct"]
     scores = metric.compute()

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subtoken_train.evaluation.metrics.choices import MMBenchScores
 from subtoken_train.evaluation.metrics.grouped import bits_of, group_key, groups_of
-from subtoken_train.evaluation.metrics.mmbench import MMBenchScores
 
 SAMPLES = st.lists(st.tuples(st.integers(-(2**62), 2**62) | st.integers(0, 3), st.integers(0, 7)), max_size=30)
 

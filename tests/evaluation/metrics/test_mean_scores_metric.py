@@ -9,8 +9,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from subtoken_train.evaluation.metrics.anls import ANLS
-from subtoken_train.evaluation.metrics.relaxed_accuracy import RelaxedAccuracy
+from subtoken_train.evaluation.metrics.short_answers import ANLS, RelaxedAccuracy
 
 PREDICTIONS = ["0.28", "itc", "cat", "5", "new  york"]
 ANSWERS = [["0.28"], ["ITC Limited", "itc ltd"], ["dog"], ["5"], ["new york"]]

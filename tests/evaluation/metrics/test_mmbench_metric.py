@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.mmbench import MMBenchScores
+from subtoken_train.evaluation.metrics.choices import MMBenchScores
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 

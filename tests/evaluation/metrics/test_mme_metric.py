@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from subtoken_train.evaluation.metrics.mme import SUBTASKS, MMEScores, lmms_answer, official_answer
+from subtoken_train.evaluation.metrics.yes_no import MME_SUBTASKS, MMEScores, begun_answer, official_answer
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 
@@ -33,7 +33,7 @@ def reference_of(row):
     ],
 )
 def test_what_an_answer_means(text, official, lmms):
-    assert (official_answer(text), lmms_answer(text)) == (official, lmms)
+    assert (official_answer(text), begun_answer(text)) == (official, lmms)
 
 
 def test_points_of_pairs():
@@ -55,11 +55,11 @@ def test_reference_set(shared):
     for case, total in zip(lines[::2], lines[1::2], strict=True):
         items = case["items"]
         for item in items:
-            assert lmms_answer(item["pred"]) == item["lmms_parsed"]
+            assert begun_answer(item["pred"]) == item["lmms_parsed"]
             assert MMEScores.score(item["pred"], reference_of(item)) == item["lmms_score"]
         random.Random(0).shuffle(items)
         scores, official = scores_of(items), total["official_calculation_py"]
-        expected = {f"official_{name}": official["per_task"][name] for name in SUBTASKS}
+        expected = {f"official_{name}": official["per_task"][name] for name in MME_SUBTASKS}
         expected |= {f"official_{name}": official[name] for name in ("perception", "cognition")}
         expected |= {f"lmms_{name}": total["lmms_eval"][f"mme_{name}_score"] for name in ("perception", "cognition")}
         expected["accuracy"] = total["plain_accuracy_lmms_parse"]
@@ -73,5 +73,5 @@ def test_real_answers_of_llava(shared):
     assert scores["accuracy"] == pytest.approx(expected["plain_accuracy"], abs=1e-6)
     for name in ("perception", "cognition"):
         assert scores[f"official_{name}"] == pytest.approx(official[name], abs=1e-6)
-    for name in SUBTASKS:
+    for name in MME_SUBTASKS:
         assert scores[f"official_{name}"] == pytest.approx(official["per_task"][name], abs=1e-6)

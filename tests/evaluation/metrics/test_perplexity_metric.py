@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from subtoken_train.evaluation.metrics.perplexity import Perplexity
+from subtoken_train.evaluation.metrics.likelihoods import Perplexity
 
 TEXTS = [
     ([-12.5], {"words": 5, "bytes": 31}),

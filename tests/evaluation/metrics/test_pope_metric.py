@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.pope import POPEScores, llava_answer, lmms_answer
+from subtoken_train.evaluation.metrics.yes_no import POPEScores, bare_answer, first_sentence_answer
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 LLAVA = {
@@ -37,7 +37,7 @@ def scores_of(answers, labels, categories):
     ],
 )
 def test_what_an_answer_means(text, llava, lmms):
-    assert (llava_answer(text), lmms_answer(text)) == (llava, lmms)
+    assert (first_sentence_answer(text), bare_answer(text)) == (llava, lmms)
     assert POPEScores.score(text, {"label": llava, "category": "random"}) == 1
 
 
@@ -63,8 +63,8 @@ def test_reference_batches(shared):
     for case in cases:
         texts, labels = [item["text"] for item in case["items"]], [item["label"] for item in case["items"]]
         llava, lmms = case["llava_eval_pope"], case["lmms_eval_pope"]
-        assert [llava_answer(text) for text in texts] == llava["per_item_pred"]
-        hits = [float(lmms_answer(text) == label) for text, label in zip(texts, labels, strict=True)]
+        assert [first_sentence_answer(text) for text in texts] == llava["per_item_pred"]
+        hits = [float(bare_answer(text) == label) for text, label in zip(texts, labels, strict=True)]
         assert hits == lmms["per_item_score"]
         scores = scores_of(texts, labels, ["random"] * len(texts))
         if llava["error"]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.relaxed_accuracy import RelaxedAccuracy, relaxed_match
+from subtoken_train.evaluation.metrics.short_answers import RelaxedAccuracy, relaxed_match
 from tests.support.vqa_cases import reference_cases
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.scienceqa import LETTERS, ScienceQAScores, llava_choice, llava_letter, lmms_right
+from subtoken_train.evaluation.metrics.choices import LETTERS, ScienceQAScores, llava_choice, llava_letter, lmms_right
 from tests.support.vqa_cases import reference_cases
 
 

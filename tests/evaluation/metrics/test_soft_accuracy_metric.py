@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.metrics.soft_accuracy import SoftAccuracy, leave_one_out
-from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
+from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy, evalai_answer, leave_one_out
 from tests.support.vqa_cases import mean_of, reference_cases
 
 

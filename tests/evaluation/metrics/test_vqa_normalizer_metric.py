@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.metrics.vqa_normalizer import (
+from subtoken_train.evaluation.metrics.vqa_accuracy import (
     APOSTROPHES,
     MARKS,
     OFFICIAL_COMMA,
     evalai_answer,
-    one_line,
     plain_words,
+    without_breaks,
     without_marks,
     word_tokens,
 )
@@ -48,7 +48,7 @@ def test_what_an_answer_becomes(text, expected):
 
 def test_steps():
     assert word_tokens(" She's, OK? ") == "she 's ok"
-    assert one_line("\ta\nb ") == "a b"
+    assert without_breaks("\ta\nb ") == "a b"
     assert without_marks("a-b") == "a b"
     assert without_marks("a -b") == "a b"
     assert without_marks("x;y 1,2") == "xy 12"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.vqa_normalizer import evalai_answer
-from subtoken_train.evaluation.metrics.vqav2 import VQAv2Accuracy
+from subtoken_train.evaluation.metrics.vqa_accuracy import VQAv2Accuracy, evalai_answer
 from tests.support.vqa_cases import mean_of, reference_cases
 
 READINGS = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subtoken_train.evaluation.runner.alone import Alone
-from subtoken_train.evaluation.runner.processes import ONE
+from subtoken_train.evaluation.runner.processes import ONE, Alone
 
 
 def attempt(folder, written):

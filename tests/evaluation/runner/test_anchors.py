@@ -9,7 +9,7 @@ import pytest
 from subtoken_train.evaluation.runner.anchors import solve, with_anchors
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.loading import ModelPool
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE
 
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.5, "scope": "visual"}
@@ -134,7 +134,7 @@ def test_two_arms_of_one_name_are_refused(pool):
     ("spec", "message"),
     [
         (replace(ROUTED, selector="linnear"), "selector"),
-        (replace(ROUTED, reducer_options={"stag": "decoder"}), "unknown reducer option 'stag'. Did you mean 'stage'"),
+        (replace(ROUTED, reducer_options={"stag": "decoder"}), "unknown setting of fastv 'stag'. Did you mean 'stage'"),
         (replace(WHOLE, eviction="snapkvv", eviction_keep=0.1), "snapkvv"),
         (
             replace(WHOLE, eviction="aircache", eviction_keep=0.1, protocol="context_first"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.runner.batches import plan_batches
-from subtoken_train.evaluation.tasks.base import Sample
+from subtoken_train.evaluation.tasks.task import Sample
 
 samples = st.lists(
     st.builds(

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from subtoken_train.evaluation.runner.read_grid import read_grid
 from subtoken_train.evaluation.runner.run import read_tasks
-from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms
+from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms, read_grid
 
 GRID = {"out": "results/x", "tasks": ["recall"], "arms": [{"adapter": "a"}]}
 
@@ -70,13 +69,16 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "anchors": "some"}, "unknown anchors 'some'"),
         ({**GRID, "arms": ["a"]}, "an arm must be a mapping"),
         ({**GRID, "arms": [{"adaptor": "a"}]}, "unknown key of an arm 'adaptor'.*Did you mean 'adapter'"),
-        ({**GRID, "arms": [{"name": "a"}]}, "an arm needs adapter"),
+        ({**GRID, "arms": [{"name": "a"}]}, "give adapter: DIR, or backbone: PATH"),
         ({**GRID, "arms": [{"adapter": []}]}, "empty list"),
         ({**GRID, "arms": [{"adapter": ["a", "b"], "name": "one"}]}, "stands for several"),
-        ({**GRID, "arms": [{"adapter": "a", "eviction": "snapkv"}]}, "needs eviction_keep"),
-        ({**GRID, "arms": [{"adapter": "a", "eviction_keep": 0.1}]}, "need an eviction method"),
+        ({**GRID, "arms": [{"adapter": "a", "eviction": "snapkv"}]}, "eviction: snapkv needs eviction_keep"),
+        (
+            {**GRID, "arms": [{"adapter": "a", "eviction_keep": 0.1}]},
+            "_options and scope need eviction: NAME",
+        ),
         ({**GRID, "arms": [{"adapter": "a", "protocol": "blind"}]}, "unknown protocol 'blind'"),
-        ({**GRID, "arms": [{"backbone": "a", "reducer": "fastv"}]}, "go together"),
+        ({**GRID, "arms": [{"backbone": "a", "reducer": "fastv"}]}, "arm a: reducer and keep_ratio go together"),
         ({**GRID, "arms": [{"backbone": "a", "selector": "random"}]}, "needs an adapter"),
         ({**GRID, "arms": [{"adapter": 3}]}, "adapter of an arm must be text; got 3"),
         ({**GRID, "arms": [{"adapter": "a", "name": "../a"}]}, "also names a file"),

@@ -10,13 +10,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.families.load import resolve
-from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.loading import ModelPool
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 
 EVICTED = replace(WHOLE, name="arm", eviction="snapkv", eviction_keep=0.25, scope="visual")
@@ -53,6 +53,23 @@ def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, firs
     run_grid(replace(grid, limit=3))
     with pytest.raises(ValueError, match=f"holds answers with {name}"):
         run_grid(replace(grid, arms=(second,), limit=3))
+
+
+def test_records_of_version_0_1_are_joined(scenes, tmp_path):
+    """They name the settings of every reducer."""
+    grid = scenes_grid(scenes, tmp_path / "out", REDUCED, limit=2)
+    (folder,) = run_grid(grid)
+    path = folder / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    assert manifest["settings"]["reducer"] == {"name": "random", "keep_ratio": 0.25, "round_up": False, "seed": 0}
+    others = {"stage": "embeds", "layer": 2, "page_size": 16, "window": 64}
+    path.write_text(
+        json.dumps(
+            {**manifest, "settings": {**manifest["settings"], "reducer": {**manifest["settings"]["reducer"], **others}}}
+        )
+    )
+    run_grid(replace(grid, limit=3))
+    assert len(read_samples(folder)) == 3
 
 
 def test_other_answers_in_the_files_are_refused(scenes, tmp_path):

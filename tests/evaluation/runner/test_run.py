@@ -18,7 +18,7 @@ from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
-from subtoken_train.inference import pool
+from subtoken_train.inference import loading as pool
 from tests.support.eval_runs import ANCHOR, ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
 
 KILLED = ("scenes_pope", "scenes_gqa", "scenes_caption")

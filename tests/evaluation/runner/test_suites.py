@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from subtoken_train.evaluation.runner import suites
-from subtoken_train.evaluation.runner.suites import suite
+from subtoken_train.evaluation.runner import spec as suites
+from subtoken_train.evaluation.runner.spec import suite
 
 
 def test_processes_that_start_together_write_the_scenes_once(tmp_path, monkeypatch):

@@ -68,8 +68,8 @@ def test_the_projects_own_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"answer": ""}, "problem 3 has no answer; use the split testmini"),
-        ({"unit": KeyError}, "problem 3 has no unit; fetch the file again"),
+        ({"answer": ""}, "testmini.json, '3': no answers, so this is another split's file; use that of 'testmini'"),
+        ({"unit": KeyError}, "testmini.json, '3': no column unit; it has pid, question"),
     ],
 )
 def test_a_broken_problem(tmp_path, change, message):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from subtoken_train.evaluation.metrics.multiple_choice import MultipleChoice
+from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import mmlu_letters, mmlu_numbers, mmlu_parquet
 from tests.support.vqa_cases import reference_cases

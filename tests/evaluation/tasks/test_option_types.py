@@ -7,20 +7,20 @@ import typing
 import pytest
 
 from subtoken_train.evaluation.tasks import TASKS, build_task
-from subtoken_train.evaluation.tasks.option_types import check_option
+from subtoken_train.typed import checked
 
 
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        ("recall", {"num_facts": "x"}, "option num_facts of task recall must be a whole number; got 'x'"),
-        ("recall", {"num_facts": True}, "must be a whole number; got True"),
-        ("textvqa", {"ocr": 1}, "must be true or false; got 1"),
-        ("pope", {"category": None}, "must be text; got None"),
-        ("coco_caption", {"year": "2014"}, "must be a whole number; got '2014'"),
-        ("ruler", {"tasks": "vt"}, "must be a list, each item text; got 'vt'"),
-        ("ruler", {"tasks": ["vt", 3]}, "must be a list, each item text"),
-        ("ruler_synthetic", {"tokenizer": 3}, "must be text or nothing; got 3"),
+        ("recall", {"num_facts": "x"}, "option num_facts of task recall is 'x'; it must be a whole number"),
+        ("recall", {"num_facts": True}, "is True; it must be a whole number"),
+        ("textvqa", {"ocr": 1}, "is 1; it must be true or false"),
+        ("pope", {"category": None}, "is null; it must be a text"),
+        ("coco_caption", {"year": "2014"}, "is '2014'; it must be a whole number"),
+        ("ruler", {"tasks": "vt"}, "is 'vt'; it must be a list"),
+        ("ruler", {"tasks": ["vt", 3]}, r"tasks of task ruler\[1\] is 3; it must be a text"),
+        ("ruler_synthetic", {"tokenizer": 3}, "tokenizer of task ruler_synthetic is 3; it must be a text"),
     ],
 )
 def test_wrong_types_are_worded(task, options, message):
@@ -32,4 +32,4 @@ def test_wrong_types_are_worded(task, options, message):
 def test_every_default_has_its_fields_type(name):
     hints = typing.get_type_hints(TASKS[name])
     for option, value in TASKS[name]().options.items():
-        check_option(name, option, value, hints[option])
+        checked(hints[option], list(value) if isinstance(value, tuple) else value, option)

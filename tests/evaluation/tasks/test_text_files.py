@@ -7,8 +7,8 @@ import json
 import pytest
 
 from subtoken_train.evaluation.tasks.text_files import (
+    benchmark_json,
     read_entries,
-    read_json,
     read_jsonl,
     read_lines,
     read_named,
@@ -50,12 +50,12 @@ def test_bad_json_lines(write, text, message):
 
 
 def test_json(write):
-    assert read_json(write('{"a": [1]}')) == {"a": [1]}
+    assert benchmark_json(write('{"a": [1]}')) == {"a": [1]}
     with pytest.raises(ValueError, match=r"file\.txt: invalid JSON .*line 2"):
-        read_json(write('{"a":\n [1,'))
+        benchmark_json(write('{"a":\n [1,'))
 
 
-@pytest.mark.parametrize("read", [read_json, read_jsonl, lambda path: read_table(path, ["a"])])
+@pytest.mark.parametrize("read", [benchmark_json, read_jsonl, lambda path: read_table(path, ["a"])])
 def test_a_missing_file(tmp_path, read):
     with pytest.raises(ValueError, match=r"absent\.txt is missing or cannot be read"):
         read(tmp_path / "absent.txt")

@@ -6,10 +6,9 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
-from subtoken_train.evaluation.results.record import SampleRecord
-from subtoken_train.evaluation.results.store import SampleWriter
+from subtoken_train.evaluation.results.store import SampleRecord, SampleWriter
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.frames import evenly_spaced, write_judge_file
+from subtoken_train.evaluation.tasks.video import evenly_spaced, write_judge_file
 from tests.support.measured import MEASURED
 
 MMBENCH = (

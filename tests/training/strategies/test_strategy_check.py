@@ -9,8 +9,7 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 
 from subtoken_train.cli.main import main
-from subtoken_train.training.strategies import build_strategy, zero
-from subtoken_train.training.strategies.check import check_devices, check_fit, check_kind
+from subtoken_train.training.strategies import build_strategy, check_devices, check_fit, check_kind, zero
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 from subtoken_train.training.strategies.zero_settings import zero_settings

@@ -1,0 +1,175 @@
+"""Packed blocks by sample: choose samples (batch selection, beam search), and say whose bytes are whose.
+
+Legend: B batch, h key-value heads, R rows of a block, c heads of a row, P pieces of a row, n stored pieces, d head
+width, T tail tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from subtoken_train.kernels.storage import Block, Payload, RoutedValues
+
+
+def chosen_samples(indices: Tensor, batch: int) -> Tensor:
+    """Numbers of the samples that an index of the batch axis names, int64 [n].
+
+    Args:
+        indices: numbers (negative ones count from the end) or bool marks, as tensors are indexed.
+        batch: samples that there are.
+
+    Raises:
+        ValueError: none is named, or one that is not there.
+    """
+    try:
+        chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
+    except IndexError as error:
+        raise ValueError(f"the cache holds {batch} samples, numbered from 0; others were asked for: {error}") from error
+    if chosen.dim() != 1 or not len(chosen):
+        raise ValueError(f"choose samples of the cache by a list of one or more numbers, not {list(chosen.shape)}")
+    return chosen
+
+
+def repeated_samples(batch: int, repeats: int) -> Tensor:
+    """Every sample ``repeats`` times in a row, int64 [batch * repeats].
+
+    Raises:
+        ValueError: fewer than one copy.
+    """
+    if repeats < 1:
+        raise ValueError(f"every sample is repeated once or more, not {repeats} times")
+    return torch.arange(batch).repeat_interleave(repeats)
+
+
+def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> list[Block]:
+    """Blocks of a batch that holds ``samples`` of the present one, in that order; a sample may come several times.
+
+    Args:
+        blocks: of one layer.
+        samples: numbers of samples of the present batch.
+        kv_heads: h.
+
+    The chosen rows are copied.
+    """
+    chosen = []
+    for block in blocks:
+        per_sample = 1 if block.whole_keys.data.shape[1] == kv_heads else kv_heads
+        held = range(len(block.whole_keys.data)) if block.rows is None else block.rows.tolist()
+        place = {row: i for i, row in enumerate(held)}
+        wanted = [
+            (place[sample * per_sample + part], new * per_sample + part)
+            for new, sample in enumerate(samples)
+            for part in range(per_sample)
+            if sample * per_sample + part in place
+        ]
+        if wanted:
+            own = _select_rows(block, [old for old, _ in wanted])
+            device = own.whole_keys.data.device
+            own.rows = torch.tensor([new for _, new in wanted], device=device)
+            if len(wanted) == len(samples) * per_sample:
+                own.rows = None
+            chosen.append(own)
+    return chosen
+
+
+def _select_rows(block: Block, rows: list[int]) -> Block:
+    """The rows' entries and pieces."""
+    index = torch.tensor(rows, device=block.whole_keys.data.device)
+    values = block.routed_values
+    return Block(
+        rows=None,
+        routed_keys=None if block.routed_keys is None else block.routed_keys.select(index),
+        routed_values=None if values is None else _select_values(values, index),
+        whole_keys=block.whole_keys.select(index),
+        whole_values=block.whole_values.select(index),
+    )
+
+
+def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
+    """Stored pieces of the rows: each row's pieces lie together."""
+    pieces = len(values.piece_bit)
+    ends = torch.cat([values.offsets[1:], values.offsets.new_tensor([len(values.pieces.data)])])
+    counts_RP = (ends - values.offsets).view(-1, pieces)
+    starts_R, lengths_R = values.offsets[::pieces][index_R], counts_RP.sum(-1)[index_R]
+    new_starts_R = lengths_R.cumsum(0) - lengths_R
+    within = torch.arange(int(lengths_R.sum()), device=index_R.device) - new_starts_R.repeat_interleave(lengths_R)
+    counts, source = counts_RP[index_R].flatten(), starts_R.repeat_interleave(lengths_R) + within
+    if values.index.dtype == torch.int32:
+        moved_R = torch.arange(len(index_R), device=index_R.device) - index_R
+        shift = (moved_R * values.heads * values.entries).repeat_interleave(lengths_R)
+        index = (values.index[source] + shift).to(torch.int32)
+    else:
+        index = values.index[index_R]
+    offsets = (counts.cumsum(0) - counts).int()
+    return replace(values, index=index, pieces=values.pieces.select(source), offsets=offsets)
+
+
+@dataclass
+class Share:
+    """One sample's part of a packed layer.
+
+    Attributes:
+        total_bytes: everything that is stored for it, index included.
+        routed_bytes: of entries whose values are stored in part: keys, pieces and what finds them.
+        index_bytes: of them, those that find the pieces.
+        routed_channels: value channels that are stored of those entries, in all heads.
+    """
+
+    total_bytes: int = 0
+    routed_bytes: int = 0
+    index_bytes: int = 0
+    routed_channels: int = 0
+
+
+def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
+    """A share per sample of a layer's blocks; their ``total_bytes`` add up to its payload and index bytes.
+
+    What a block stores once for all of its rows is divided among them. The tail gives batch, heads and width.
+    """
+    batch, heads, _, width = tail_BhTd.shape
+    shares = [Share() for _ in range(batch)]
+    for block in blocks:
+        count, own = block.whole_keys.data.shape[:2]
+        rows = range(count) if block.rows is None else block.rows.tolist()
+        per_sample = 1 if own == heads else heads
+        index_row = 0 if block.rows is None else block.rows.element_size()
+        whole = block.whole_keys.nbytes // count + block.whole_values.nbytes // count
+        for place, row in enumerate(rows):
+            share = shares[row // per_sample]
+            payload, index, channels = _routed(block, place, count, width)
+            share.total_bytes += whole + index_row + payload + index
+            share.routed_bytes += payload + index
+            share.index_bytes += index
+            share.routed_channels += channels
+    return shares
+
+
+def slice_bytes(block: Block) -> int:
+    """Bytes of the key and the value of one head of an entry that is stored whole."""
+    return vector_bytes(block.whole_keys) + vector_bytes(block.whole_values)
+
+
+def vector_bytes(payload: Payload) -> int:
+    """Bytes of one vector of a payload, its scale included."""
+    scale = 0 if payload.scale is None else payload.scale.element_size()
+    return payload.data.shape[-1] * payload.data.element_size() + scale
+
+
+def _routed(block: Block, place: int, count: int, width: int) -> tuple[int, int, int]:
+    """(bytes of keys and pieces, bytes of the index, value channels) of one row's routed entries."""
+    values = block.routed_values
+    if values is None:
+        return 0, 0, 0
+    assert block.routed_keys is not None
+    pieces = len(values.piece_bit)
+    stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
+    in_index = values.index.element_size() * stored
+    if values.index.dim() > 1:  # bits: as many for every row
+        in_index = values.index.nbytes // count
+    shared = values.piece_bit.nbytes
+    payload = block.routed_keys.nbytes // count + stored * vector_bytes(values.pieces)
+    index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)
+    return payload, index, stored * (width * values.heads // pieces)

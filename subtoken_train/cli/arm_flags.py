@@ -1,0 +1,53 @@
+"""Options that say which model runs and how its cache is compressed: shared by the commands that generate."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from subtoken_train.evictions import EVICTIONS
+
+if TYPE_CHECKING:
+    from subtoken_train.inference.model import SubTokenModel
+
+
+def add_compression_options(parser: ArgumentParser) -> None:
+    """A plain backbone's token reducer, and for every model the eviction and the precision of its cache."""
+    evictions = ", ".join(EVICTIONS)
+    parser.add_argument("--reducer", metavar="NAME", help="token reducer of a backbone alone; an adapter has its own")
+    parser.add_argument("--keep-ratio", type=float, metavar="R", help="share of the tokens that --reducer keeps")
+    parser.add_argument("--eviction", metavar="NAME", help=f"KV eviction after the prompt: {evictions} (default: none)")
+    parser.add_argument(
+        "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
+    )
+    parser.add_argument(
+        "--eviction-option", action="append", default=[], metavar="KEY=VALUE", help="a method's setting; repeatable"
+    )
+    parser.add_argument(
+        "--scope", metavar="context|all", help="what it chooses among (default: context, also written visual)"
+    )
+    parser.add_argument(
+        "--kv-dtype", default="model", metavar="model|int8|int4", help="precision of the stored prompt (default: model)"
+    )
+
+
+def arm_options(args: Namespace) -> dict[str, Any]:
+    """The options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
+    from subtoken_train.inference.written_settings import parse_settings
+
+    names = ("backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "scope", "kv_dtype")
+    given = {name: value for name in (*names, "protocol") if (value := getattr(args, name, None)) is not None}
+    if args.eviction_option:
+        given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
+    return given
+
+
+def flagged_model(args: Namespace, adapter: str | None, device: str | None = None) -> SubTokenModel:
+    """An adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, with the options' compression.
+
+    Raises:
+        ValueError: what ``ArmSpec`` or ``SubTokenModel`` refuses.
+    """
+    from subtoken_train.inference.arm_spec import ArmSpec
+
+    return ArmSpec(adapter=adapter, **arm_options(args), written="flag").load(device)

@@ -1,0 +1,119 @@
+"""The words of a command line: argparse's with mistakes in our words, and those behind commands that take a recipe.
+
+A mistake is one short ``ValueError`` that names the nearest valid option or choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, NoReturn
+
+from subtoken_train.errors import unknown_name
+
+
+class Parser(argparse.ArgumentParser):
+    """``argparse.ArgumentParser`` without usage dumps and without abbreviated options."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``ValueError`` instead of printing the usage and exiting."""
+        raise ValueError(f"{message} (see '{self.prog} --help')")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise unknown_name(action.dest, value, map(str, action.choices))
+
+
+def option_names(parser: argparse.ArgumentParser) -> set[str]:
+    """The option strings of a parser and of its sub-commands."""
+    names: set[str] = set()
+    for action in parser._actions:
+        names.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            names.update(*map(option_names, action.choices.values()))
+    return names
+
+
+def check_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Raise a worded ``ValueError`` at the first ``--option`` that the parser does not have.
+
+    Runs before parsing, because argparse names a missing required option before it names a misspelt one.
+    """
+    known = option_names(parser)
+    for token in takewhile(lambda token: token != "--", argv):
+        name = token.split("=", 1)[0]
+        if name.startswith("--") and name not in known and " " not in name:
+            raise unknown_name("option", name, (option for option in known if option.startswith("--")))
+
+
+ALLOW_CODE = "--allow-code"
+FLAGS = ("overwrite", "resume", "private")
+"""What is said on the command line alone; a recipe that says it too would act on its own."""
+_CONFIG = ("--config", "-c")
+_BARE = (*(f"--{flag}" for flag in FLAGS), "--help", "-h", "--print_config")
+
+
+@dataclass(frozen=True)
+class Words:
+    """What follows ``fit``, ``check`` or ``preview``.
+
+    Attributes:
+        configs: recipe files in order.
+        options: (key, text) in order; None where no text follows.
+        stray: words that are none of these.
+        allow_code: whether ``--allow-code`` was given.
+    """
+
+    configs: tuple[str, ...]
+    options: tuple[tuple[str, str | None], ...]
+    stray: tuple[str, ...]
+    allow_code: bool
+
+
+def split_words(argv: list[str]) -> Words:
+    """Tell recipes, options and flags apart.
+
+    Raises:
+        ValueError: an option before ``--config``, which the recipe would silently override, or ``--allow-code=...``.
+    """
+    configs: list[str] = []
+    options: list[tuple[str, str | None]] = []
+    stray: list[str] = []
+    allow_code, place = False, 0
+    while place < len(argv):
+        word, place = argv[place], place + 1
+        name, equals, text = word.partition("=")
+        following = argv[place] if place < len(argv) and not _is_option(argv[place]) else None
+        if name == ALLOW_CODE:
+            if equals:
+                raise ValueError(f"{ALLOW_CODE} takes no value; write it alone, or leave it out")
+            allow_code = True
+        elif not _is_option(word):
+            stray.append(word)
+        elif equals or word in _BARE or following is None:
+            value = text if equals else "true" if name.removeprefix("--") in FLAGS else None
+            _add(name, value, configs, options)
+        else:
+            _add(name, following, configs, options)
+            place += 1
+    return Words(tuple(configs), tuple(options), tuple(stray), allow_code)
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("--") or word.partition("=")[0] in ("-c", "-h")
+
+
+def _add(name: str, value: str | None, configs: list[str], options: list[tuple[str, str | None]]) -> None:
+    if name not in _CONFIG:
+        options.append((name.lstrip("-"), value))
+        return
+    if not value:
+        raise ValueError(f"{name} names no file; write {name} RECIPE.yaml")
+    if options and not configs:
+        raise ValueError(f"--{options[0][0]} stands before --config and would be overridden by it; put --config first")
+    configs.append(value)

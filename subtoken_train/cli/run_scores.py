@@ -1,0 +1,97 @@
+"""Scores of a training run: those while it goes on, and those on its model card with what else the card says of it.
+
+``training`` and ``evaluation`` do not know each other: they meet here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.artifact.card import CardSections
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evaluation.data_file import answer_records
+from subtoken_train.evaluation.scores_file import read_scores
+from subtoken_train.training.panels.midway_scores import Evaluate, EvaluationConfig
+from subtoken_train.training.preflight import NominalPrompt, layer_bands, nominal_prompt, prompt_ledger
+
+
+def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
+    """A function from a backbone to its scores on the recipe's ``evaluation`` band; the data are read at once.
+
+    Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
+    per kind where the records name several.
+
+    Args:
+        config: the band.
+        attention: of the recipe's backbone.
+
+    Raises:
+        ValueError: data that are missing or wrong, or an attention that cannot read packed caches.
+    """
+    check_attention(attention)
+    records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
+
+    def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
+        answers = answer_records(
+            backbone,
+            records,
+            max_length=config.max_length,
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            limit=config.limit,
+        )
+        kinds = answers.by_kind()
+        of_kinds = {kind: sum(found) / len(found) for kind, found in kinds.items()} if len(kinds) > 1 else {}
+        return {"accuracy": sum(answers.scores) / len(answers.scores), **of_kinds}
+
+    return evaluate
+
+
+def check_attention(attention: str) -> None:
+    """Raise a worded ``ValueError`` for an attention that cannot read packed caches."""
+    if attention == "eager":
+        raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
+
+
+def card_sections(cli: Any, parts: CompressedBackbone, recipe: Path, arm: str, metrics: str | None) -> CardSections:
+    """The sections of an adapter that a recipe trained.
+
+    Args:
+        cli: the parsed recipe, for its data.
+        parts: the adapter's parts; the backbone may be on the meta device.
+        recipe: the resolved recipe.
+        arm: the adapter's name in ``metrics``.
+        metrics: a file of ``evaluate --out``; None: no scores.
+    """
+    evaluation = None if metrics is None else read_scores(Path(metrics), arm)
+    table = budget_table(parts, nominal_prompt(parts.family, cli.datamodule))
+    return CardSections(recipe.read_text(encoding="utf-8"), table, evaluation)
+
+
+def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
+    """The ledger by layers and region as Markdown, in the bytes of the backbone's dtype."""
+    ledger = prompt_ledger(parts, prompt)
+    dtype = str(parts.family.model.dtype).removeprefix("torch.")
+    lines = [
+        f"One prompt of {prompt.note}; bytes of one layer, {dtype}. Keys stay whole; the index names the kept groups.",
+        "",
+        "| layers | region | tokens | kept | keys B | values B | index B | KV kept |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for band in layer_bands(ledger):
+        for row in band.rows:
+            share = row.payload_bytes / (2 * ledger.shape.side_bytes * row.tokens_before)
+            lines.append(
+                f"| {band.first}-{band.last} | {row.region} | {row.tokens_before:,} | {row.tokens:,} | "
+                f"{row.key_bytes:,} | {row.value_bytes:,} | {row.index_bytes:,} | {share:.4%} |"
+            )
+    whole, region = ledger.bytes_of(with_index=False), ledger.bytes_of(prompt.region, with_index=False)
+    lines += [
+        "",
+        f"All layers: {region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region "
+        f"({ledger.fraction(prompt.region):.4%}), {whole:,} of {ledger.dense_bytes():,} of the prompt "
+        f"({ledger.fraction():.4%}); {ledger.bytes_of() - whole:,} bytes of index are apart.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""What the terminal shows of a command that waits or fails: counters, messages and exit codes.
+
+The one place where exceptions become exit codes: 0 fine, 1 our failure, 2 wrong input, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from subtoken_train.errors import SubTokenWarning, UncutError, plain
+
+PROGRAM = "subtoken-train"
+USER_ERRORS = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
+"""What a user can mend while a run goes on; see ``is_users`` for a command."""
+MAX_LENGTH = 400
+"""Characters of a message."""
+_USERS_ERRNOS = {
+    getattr(errno, name)
+    for name in [
+        "ENOENT",
+        "EEXIST",
+        "EACCES",
+        "EPERM",
+        "ENOTDIR",
+        "EISDIR",
+        "ENAMETOOLONG",
+        "ELOOP",
+        "EROFS",
+        "ENOSPC",
+        "EDQUOT",
+        "EFBIG",
+        "ENOTEMPTY",
+        "EXDEV",
+        "ENXIO",
+        "ENODEV",
+        "EINVAL",
+        "EMFILE",
+        "ETXTBSY",
+        "EBUSY",
+        "EMLINK",
+        "ENOTSUP",
+        "EILSEQ",
+        "ESTALE",
+        "EIO",
+    ]
+}
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error on one line; system errors as ``<reason>: <path>``."""
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.strerror}: {error.filename}"
+    elif isinstance(error, UnicodeError):
+        text = f"a text that is no UTF-8 ({error.reason if isinstance(error, _CODEC_ERRORS) else error})"
+    else:
+        text = str(error)
+    if "Original Traceback" in text:  # raised in a data-loading worker: torch puts the whole traceback in the message
+        text = text.strip().splitlines()[-1].partition(": ")[2]
+    if "embedded null" in text:
+        text = "a path holds a NUL character, and no file has such a name"
+    text = plain(" ".join(text.split())) or type(error).__name__
+    return text if isinstance(error, UncutError) else shortened(text)
+
+
+def shortened(text: str) -> str:
+    """The begin and the end of a text that is too long for a message."""
+    if len(text) <= MAX_LENGTH:
+        return text
+    return f"{text[: MAX_LENGTH - 125]} ... {text[-120:]}"
+
+
+def is_users(error: Exception) -> bool:
+    """Whether the user can mend it: wrong input, or a file system that says no to a path; no lost connection."""
+    if isinstance(error, USER_ERRORS):
+        return True
+    return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno in _USERS_ERRNOS
+
+
+_CODEC_ERRORS = (UnicodeDecodeError, UnicodeEncodeError)
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run a command and return its exit code; wrong input gives one line on stderr and no traceback.
+
+    A ``SubTokenWarning`` is one line on stderr, too.
+    """
+    _print_any_character()
+    try:
+        with warnings.catch_warnings():
+            _word_warnings()
+            return action()
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        if _reader_is_gone():
+            return 0
+        traceback.print_exc()
+        return 1
+    except Exception as error:
+        if is_users(error):
+            print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
+            return 2
+        traceback.print_exc()
+        return 1
+
+
+def _print_any_character() -> None:
+    """Let stdout write out what its encoding has no bytes for, as stderr does: an answer is no reason to stop."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _word_warnings() -> None:
+    """Show our own warnings without file, line and source."""
+    show = warnings.showwarning
+
+    def worded(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
+        if issubclass(category, SubTokenWarning):
+            print(f"{PROGRAM}: warning: {plain(' '.join(str(message).split()))}", file=sys.stderr)
+        else:
+            show(message, category, *place, **further)
+
+    warnings.showwarning = worded
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is stdout that broke (``... | head`` has read enough), and not a pipe to a worker of ours."""
+    try:
+        stdout = sys.stdout.fileno()
+    except OSError:  # not a file at all
+        return False
+    poll = select.poll()
+    poll.register(stdout, select.POLLOUT)
+    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)  # or Python complains again at exit
+    return gone
+
+
+_LINES = 10  # in a log
+
+
+def counter(what: str) -> Callable[[int, int], None]:
+    """A function of (done, total) that shows ``done/total what``."""
+    shown, what = 0, plain(what)
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty():
+            print(f"\r{done}/{total} {what}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif (part := done * _LINES // total) > shown:
+            shown = part
+            print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,195 @@
+"""The attention implementation of a compressed language model, registered with transformers.
+
+One function per implementation that it wraps (``subtoken_sdpa``, ``subtoken_flash_attention_2``, ...), set for the
+language model only. A prompt's pass runs the wrapped implementation unchanged, or the context split where one is given,
+and then shows rotated queries, keys and values to whoever observes; decoding reads packed storage.
+
+The context split is what the ``context`` stage of a reducer changes in a layer. Context rows attend to all context
+before them, with whole values. Query rows (and the answer after them) see the kept context tokens only, with routed
+values, and each other. Which tokens stay is decided per layer, by the rows that ask. The split is a keyword argument
+that the decoder loop passes through.
+
+Legend: B batch, N rows, M columns, H query heads, h key-value heads, d head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from subtoken_train.cache.cache import PackedLayer
+from subtoken_train.reducers.base import ContextReducer, ContextView
+from subtoken_train.routing.bank import RouterBank, RoutingState
+
+PREFIX = "subtoken_"
+"""Of the names of registered attention functions."""
+
+
+@dataclass
+class ContextSplit:
+    """One pass over a batch of contexts and queries, right- or left-padded.
+
+    Attributes:
+        reducer: chooses context tokens in every layer; None keeps all.
+        visible_BN: real tokens, bool.
+        context_BN: the compressed region, bool.
+        reads_whole_BN: rows that attend to all context with whole values (context, and what comes before it), bool.
+        asks_BN: the query rows that choose, bool.
+        bank: the routers; None for a token-only arm.
+        routing: what the routers read and did.
+        collects: remember the routed values of every layer in ``routed``, for a cache.
+        seen: per layer the rows that query rows and all later ones see, bool [B, N].
+        routed: per layer the routed values, [B, h, N, d], where ``collects``.
+    """
+
+    reducer: ContextReducer | None
+    visible_BN: Tensor
+    context_BN: Tensor
+    reads_whole_BN: Tensor
+    asks_BN: Tensor
+    bank: RouterBank | None = None
+    routing: RoutingState | None = None
+    collects: bool = False
+    seen: dict[int, Tensor] = field(default_factory=dict)
+    routed: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """What every layer needs and none changes, read from the device once."""
+        places_N = torch.arange(self.visible_BN.shape[1], device=self.visible_BN.device)
+        self.late_BN = self.visible_BN & ~self.reads_whole_BN
+        self.whole_end = int((self.reads_whole_BN.any(0) * (places_N + 1)).max())
+        self.late_start = int(torch.where(self.late_BN.any(0), places_N, len(places_N)).min())
+        self.context_counts: list[int] = self.context_BN.sum(-1).tolist()
+        self.asks_counts: list[int] = self.asks_BN.sum(-1).tolist()
+
+    def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor) -> Tensor:
+        """Context tokens that stay in ``layer``, bool [B, N]."""
+        kept_BN = self.context_BN
+        if self.reducer is not None:
+            view = ContextView(
+                query_BHNd.detach(),
+                key_BhNd.detach(),
+                self.context_BN,
+                self.asks_BN,
+                self.context_counts,
+                self.asks_counts,
+            )
+            kept_BN = self.reducer.keep_context(view)
+        # later rows see the rest of the prompt too
+        self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
+        return kept_BN
+
+    def route(self, layer: int, kept_BN: Tensor, value_BhNd: Tensor) -> Tensor:
+        """What query rows read of the layer's values, [B, h, N, d]; the budget counts the kept tokens."""
+        if self.bank is None or self.routing is None:
+            return value_BhNd
+        routed_BND = self.bank.route_deferred(layer, self.routing, kept_BN)
+        batch, heads, length, width = value_BhNd.shape
+        routed_BhNd = routed_BND.reshape(batch, length, heads, width).transpose(1, 2)
+        if self.collects:
+            self.routed[layer] = routed_BhNd
+        return routed_BhNd
+
+
+def check_sdpa(config: Any) -> None:
+    """Raise a worded ``ValueError`` unless the decoder was loaded with ``sdpa``, which the split runs on."""
+    if config._attn_implementation.removeprefix(PREFIX) != "sdpa":
+        raise ValueError(
+            f"context compression runs on attention: sdpa, but the backbone was loaded with "
+            f"{config._attn_implementation!r}; set model.backbone.attention: sdpa"
+        )
+
+
+def split_attention(
+    split: ContextSplit, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
+) -> Tensor:
+    """Attention of one layer under a split; [B, H, N, d] queries, [B, h, N, d] keys and values to [B, N, H, d]."""
+    kept_BN = split.keep(layer, query, key)
+    routed, seen_BN = split.route(layer, kept_BN, value), split.seen[layer]
+    whole_end, late_start, length = split.whole_end, split.late_start, query.shape[2]
+
+    def attend(start: int, stop: int, values: Tensor, keys_BN: Tensor) -> Tensor:
+        columns_N = torch.arange(stop, device=query.device)
+        rows_M1 = columns_N[start:, None]
+        # a padding row would see nothing and turn NaN; every row sees itself
+        mask_BMN = (rows_M1 >= columns_N) & keys_BN[:, None, :stop] | (rows_M1 == columns_N)
+        return F.scaled_dot_product_attention(
+            query[:, :, start:stop],
+            key[:, :, :stop],
+            values[:, :, :stop],
+            mask_BMN[:, None],
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+
+    out = query.new_zeros(*query.shape[:3], value.shape[-1])
+    if whole_end:
+        out = torch.cat([attend(0, whole_end, value, split.visible_BN), out[:, :, whole_end:]], dim=2)
+    if late_start < length:
+        late = torch.cat([out[:, :, :late_start], attend(late_start, length, routed, seen_BN)], dim=2)
+        out = torch.where(split.late_BN[:, None, :, None], late, out)
+    return out.transpose(1, 2).contiguous()
+
+
+Observer = Callable[[int, Tensor, Tensor, Tensor, float], None]
+
+"""Called with (layer, query [B, H, N, d], key [B, h, N, d], value [B, h, N, d], scale) after a layer's attention."""
+
+
+def use_packed_attention(config: Any) -> None:
+    """Let a decoder's layers read packed storage; what they were loaded with still runs their prompts.
+
+    Raises:
+        ValueError: eager attention, which builds the N x N matrix, or another one that transformers does not register.
+    """
+    name = str(config._attn_implementation)
+    if name.startswith(PREFIX):
+        return
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        raise ValueError(f"attention {name!r} cannot read a packed cache; load the backbone with attention: sdpa")
+    AttentionInterface.register(PREFIX + name, _wrapping(ALL_ATTENTION_FUNCTIONS[name]))
+    AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
+    config._attn_implementation = PREFIX + name
+
+
+def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Transformers' attention interface around another implementation."""
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor | PackedLayer,
+        value: Tensor | PackedLayer,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        context_split: ContextSplit | None = None,
+        observer: Observer | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if isinstance(key, PackedLayer):
+            return key.attend(query, scale).transpose(1, 2), None
+        assert not isinstance(value, PackedLayer)
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        if context_split is not None:
+            dropout = float(options.get("dropout", 0.0))
+            result: tuple[Tensor, Tensor | None] = (
+                split_attention(context_split, layer, query, key, value, scale, dropout),
+                None,
+            )
+        else:
+            result = wrapped(module, query, key, value, attention_mask, scaling=scaling, **options)
+        if observer is not None:
+            observer(layer, query, key, value, scale)
+        return result
+
+    return attention

@@ -1,0 +1,77 @@
+"""Scores of log-likelihoods: the perplexity of texts, and choices.
+
+Sources: perplexity as lm-eval defines it; MMLU (Hendrycks et al., arXiv:2009.03300) as lm-evaluation-harness scores it,
+metric ``acc``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
+
+
+class Perplexity(TaskMetric):
+    """``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of scored texts, lower is better.
+
+    With L the sum of log-likelihoods in nats: exp(-L / words), exp(-L / bytes) and -L / bytes / ln 2. None of them
+    depends on how a tokenizer cuts the text. A reference holds ``words`` and ``bytes`` of the scored text, a prediction
+    its one log-likelihood. ``score`` is the geometric mean of a byte's probability, 1 / byte perplexity of the sample.
+    """
+
+    higher_is_better = False
+    points = frozenset({"word_perplexity", "byte_perplexity", "bits_per_byte"})
+    sums: Tensor  # [3]: log-likelihood, words, bytes
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
+        """Add log-likelihoods and what they were of."""
+        for prediction, reference in zip(predictions, references, strict=True):
+            added = [_only(prediction), reference["words"], reference["bytes"]]
+            self.sums += torch.tensor(added, dtype=torch.float64).to(self.sums)
+
+    def compute(self) -> dict[str, Tensor]:
+        """The three figures."""
+        nats, words, octets = self.sums
+        return {
+            "word_perplexity": torch.exp(-nats / words),
+            "byte_perplexity": torch.exp(-nats / octets),
+            "bits_per_byte": -nats / octets / math.log(2),
+        }
+
+    @staticmethod
+    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+        """exp(log-likelihood / bytes)."""
+        return math.exp(_only(prediction) / reference["bytes"])
+
+
+def _only(prediction: Prediction) -> float:
+    assert isinstance(prediction, list)
+    (value,) = prediction
+    return value
+
+
+class MultipleChoice(MeanScores):
+    """How often the likeliest choice is the right one; among equals the first counts as chosen.
+
+    A reference holds ``answer``, the index of the right choice. Likelihoods are taken as they are, not divided by
+    length.
+
+    Scores:
+        ``accuracy``: over all samples, so subjects weigh by their size.
+    """
+
+    names = ("accuracy",)
+
+    @staticmethod
+    def figures(prediction: list[float], reference: Mapping[str, Any]) -> dict[str, float]:
+        """1 where the likeliest choice is right."""
+        return {"accuracy": float(prediction.index(max(prediction)) == reference["answer"])}

@@ -1,0 +1,201 @@
+"""Short answers against texts (how similar, equal, or near as a number), scenes in words, and answers for a judge.
+
+Sources: the DocVQA challenge's ANLS (Biten et al., arXiv:1905.13648, threshold 0.5), as LLaVA's ``m4c_evaluator.py``
+(STVQAANLSEvaluator) and lmms-eval's ``anls`` read white space; GQA's exact match by LLaVA's
+``scripts/convert_gqa_for_eval.py`` before GQA's own ``eval.py``, and by lmms-eval's ``exact_match`` with
+``ignore_case`` and ``ignore_punctuation``; ChartQA's accuracy (Masry et al., arXiv:2203.10244, section 5.1), as coded
+in Qwen-VL's and lmms-eval's ``chartqa``.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES
+from subtoken_train.evaluation.metrics.metric import MeanScores
+
+SIMILAR_ENOUGH = 0.5
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+TOLERANCE = 0.05
+
+
+class ANLS(MeanScores):
+    """The best similarity to any of the references, 0 where it is below one half.
+
+    Scores:
+        ``lmms_anls``: inner white space collapses to single spaces for the distance, which is divided by the longer of
+            the two *raw* texts. So white space around a text raises its score. What tables print: it is also the rule
+            of Qwen-VL and VLMEvalKit.
+        ``llava_anls``: only the outer white space goes, for distance and length. Its original divides by zero where
+            both texts are empty; here they are equal texts, 1, as in ``lmms_anls``.
+
+    A reference holds ``answers``, a list of texts with at least one.
+    """
+
+    names = ("lmms_anls", "llava_anls")
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """The two similarities of one answer."""
+        answers = reference["answers"]
+        return {
+            "lmms_anls": max(lmms_similarity(prediction, answer) for answer in answers),
+            "llava_anls": max(llava_similarity(prediction, answer) for answer in answers),
+        }
+
+
+def llava_similarity(prediction: str, answer: str) -> float:
+    """1 - distance / length, 0 where that is below ``SIMILAR_ENOUGH``."""
+    first, second = prediction.lower().strip(), answer.lower().strip()
+    return _similarity(first, second, max(len(first), len(second)))
+
+
+def lmms_similarity(prediction: str, answer: str) -> float:
+    """As ``llava_similarity``, with inner white space collapsed and the length of the raw upper-case texts."""
+    first, second = (" ".join(text.lower().split()) for text in (prediction, answer))
+    return _similarity(first, second, max(len(prediction.upper()), len(answer.upper())))
+
+
+def levenshtein(first: str, second: str) -> int:
+    """The fewest insertions, deletions and substitutions of characters that make one text the other.
+
+    Written out because torchmetrics' edit distance looks at a beam of 25 cells only.
+    """
+    row = list(range(len(second) + 1))
+    for i, character in enumerate(first, start=1):
+        diagonal, row[0] = row[0], i
+        for j, other in enumerate(second, start=1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (character != other))
+    return row[-1]
+
+
+def _similarity(first: str, second: str, length: int) -> float:
+    if length == 0:
+        return 1.0
+    similarity = 1 - levenshtein(first, second) / length
+    return similarity if similarity >= SIMILAR_ENOUGH else 0.0
+
+
+class ExactMatch(MeanScores):
+    """Answers equal to the one reference.
+
+    A reference holds ``answer``.
+
+    Scores:
+        ``accuracy``: LLaVA's: full stops at the end and case do not count; what is stored is already in lower case.
+        ``lmms_exact_match``: neither case nor punctuation (ASCII) counts, in the answer and in the reference.
+    """
+
+    names = ("accuracy", "lmms_exact_match")
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """Both readings of one answer."""
+        answer = reference["answer"]
+        return {
+            "accuracy": float(gqa_answer(prediction) == answer),
+            "lmms_exact_match": float(_plain(prediction) == _plain(answer)),
+        }
+
+
+def gqa_answer(text: str) -> str:
+    """What LLaVA hands to GQA's scorer."""
+    return text.rstrip(".").lower()
+
+
+def _plain(text: str) -> str:
+    return text.lower().translate(_WITHOUT_PUNCTUATION)
+
+
+class RelaxedAccuracy(MeanScores):
+    """Share of answers that are right by ``relaxed_match``.
+
+    Scores: ``relaxed_accuracy`` over all, ``human`` and ``augmented`` over the questions of that kind.
+
+    A reference holds ``answer``, a text, and ``kind``, ``human`` or ``augmented``.
+    """
+
+    names = ("relaxed_accuracy", "human", "augmented")
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """1 or 0, over all and for the question's kind."""
+        right = float(relaxed_match(prediction, reference["answer"]))
+        return {"relaxed_accuracy": right, reference["kind"]: right}
+
+
+def relaxed_match(prediction: str, target: str) -> bool:
+    """Whether two numbers differ by at most 5 % of the target, or two texts only in case.
+
+    A number is what Python's ``float`` reads, or that before "%", in hundredths: "1,200" is text. A target of 0 is
+    compared as text, since nothing is 5 % of it.
+    """
+    predicted, wanted = _number(prediction), _number(target)
+    if predicted is None or not wanted:
+        return prediction.lower() == target.lower()
+    return abs(predicted - wanted) / abs(wanted) <= TOLERANCE
+
+
+def _number(text: str) -> float | None:
+    percent = text.endswith("%")
+    try:
+        return float(text.rstrip("%")) / 100 if percent else float(text)
+    except ValueError:
+        return None
+
+
+class Answered(MeanScores):
+    """``answered``: the share of answers that are not empty. It says nothing of their quality: that is a judge's."""
+
+    names = ("answered",)
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """1 where there is an answer."""
+        return {"answered": float(bool(prediction.strip()))}
+
+
+def scene_objects(text: str) -> frozenset[frozenset[str]]:
+    """The (place, colour, digit) triples that a scene description names, in either order of the two styles."""
+    triples, current = set(), set[str]()
+    for word in text.split():
+        kind = 0 if word in PLACES else 1 if word in COLOR_NAMES else 2 if word.isdigit() else 3
+        if kind == 3:
+            current = set()
+            continue
+        current = {word} if len(current) == 3 or not current else current | {word}
+        if len(current) == 3:
+            triples.add(frozenset(current))
+            current = set()
+    return frozenset(triples)
+
+
+def scene_f1(prediction: str, answer: str) -> float:
+    """F1 of the described objects: each counts only with the right place, colour and digit together."""
+    found, wanted = scene_objects(prediction), scene_objects(answer)
+    if not found or not wanted:
+        return float(found == wanted)
+    return 2 * len(found & wanted) / (len(found) + len(wanted))
+
+
+def scene_score(kind: str | None, prediction: str, answer: str) -> float:
+    """``scene_f1`` for scene descriptions; for everything else 1 where the texts are equal but for space and case."""
+    if kind in DESCRIPTION_KINDS:
+        return scene_f1(prediction, answer)
+    return float(prediction.strip().lower() == answer.strip().lower())
+
+
+class SceneScore(MeanScores):
+    """``score``: mean of exact match (short answers) or of the F1 of the described objects (descriptions).
+
+    A reference holds ``answer`` and ``kind``.
+    """
+
+    names = ("score",)
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """The answer's exact match or F1."""
+        return {"score": scene_score(reference["kind"], prediction, reference["answer"])}

@@ -1,0 +1,165 @@
+"""The embedded models' own tasks, held out: digit scenes for the vision-language model, key-value recall for the other.
+
+Scenes are in LLaVA's instruction format, as ``subtoken-train data scenes`` writes them; all their tasks, one for each
+benchmark whose style they follow, read the same files. Of recall, facts are stated in English, and eight are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from subtoken_train.datasets.recall import RecallRecords, RecallTask
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.evaluation.metrics.short_answers import SceneScore
+from subtoken_train.evaluation.metrics.string_match import RecallScore
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.families.load import resolve
+
+_WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/scenes is read unless a folder is named:
+  subtoken-train data scenes
+  subtoken-train data scenes --seed 1 --out FOLDER --train 1 --dev 1 --test 4800     (as the tables ask)"""
+
+
+@dataclass
+class Recall(Task):
+    """Contexts of the test split's English with facts drawn for them.
+
+    A context is a text here: where two of its parts make other tokens together, it is a token or two longer or shorter
+    than it was drawn.
+
+    Attributes:
+        contexts: how many.
+        context_length: tokens of each, by ``tokenizer``.
+        num_facts: facts stated in each.
+        num_questions: facts asked for.
+        tokenizer: path or Hub id of what measures the context.
+    """
+
+    name = "recall"
+    modality = "text"
+    needs_files = False
+    primary = "score"
+    scored_by = RecallScore
+    where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
+
+    contexts: int = 200
+    context_length: int = 512
+    num_facts: int = 24
+    num_questions: int = 8
+    tokenizer: str = "checkpoints/tiny-llama"
+
+    def samples(self) -> Sequence[Sample]:
+        """The contexts; a pure function of the options."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(resolve(self.tokenizer))
+        task = RecallTask(tokenizer, self.context_length, self.num_facts, self.num_questions)
+        records = RecallRecords(task, "test", self.contexts)
+        drawn = [records[i] for i in range(self.contexts)]
+        longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
+        made = []
+        for sample in drawn:
+            ids, start = [int(token) for token in sample.text.input_ids], sample.text.context_length
+            context, question = (
+                tokenizer.decode(part, skip_special_tokens=True)
+                for part in (ids[:start], ids[start : sample.text.prompt_length])
+            )
+            made.append(
+                Sample(
+                    id=sample.text.record_id,
+                    prompt=context + question,
+                    reference={"codes": sample.codes},
+                    context_characters=len(context),
+                    max_new_tokens=longest + 4,
+                    kind="recall",
+                )
+            )
+        return made
+
+
+def instruction_samples(
+    records: InstructionRecords, limit: int | None = None, max_new_tokens: int = 64
+) -> list[Sample]:
+    """The last turn of the first ``limit`` records (None: of all), with the turns before it, for ``SceneScore``."""
+    total = len(records) if limit is None else min(limit, len(records))
+    return [
+        Sample(
+            id=record.id,
+            prompt=record.turns[-1].prompt,
+            reference={"answer": record.turns[-1].answer or "", "kind": record.kind},
+            images=tuple(record.images),
+            max_new_tokens=max_new_tokens,
+            kind=record.kind or "question",
+            earlier=tuple(record.turns[:-1]),
+        )
+        for record in (records[i] for i in range(total))
+    ]
+
+
+@dataclass
+class _Scenes(Task):
+    """Scenes of one split.
+
+    Attributes:
+        split: ``dev`` or ``test``.
+    """
+
+    modality = "image"
+    primary = "score"
+    scored_by = SceneScore
+    where = _WHERE
+    made_in = "data/scenes"
+    kinds: ClassVar[tuple[str, ...]]
+
+    split: str = "test"
+
+    def samples(self) -> Sequence[Sample]:
+        """The split's records of the task's kinds; see ``InstructionRecords`` for the errors."""
+        if self.source is None:
+            raise ValueError(f"task {self.name} needs a folder of scenes (source, or below data_root). {self.where}")
+        samples = instruction_samples(InstructionRecords(Path(self.source) / f"{self.split}.json"))
+        return [sample for sample in samples if sample.kind in self.kinds]
+
+
+@dataclass
+class ScenesPope(_Scenes):
+    """Is there a digit, or a colour? POPE's style."""
+
+    name = "scenes_pope"
+    kinds = ("exists", "exists_color")
+
+
+@dataclass
+class ScenesTextVQA(_Scenes):
+    """Which digit stands at a place? TextVQA's style."""
+
+    name = "scenes_textvqa"
+    kinds = ("read",)
+
+
+@dataclass
+class ScenesGQA(_Scenes):
+    """Colour, place and count: GQA's and MME's style."""
+
+    name = "scenes_gqa"
+    kinds = ("color", "where", "count")
+
+
+@dataclass
+class ScenesMMBench(_Scenes):
+    """Multiple choice: MMBench's style."""
+
+    name = "scenes_mmbench"
+    kinds = ("choice",)
+
+
+@dataclass
+class ScenesCaption(_Scenes):
+    """The whole scene in words: captioning."""
+
+    name = "scenes_caption"
+    kinds = DESCRIPTION_KINDS

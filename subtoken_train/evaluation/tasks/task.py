@@ -1,0 +1,126 @@
+"""What a benchmark is: its samples, read from the benchmark's own files, and the metric that scores their answers.
+
+A task knows neither models nor budgets. Its samples say in plain text what is asked; the runner turns them into batches
+and the metric turns predictions into scores, so that answers can be scored again without a model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from subtoken_train.datasets.image_sources import ImageSource
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.families.base import Turn
+
+Modality = Literal["image", "text"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question.
+
+    Attributes:
+        id: unique in the task.
+        prompt: what is asked. Image tasks: the user's turn, ``<image>`` once per image; the backbone's family puts its
+            chat format around it. Text tasks: the whole text, as the model reads it.
+        reference: what the metric reads beside the prediction (answers, choices, category, ...); JSON values only,
+            because it is stored with the prediction.
+        images: in the order of their placeholders; opened when a batch needs them.
+        choices: continuations whose log-likelihoods are asked; empty: the answer is generated.
+        context_characters: text tasks: how much of ``prompt``, from its start, may be compressed; None: the default
+            split (``inference.prompts.context_tokens``).
+        max_new_tokens: cap on a generated answer.
+        stop: texts that end a generated answer; they are cut off.
+        kind: what scores are also shown by (subtask, category, question type).
+        earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
+    """
+
+    id: str
+    prompt: str
+    reference: Mapping[str, Any]
+    images: tuple[ImageSource, ...] = ()
+    choices: tuple[str, ...] = ()
+    context_characters: int | None = None
+    max_new_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    kind: str = "question"
+    earlier: tuple[Turn, ...] = ()
+
+
+@dataclass
+class Task(ABC):
+    """A benchmark: one file and one line in ``TASKS`` each. Subclasses are dataclasses; their fields are options.
+
+    Attributes:
+        source: folder with the benchmark's files, or a Hub data-set id; None: ``hub_id``.
+    """
+
+    name: ClassVar[str]
+    modality: ClassVar[Modality]
+    scored_by: ClassVar[type[TaskMetric]]
+    """Its metric."""
+    primary: ClassVar[str]
+    """The score of ``metric().compute()`` that tables print."""
+    where: ClassVar[str]
+    """How to get the files: commands and addresses, in plain text (``subtoken-train data NAME`` prints it)."""
+
+    hub_id: ClassVar[str | None] = None
+    """Where ``datasets`` finds it; None for what is on no hub."""
+    rows: ClassVar[int | None] = None
+    """Samples of the complete set that the paper uses; None where there is no such number."""
+    made_in: ClassVar[str | None] = None
+    """Where ``subtoken-train data`` writes its files, which are read from there unless a folder is named."""
+    needs_files: ClassVar[bool] = True
+    """False for a task that makes its samples itself, by its options."""
+    allowed: ClassVar[Mapping[str, Sequence[object]]] = {}
+    """The values that an option may have, for options that are names."""
+
+    source: str | Path | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse an option's value that is not ``allowed``, by a ``ValueError``."""
+        for option, values in self.allowed.items():
+            if getattr(self, option) not in values:
+                raise unknown_name(f"{option} of {self.name}", getattr(self, option), map(str, values))
+
+    @abstractmethod
+    def samples(self) -> Sequence[Sample]:
+        """All samples in the order of the files; images are not opened.
+
+        Raises:
+            ValueError: a file is missing, truncated or malformed, an id is there twice, or the split has no answers;
+                the message names file and line.
+        """
+
+    def metric(self) -> TaskMetric:
+        """A fresh metric."""
+        return self.scored_by()
+
+    def check_requirements(self) -> None:  # noqa: B027  (most tasks need nothing, and say so by not defining it)
+        """Raise where the metric could not score here (a library or program is missing); asked before any model runs.
+
+        Raises:
+            ValueError: what is missing, and how to get it.
+        """
+
+    def write_for_others(self, folder: Path) -> None:  # noqa: B027  (few are read)
+        """Write what a program outside reads, when all samples are answered; most tasks nothing.
+
+        Args:
+            folder: with the records.
+        """
+
+    @property
+    def expected_rows(self) -> int | None:
+        """Samples of the complete set under these options; ``rows`` unless an option changes the split."""
+        return self.rows
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options but ``source``, for manifests and tables."""
+        return {name: value for name, value in vars(self).items() if name != "source"}

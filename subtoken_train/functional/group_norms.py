@@ -1,0 +1,80 @@
+"""Norms of value groups as scores: behind the output projection, and as an offset of router logits.
+
+Legend: B batch, N positions, D model width, V value width d_v = H * d, H key-value heads, d head width, R query heads
+per key-value head, S value groups.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.groups import expand_group_mask, split_groups
+from subtoken_train.types import Layout
+
+_LEAST_NORM = 1e-6
+"""Added to norms, so that an empty group has a logarithm."""
+_LEAST_DEVIATION = 1e-4
+"""Equal norms differ by rounding, which must not be blown up."""
+
+
+def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
+    """Gram matrices of the output projection, one per key-value head, fp32 [H, d, d].
+
+    ``G_h = sum_q W_q^T W_q`` over the R query heads q that share key-value head h (h*R to h*R + R - 1, the order of
+    transformers' models), with W_q [D, d] the columns of the projection that read q. Entries between channels of
+    different groups are zeroed, so that one product serves groups of any size in either layout.
+
+    Args:
+        output_weight: weight of ``o_proj``, [D, H * R * d], floating point.
+        num_kv_heads: H.
+        head_dim: d.
+        num_groups: S.
+        layout: as in ``split_groups``.
+    """
+    columns_DHRd = output_weight.float().reshape(len(output_weight), num_kv_heads, -1, head_dim)
+    with torch.autocast(output_weight.device.type, enabled=False):
+        gram_Hdd = torch.einsum("xhrd,xhre->hde", columns_DHRd, columns_DHRd)
+    group_of_S = torch.arange(num_groups, device=output_weight.device)
+    group_of_V = expand_group_mask(group_of_S, num_kv_heads * head_dim, num_kv_heads, layout)
+    group_of_Hd = group_of_V.reshape(num_kv_heads, head_dim)
+    return gram_Hdd.masked_fill(group_of_Hd[:, :, None] != group_of_Hd[:, None, :], 0)
+
+
+def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, layout: Layout) -> Tensor:
+    """Root of the sum over query heads of ||W_q,g v_g||^2 for every group g, fp32 [B, N, S].
+
+    Every query head weighs a token by its own attention, so squared norms are summed over heads and no product between
+    heads enters: neither between the query heads that share a group, nor between the heads that a group spans. For a
+    group inside one head without shared heads this is ||W_o,g v_g|| itself. The attention weights are left out: this
+    is what the group adds where every head attends to the token alike.
+
+    Args:
+        value_BNV: value vectors, [B, N, V], any floating dtype.
+        gram_Hdd: from ``head_grams``, with the same groups and layout.
+        num_groups: S.
+        layout: as in ``split_groups``.
+    """
+    num_kv_heads, head_dim = gram_Hdd.shape[:2]
+    value_BNHd = value_BNV.float().reshape(*value_BNV.shape[:-1], num_kv_heads, head_dim)
+    with torch.autocast(value_BNV.device.type, enabled=False):
+        shares_BNV = (value_BNHd * torch.einsum("bnhd,hde->bnhe", value_BNHd, gram_Hdd)).flatten(-2)
+    squared_BNS = split_groups(shares_BNV, num_groups, num_kv_heads, layout).sum(-1)
+    return squared_BNS.clamp(min=0).sqrt()  # rounding may leave a tiny negative sum
+
+
+@torch.no_grad()
+def standardised_log(norms_BNS: Tensor, routed_BN: Tensor) -> Tensor:
+    """``log(norm)`` with mean 0 and deviation 1 over the routed (token, group) pairs of each sample, fp32 [B, N, S].
+
+    One mean and one deviation per sample: within a token *and* between a sample's tokens the order is that of the
+    norms, so the offset is that selector under a fixed, a ranked and a global budget alike; and a sample never depends
+    on the batch around it. Unrouted tokens, and samples without a routed one, get 0. No gradient.
+    """
+    unrouted_BN1 = ~routed_BN[..., None]
+    pairs_B11 = (routed_BN.sum(-1) * norms_BNS.shape[-1]).clamp(min=1)[:, None, None]
+    logs_BNS = (norms_BNS.float() + _LEAST_NORM).log().masked_fill(unrouted_BN1, 0)
+    mean_B11 = logs_BNS.sum((1, 2), keepdim=True) / pairs_B11
+    centred_BNS = (logs_BNS - mean_B11).masked_fill(unrouted_BN1, 0)
+    deviation_B11 = (centred_BNS.square().sum((1, 2), keepdim=True) / pairs_B11).sqrt()
+    return centred_BNS / deviation_B11.clamp(min=_LEAST_DEVIATION)

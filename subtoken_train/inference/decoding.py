@@ -1,0 +1,141 @@
+"""What follows the prompts of a packed cache: tokens decoded greedily, and log-probabilities of given ones.
+
+Legend: B batch, T generated tokens, q appended tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.datasets.text_batches import padding_id
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import append, decode, prefill
+from subtoken_train.types import Batch, Plan, Region
+
+APPENDED = 256  # tokens of a continuation that are run at a time
+LOGITS = 2**25  # logits that are held at a time, in fp32
+
+
+@dataclass
+class Generation:
+    """Generated ids [B, T] (end-of-text included, then padding) and what the prompt's cache kept."""
+
+    token_ids_BT: Tensor
+    plan: Plan
+    cache: PackedCache
+
+
+@torch.no_grad()
+def generate_greedy(
+    backbone: CompressedBackbone, prompts: Batch, max_new_tokens: int, compression: Compression | None = None
+) -> Generation:
+    """Greedy answers to a batch of prompts (padded on either side).
+
+    Args:
+        backbone: in evaluation mode.
+        prompts: a batch without answers.
+        max_new_tokens: at most this many tokens per sample; decoding stops when all samples have ended.
+        compression: eviction and precision; None: none, the model's dtype.
+    """
+    cache = PackedCache(backbone.family.shape.num_layers)
+    first = prefill(backbone, prompts, cache, Compression() if compression is None else compression)
+    tokens, _ = greedy_tokens(backbone, cache, first.logits_BV, max_new_tokens)
+    return Generation(tokens, first.plan, cache)
+
+
+@torch.no_grad()
+def greedy_tokens(
+    backbone: CompressedBackbone,
+    cache: PackedCache,
+    logits_BV: Tensor,
+    max_new_tokens: int,
+    ended: Callable[[list[Tensor]], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Go on greedily from a filled cache.
+
+    Args:
+        backbone: in evaluation mode.
+        cache: with the prompts; it grows.
+        logits_BV: of the first token.
+        max_new_tokens: at least 1.
+        ended: called with the ids of every step so far, [B] each; says which samples are done (bool [B]) beside those
+            that said end-of-text.
+
+    Returns:
+        Ids [B, T], padding after a sample's end; and how many of them are the sample's own, end-of-text included, [B].
+    """
+    tokenizer = backbone.family.tokenizer
+    end, pad = tokenizer.eos_token_id, padding_id(tokenizer)
+    next_B = logits_BV.argmax(-1)
+    done_B, count_B = torch.zeros_like(next_B, dtype=torch.bool), torch.zeros_like(next_B)
+    generated: list[Tensor] = []
+    while True:
+        generated.append(next_B.masked_fill(done_B, pad))
+        count_B = count_B + ~done_B
+        done_B = done_B | (next_B == end)
+        if ended is not None:
+            done_B = done_B | ended(generated)
+        if len(generated) == max_new_tokens or bool(done_B.all()):
+            return torch.stack(generated, dim=1), count_B
+        next_B = decode(backbone, next_B[:, None], cache).argmax(-1)
+
+
+def first_tokens(logits_BV: Tensor, rows: Tensor, tokens: list[int]) -> list[tuple[float, bool]]:
+    """(log-probability, is it the likeliest) of one token after each of ``rows``."""
+    wanted = torch.tensor(tokens, device=logits_BV.device, dtype=torch.long)
+    logprobs_BV = logits_BV.float().log_softmax(-1)
+    return list(zip(logprobs_BV[rows, wanted].tolist(), (logits_BV.argmax(-1)[rows] == wanted).tolist(), strict=True))
+
+
+def appended_tokens(
+    backbone: CompressedBackbone, cache: PackedCache, continuations: list[list[int]]
+) -> list[tuple[float, bool]]:
+    """(sum of log-probabilities, are they the likeliest) of each continuation's tokens but the first.
+
+    (0, True) where there are none. The cache is as before afterwards.
+    """
+    assert cache.next_position is not None
+    device = cache.next_position.device
+    count, longest = len(continuations), max(map(len, continuations)) - 1
+    sums_B, wrong_B = (torch.zeros(count, dtype=torch.float64) for _ in range(2))
+    step = max(1, LOGITS // int(backbone.model.get_output_embeddings().weight.shape[0]))
+    for start in range(0, longest, APPENDED):
+        stop = min(start + APPENDED, longest)
+        padded = [ids[start:stop] + [0] * (stop - max(start, len(ids[:stop]))) for ids in continuations]
+        hidden_BqD = append(backbone, torch.tensor(padded, device=device), cache)
+        real = [(b, t) for b, ids in enumerate(continuations) for t in range(start, min(stop, len(ids) - 1))]
+        for part in range(0, len(real), step):
+            places = real[part : part + step]
+            rows, columns = (torch.tensor(x, device=device) for x in zip(*places, strict=True))
+            wanted = torch.tensor([continuations[b][t + 1] for b, t in places], device=device)
+            logits = backbone.family.logits(hidden_BqD[rows, columns - start])
+            logprobs = logits.float().log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+            sums_B.index_add_(0, rows.cpu(), logprobs.cpu().double())
+            wrong_B.index_add_(0, rows.cpu(), (logits.argmax(-1) != wanted).cpu().double())
+    cache.crop(-longest)
+    return list(zip(sums_B.tolist(), (wrong_B == 0).tolist(), strict=True))
+
+
+def check_continuations(
+    backbone: CompressedBackbone, prompts: Batch, continuations: Sequence[Sequence[Sequence[int]]]
+) -> None:
+    """Raise a worded ``ValueError`` unless every prompt has its list, and no continuation is empty or too long."""
+    if len(continuations) != len(prompts.record_ids):
+        raise ValueError(f"{len(continuations)} lists of continuations for {len(prompts.record_ids)} prompts")
+    limit = getattr(backbone.family.decoder.config, "max_position_embeddings", None)
+    lengths = (prompts.regions_BN != Region.PADDING).sum(-1).tolist()
+    for name, length, of_prompt in zip(prompts.record_ids, lengths, continuations, strict=True):
+        for k, ids in enumerate(of_prompt):
+            if not len(ids):
+                raise ValueError(f"continuation {k} of {name!r} has no tokens; there is nothing to score")
+            if limit is not None and length + len(ids) - 1 > limit:
+                raise ValueError(
+                    f"{name!r}: a prompt of {length} tokens and a continuation of {len(ids)} need more than the "
+                    f"model's {limit} positions; shorten them"
+                )

@@ -1,0 +1,120 @@
+"""Methods by name: built in, or brought by another installed package as an entry point of one of our groups.
+
+Names are read from tables and from the packages' metadata; nothing is imported until a name is looked up. A package
+adds a method in its ``pyproject.toml``::
+
+    [project.entry-points."subtoken_train.evictions"]
+    newest = "their_package.newest:Newest"
+
+Recipes, grids and adapters are data: a name that stands in one leads to a class only if it is in a registry.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from subtoken_train.errors import SubTokenWarning, unknown_name
+
+T = TypeVar("T")
+
+
+class Registry(MutableMapping[str, type[T]]):
+    """Classes of one kind by name; a class can also be put in for this process alone, as into a dict.
+
+    Args:
+        kind: what an entry is, for messages.
+        group: of the entry points by which other packages add to it. A built-in goes before an entry of its name.
+        package: where the built-in classes are.
+        base: what every class extends, as ``module:Class`` in the package.
+        builtin: the built-in classes by name, as ``module:Class`` in the package.
+        named: whether a class has a ``name`` too, which must be the one that it is registered by.
+    """
+
+    def __init__(
+        self, kind: str, *, group: str, package: str, base: str, builtin: Mapping[str, str], named: bool = False
+    ) -> None:
+        self.kind, self.group = kind, group
+        self._package, self._base, self._named = package, base, named
+        self.builtin = dict(builtin)
+        self._classes: dict[str, type[T]] = {}
+
+    @cached_property
+    def _installed(self) -> dict[str, list[EntryPoint]]:
+        """Entry points of other packages by name, read once per process."""
+        found: dict[str, list[EntryPoint]] = {}
+        for entry in entry_points(group=self.group):
+            if entry.name not in self.builtin:
+                found.setdefault(entry.name, []).append(entry)
+                continue
+            warnings.warn(
+                f"{self.kind} {entry.name!r} of {_origin(entry)} is not used: there is a built-in of this name",
+                SubTokenWarning,
+                stacklevel=2,
+            )
+        return found
+
+    def find(self, name: str) -> type[T]:
+        """A class by its name.
+
+        Raises:
+            ValueError: there is none of this name, or the package that brings it is at fault.
+        """
+        if name not in self:
+            raise unknown_name(self.kind, name, self)
+        return self[name]
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            if name in self.builtin:
+                self._classes[name] = self._own(self.builtin[name])
+            else:
+                self._classes[name] = self._checked(name, self._installed[name])
+        return self._classes[name]
+
+    def __setitem__(self, name: str, value: type[T]) -> None:
+        self._classes[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._classes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.builtin or name in self._classes or name in self._installed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.builtin, **self._classes, **self._installed})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _own(self, place: str) -> Any:
+        module, _, name = place.partition(":")
+        return getattr(import_module(f"{self._package}.{module}"), name)
+
+    def _checked(self, name: str, entries: list[EntryPoint]) -> type[T]:
+        """The class of another package, once it is known to be one of ours."""
+        where = f"{self.kind} {name!r} of {' and '.join(map(_origin, entries))}"
+        if len(entries) > 1:
+            raise ValueError(f"{where}: the name is taken twice; uninstall one of the packages")
+        try:
+            found = entries[0].load()
+        except Exception as error:  # whatever another package does when it is imported
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"{where} cannot be imported ({type(error).__name__}: {reason})") from error
+        base = self._own(self._base)
+        if not (isinstance(found, type) and issubclass(found, base)) or inspect.isabstract(found):
+            raise ValueError(f"{where} is no {base.__name__} with all its methods ({base.__module__})")
+        if self._named and getattr(found, "name", None) != name:
+            raise ValueError(f"{where} calls itself {getattr(found, 'name', None)!r}; the two names must be the same")
+        return found
+
+
+def _origin(entry: EntryPoint) -> str:
+    """A package and its entry point, as they are named in its metadata."""
+    package = "an unknown package" if entry.dist is None else f"package {entry.dist.name}"
+    return f"{package} ({entry.value})"

@@ -1,0 +1,144 @@
+"""What a run shows of each layer: norms of what trains, and which groups its routers keep.
+
+Legend: B batch, N positions, S value groups.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from subtoken_train.functional.usage import (
+    choice_entropy,
+    group_usage,
+    mask_entropy,
+    masked_moments,
+    usage_entropy,
+)
+from subtoken_train.training.module import SubTokenModule
+from subtoken_train.training.panels.readings import (
+    by_kind_and_layer,
+    gradients_of,
+    logs_next,
+    logs_now,
+    norms,
+    whole,
+    write,
+)
+
+
+class TrainedPanel(Callback):
+    """Logs ``gradient_norm`` (before clipping) and ``weight_norm`` (before the step) of the logging steps.
+
+    ``q_proj``, ``v_proj`` and ``o_proj`` of a layer are taken together, as are a router's weights and biases. Under
+    DeepSpeed gradients and, in stage 3, weights are inside its engine: those norms are left out.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say what is left out."""
+        if isinstance(trainer.strategy, DeepSpeedStrategy):
+            rank_zero_info("gradient_norm is not logged: DeepSpeed's engine keeps gradients to itself")
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        """Log, in one read from the device."""
+        assert isinstance(pl_module, SubTokenModule)
+        if not logs_next(trainer):
+            return
+        found: dict[str, Tensor] = {}
+        gradients = gradients_of(trainer, pl_module)
+        if gradients is not None:
+            found |= _by_layer("gradient_norm", {name: grad for name, grad in gradients.items() if grad is not None})
+            if found:
+                found["gradient_norm/total"] = torch.linalg.vector_norm(torch.stack(list(found.values())))
+        weights = {name: p.detach() for name, p in pl_module.trained().items() if p.numel()}
+        found |= _by_layer("weight_norm", weights)
+        numbers = torch.stack(list(found.values())).tolist() if found else []
+        write(trainer, dict(zip(found, numbers, strict=True)), trainer.global_step + 1)
+
+
+def _by_layer(tag: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Norms by ``tag/kind/layer_N``."""
+    norm_of = dict(zip(tensors, norms([whole(tensor) for tensor in tensors.values()]), strict=True))
+    return {
+        f"{tag}/{kind}/layer_{layer}": torch.linalg.vector_norm(torch.stack(group))
+        for (kind, layer), group in by_kind_and_layer(norm_of).items()
+    }
+
+
+class RoutingPanel(Callback):
+    """Logs group usage and mask entropy of every layer, and of learned routers their logits (without a score prior).
+
+    Of the last micro-batch of a logging step, in the first process; logits are kept for those steps only.
+    """
+
+    def __init__(self) -> None:
+        self._logits: dict[int, Tensor] = {}
+        self._watching = False
+        self._hooks: list[RemovableHandle] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Listen to the routers."""
+        assert isinstance(pl_module, SubTokenModule)
+        bank = pl_module.parts.bank
+        if bank is not None and bank.learned:
+            self._hooks = [
+                router.register_forward_hook(partial(self._note, layer)) for layer, router in enumerate(bank.selectors)
+            ]
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep logits where the step is to be logged."""
+        self._watching = logs_next(trainer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log, in one read from the device."""
+        assert isinstance(pl_module, SubTokenModule)
+        self._watching = False
+        if logs_now(trainer, batch_idx):
+            write(trainer, self._statistics(pl_module), trainer.global_step)
+        self._logits = {}
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave the routers alone."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _note(self, layer: int, router: nn.Module, args: Any, logits_BNS: Tensor) -> None:
+        if self._watching:
+            self._logits[layer] = logits_BNS.detach()
+
+    def _statistics(self, module: SubTokenModule) -> dict[str, float]:
+        """Numbers by tag, read from the device together; none for a batch that routed nothing."""
+        record = module.last_step
+        if record is None or record.state is None or not bool(record.state.routed_BN.any()):
+            return {}
+        found: dict[str, Tensor] = {}
+        usages: dict[int, Tensor] = {}
+        for layer, mask_BNS in record.state.masks.items():
+            routed_BN = record.routed(layer)
+            usages[layer] = group_usage(mask_BNS, routed_BN)
+            found[f"mask_entropy/layer_{layer}"] = mask_entropy(mask_BNS, routed_BN)
+            if layer in self._logits:
+                logits_BNS = self._logits[layer]
+                mean, deviation = masked_moments(logits_BNS, routed_BN)
+                found[f"router_logit_mean/layer_{layer}"] = mean
+                found[f"router_logit_std/layer_{layer}"] = deviation
+                found[f"router_entropy/layer_{layer}"] = choice_entropy(logits_BNS, routed_BN)
+        numbers = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):
+            numbers[f"group_usage_entropy/layer_{layer}"] = usage_entropy(usage_S)
+            numbers[f"group_usage_max/layer_{layer}"] = float(usage_S.max())
+        return numbers

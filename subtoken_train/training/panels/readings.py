@@ -1,0 +1,102 @@
+"""What panels share: the trained tensors by kind and layer, their gradients, when to read, and where numbers go.
+
+A panel may read the device at the end of a logging step, and nowhere else. Logging steps are Lightning's: those whose
+number ``trainer.log_every_n_steps`` divides; 0 means none.
+
+``LightningModule.log`` keeps a metric object per name and visits all of them at every step, logging or not: 400 tags
+(32 layers) cost 2 ms per step and 200 ms per logging step on one core. Panels per layer therefore write by themselves,
+in rows of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from subtoken_train.training.module import SubTokenModule
+
+_LORA = re.compile(r"\.layers\.(?P<layer>\d+)\..*\.(?P<kind>lora_[AB])\.")
+_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates)\.(?P<layer>\d+)\.")
+_PARTS = {"selectors": "router", "gates": "gate"}
+T = TypeVar("T")
+
+
+def gradients_of(trainer: L.Trainer, module: SubTokenModule) -> dict[str, Tensor | None] | None:
+    """Gradients by name as they stand before the optimiser step, None where a tensor got none.
+
+    None for all of them under DeepSpeed, whose engine keeps them to itself.
+    """
+    if isinstance(trainer.strategy, DeepSpeedStrategy):
+        return None
+    return {name: parameter.grad for name, parameter in module.trained().items()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself; of a tensor sharded by FSDP2, all of it (every process must ask)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Euclidean norms, fp32 scalars on the tensors' device."""
+    return [torch.linalg.vector_norm(tensor.float()) for tensor in tensors]
+
+
+def kind_and_layer(name: str) -> tuple[str, int]:
+    """(``router`` | ``gate`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name.
+
+    Raises:
+        ValueError: a name of another kind.
+    """
+    if found := _BANK.search(name):
+        return _PARTS[found["part"]], int(found["layer"])
+    if found := _LORA.search(name):
+        return found["kind"], int(found["layer"])
+    raise ValueError(f"trained tensor {name!r} belongs to no router, gate or LoRA")
+
+
+def by_kind_and_layer(tensors: Mapping[str, T]) -> dict[tuple[str, int], list[T]]:
+    """Trained tensors of the same kind and layer together (q, v and o; weights and biases)."""
+    groups: dict[tuple[str, int], list[T]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(kind_and_layer(name), []).append(tensor)
+    return groups
+
+
+def stepped(trainer: L.Trainer, batch_idx: int) -> bool:
+    """Whether the micro-batch that just ended completed an optimiser step."""
+    return trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
+def logs_now(trainer: L.Trainer, batch_idx: int) -> bool:
+    """Whether the micro-batch that just ended completed a logging step."""
+    return stepped(trainer, batch_idx) and _divides(trainer, trainer.global_step)
+
+
+def logs_next(trainer: L.Trainer) -> bool:
+    """Whether the optimiser step that is under way is a logging step."""
+    return _divides(trainer, trainer.global_step + 1)
+
+
+def _divides(trainer: Any, step: int) -> bool:
+    every: int = trainer.log_every_n_steps  # set by Lightning, though not in its annotations
+    return every > 0 and step % every == 0
+
+
+def write(trainer: L.Trainer, numbers: Mapping[str, float], steps_done: int) -> None:
+    """Hand ``numbers`` to every logger, in the first process only.
+
+    Args:
+        trainer: the run.
+        numbers: by tag; nothing is written where there are none.
+        steps_done: optimiser steps, the one that the numbers are of included (Lightning numbers steps from 0).
+    """
+    if numbers:
+        for logger in trainer.loggers:
+            logger.log_metrics({**numbers, "epoch": trainer.current_epoch}, step=steps_done - 1)

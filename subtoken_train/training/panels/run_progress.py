@@ -1,0 +1,85 @@
+"""How far a run is, on terminals and in logs, and what it is, in every logger."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning as L
+import yaml
+from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+
+class BarProgress(RichProgressBar):
+    """Names the last epoch only where there is one, and no version of a logger."""
+
+    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+        """What modules log for the bar; runs are told apart by their folders, not by ``v_num``."""
+        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        """``Epoch 0/2``, or ``Epoch 0`` where ``max_steps`` ends the run (Lightning: ``Epoch 0/-2``)."""
+        described = str(super()._get_train_description(current_epoch))
+        return described.replace("/-2", "") if self.trainer.max_epochs == -1 else described
+
+
+class LineProgress(ProgressBar):
+    """Prints step, metrics of the progress bar and speed every ``every`` optimiser steps, from process 0.
+
+    Args:
+        every: optimiser steps between two lines.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every, self._enabled = every, True
+        self._last_step, self._clock = 0, 0.0
+
+    def enable(self) -> None:
+        """Print."""
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Do not print."""
+        self._enabled = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self._last_step, self._clock = trainer.global_step, time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Print if a step was completed and it is its turn."""
+        step = trainer.global_step
+        if not self._enabled or step == self._last_step or (step % self.every and step != trainer.max_steps):
+            return
+        speed = (step - self._last_step) / max(time.perf_counter() - self._clock, 1e-9)
+        self._last_step, self._clock = step, time.perf_counter()
+        total = f"/{trainer.max_steps}" if trainer.max_steps > 0 else f" (epoch {trainer.current_epoch})"
+        values = [f"{name} {value:.4g}" for name, value in trainer.progress_bar_metrics.items()]
+        print("  ".join([f"step {step}{total}", *values, f"{speed:.2f} steps/s"]), flush=True)
+
+
+class LogRecipe(Callback):
+    """Hands the recipe to each logger as hyper-parameters, once, in the first process only.
+
+    TensorBoard shows it as a text, ``recipe``.
+
+    Args:
+        recipe: plain values.
+    """
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        self.recipe = recipe
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log it."""
+        for logger in trainer.loggers:
+            logger.log_hyperparams(self.recipe)
+            if isinstance(logger, TensorBoardLogger):
+                indented = "".join(
+                    f"    {line}\n" for line in yaml.safe_dump(self.recipe, sort_keys=False).splitlines()
+                )
+                logger.experiment.add_text("recipe", indented, trainer.global_step)

@@ -1,0 +1,95 @@
+"""Weights that processes share out: how FSDP2 does it, how to see it, and how a tensor becomes whole again.
+
+Processes gather a module's weights as it is called; a text-only batch calls the vision tower on a stand-in.
+"""
+
+from __future__ import annotations
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.reducers.base import TowerReducer
+from subtoken_train.types import Batch
+
+
+def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
+    """Shard a built model in place: one group per decoder layer, and one for all else.
+
+    The other group (embeddings, vision tower, head, routers) is gathered once per step, whether the batch holds images
+    or not: no process waits for one that has none. Frozen and trained tensors share groups; gradients are averaged.
+
+    Args:
+        parts: the model; what is trained takes the first process's values.
+        mesh: one-dimensional, the data-parallel processes.
+    """
+    _same_everywhere(parts, mesh)
+    for layer in parts.family.decoder.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(parts, mesh=mesh)
+    # ``run`` gathers the other group, which stays whole until the backward pass ends: ``logits`` has it too. That is no
+    # forward method of its own: FSDP2 would end the group's backward pass where the gradients of its inputs are known
+    register_fsdp_forward_method(parts, "run")
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
+    return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, gathered where it is sharded."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor().detach().cpu().clone()
+    if hasattr(tensor, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.detach().cpu().clone()
+    return tensor.detach().cpu().clone()
+
+
+def _same_everywhere(parts: nn.Module, mesh: DeviceMesh) -> None:
+    """What is trained starts with the first process's values, as under DDP and ZeRO; FSDP2 trusts its caller."""
+    for parameter in parts.parameters():
+        if parameter.requires_grad:
+            values = parameter.detach().to(mesh.device_type)  # NCCL sends no CPU tensors
+            torch.distributed.broadcast(values, src=0, group=mesh.get_group())
+            parameter.data.copy_(values)
+
+
+BLANK_SIZE = (64, 64)
+
+
+@torch.no_grad()
+def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
+    """Run the vision tower on a black image and drop the result, if a batch has no image of its own.
+
+    Called before ``parts.run``, it makes a text-only batch call the modules that one with images calls, in the same
+    order: the tower (as the token reducer reads it) and the projector come before the embeddings, and the layers after
+    them are the same either way. Nothing for a family without images.
+    """
+    family, reducer = parts.family, parts.reducer
+    if batch.pixel_values is not None or family.image_token_id is None:
+        return
+    device = batch.input_ids_BN.device
+    pixels, grid = family.process_images([Image.new("RGB", BLANK_SIZE)])
+    nothing_BN = torch.zeros(1, 0, dtype=torch.long, device=device)
+    blank = Batch(
+        input_ids_BN=nothing_BN,
+        labels_BN=nothing_BN,
+        regions_BN=nothing_BN,
+        rank_position_B=torch.tensor([-1], device=device),
+        pixel_values=pixels.to(device),
+        images_per_sample_B=torch.ones(1, dtype=torch.long, device=device),
+        record_ids=["blank"],
+        image_grid_I3=None if grid is None else grid.to(device),
+    )
+    reads_tower = isinstance(reducer, TowerReducer) and reducer.keep_ratio < 1
+    states = family.visual_states(blank, statistics=reads_tower)
+    assert states is not None
+    family.project(torch.cat(states.tokens))

@@ -1,0 +1,148 @@
+"""Whatever goes wrong becomes one short line that a terminal shows as it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from subtoken_train.cli.main import main
+from subtoken_train.cli.terminal import guarded, one_line
+from subtoken_train.errors import UncutError, plain, unknown_name
+from subtoken_train.evaluation.reporting.csv_file import report_csv, text_cell
+from subtoken_train.evaluation.reporting.report import make_report
+from tests.support.report_results import answers, facts, register, write_run
+
+
+def raised(error: BaseException) -> int:
+    def action() -> int:
+        raise error
+
+    return guarded(action)
+
+
+@pytest.mark.parametrize(
+    "name", ["ENAMETOOLONG", "EROFS", "ELOOP", "ENOSPC", "ENOTDIR", "EACCES", "EISDIR", "ENOENT", "EXDEV", "ENXIO"]
+)
+def test_what_the_file_system_refuses_is_one_line(name, capsys):
+    number = getattr(errno, name)
+    assert raised(OSError(number, os.strerror(number), "a/\x1b[31mpath")) == 2
+    said = capsys.readouterr()
+    assert said.err == f"subtoken-train: error: {os.strerror(number)}: a/\\x1b[31mpath\n"
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(errno.ECONNRESET, "reset"), OSError("no errno"), RuntimeError()]
+)
+def test_other_failures_are_ours(error, capsys):
+    assert raised(error) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("x" * 5000), "x ... x"),
+        (ValueError("one\n  two\tthree"), "one two three"),
+        (ValueError("embedded null byte"), "a path holds a NUL character"),
+        (ValueError("\u202eabc\udcff\x07"), r"\u202eabc\udcff\x07"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_messages_are_short_lines(error, words):
+    line = one_line(error)
+    assert words in line
+    assert len(line) <= 400
+    assert line.isprintable()
+
+
+def test_bytes_that_are_no_text():
+    for action in (b"\xff".decode, "\udcff".encode):
+        with pytest.raises(UnicodeError) as error:
+            action()
+        assert one_line(error.value).startswith("a text that is no UTF-8")
+
+
+def test_differences_are_listed_whole():
+    assert len(one_line(UncutError("; ".join(map(str, range(500)))))) > 400
+
+
+def test_long_lists_of_names_end():
+    error = unknown_name("recipe", "x" * 5000, [f"some_recipe_{i}" for i in range(200)])
+    assert len(str(error)) < 400
+    assert str(error).endswith("more")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["report", "9" * 400],
+        ["export", "9" * 400, "out"],
+        ["export", "\udcff", "out"],
+        ["report", "a\0b"],
+        ["data", "images", "--file", "/dev/null"],
+        ["\x1b[31mred"],
+    ],
+)
+def test_odd_paths_on_the_command_line(argv, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    said = capfd.readouterr()
+    assert said.err.startswith("subtoken-train: error: ")
+    assert said.err.count("\n") == 1
+    assert len(said.err) < 450
+    assert said.err[:-1].isprintable()
+    assert said.out == ""
+
+
+def test_loops_of_links(tmp_path, capsys):
+    for one, other in (("a", "b"), ("b", "a")):
+        (tmp_path / one).symlink_to(tmp_path / other)
+    assert main(["report", str(tmp_path / "a")]) == 2
+    assert main(["export", str(tmp_path / "a"), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+@pytest.fixture
+def odd_report(tmp_path, monkeypatch):
+    register(monkeypatch, "fake")
+    arm = facts("[red]x", 0.2, anchor="[link=http:]y", reducer="fastv 0.25", groups="S16K4 linear")
+    write_run(tmp_path / "results", arm, "fake", answers(range(20)))
+    other = facts("=1+1|<b>", 1.0, adapter="@cmd", backbone="=HYPERLINK()")
+    write_run(tmp_path / "results", other, "fake", answers(range(20)))
+    return tmp_path / "results"
+
+
+def test_markup_in_names_is_text(odd_report, capsys):
+    assert main(["report", str(odd_report)]) == 0
+    out = capsys.readouterr().out
+    assert "[red]x" in out
+    assert "its anchor [link=http:]y has no results here" in out
+    page = (odd_report / "report" / "report.html").read_text()
+    assert "=1+1|<b>" not in page
+    assert "=1+1|&lt;b&gt;" in page
+    assert r"=1+1\|" in (odd_report / "report" / "report.md").read_text()
+
+
+def test_cells_of_text_are_no_formulas(odd_report):
+    lines = report_csv(make_report([odd_report])).splitlines()
+    cells = [cell for line in lines[1:] for cell in line.split(",")]
+    assert "'=1+1|<b>" in cells
+    assert "'=HYPERLINK()" in cells
+    assert "'@cmd" in cells
+    assert not [cell for cell in cells if cell.startswith(("=", "@", "+"))]
+    assert text_cell("-") == "-"
+    assert [text_cell(text)[0] for text in ("=a", "+a", "-a", "@a", "\ta", "\ra")] == ["'"] * 6
+    assert text_cell("a=b") == "a=b"
+
+
+def test_tables_of_other_commands_take_no_markup(capsys):
+    from subtoken_train.cli.preview import LEGEND
+
+    Console().print(Text.assemble(*LEGEND))
+    assert plain("a\tb\n[red]") == "a\tb\n[red]"
+    assert plain("\x1b]0;title\x07\x9b1m") == r"\x1b]0;title\x07\x9b1m"

@@ -1,0 +1,151 @@
+"""The resumable order: a function of the seed, the place and the process."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.datasets.loaders import ResumableSampler, validation_order
+
+
+def test_a_pass_holds_every_record_of_its_full_batches_once():
+    order = list(ResumableSampler(23, 5, seed=0))
+    assert len(order) == len(set(order)) == len(ResumableSampler(23, 5, seed=0)) == 20
+
+
+def test_order_depends_on_seed_and_pass():
+    passes = [list(ResumableSampler(20, 5, seed, consumed=lambda start=start: start)) for seed, start in _PLACES]
+    assert len({tuple(order) for order in passes}) == len(passes)
+    assert list(ResumableSampler(20, 5, seed=0)) == passes[0]
+
+
+_PLACES = [(0, 0), (1, 0), (0, 4), (1, 4), (0, 8)]
+
+
+def test_any_start_continues_the_same_stream():
+    stream = [i for start in (0, 4, 8) for i in ResumableSampler(20, 5, 0, consumed=lambda start=start: start)]
+    for start in range(9):
+        rest = stream[5 * start :][: 20 - 5 * (start % 4)]  # to the end of its pass
+        assert list(ResumableSampler(20, 5, 0, consumed=lambda start=start: start)) == rest
+
+
+@pytest.mark.parametrize(("limit", "epoch"), [(3, 3), (9, 4), (0.75, 3), (1.0, 4)])
+def test_shortened_epochs_go_on_with_the_pass(limit, epoch):
+    stream = [i for start in (0, 4, 8) for i in ResumableSampler(20, 5, 0, consumed=lambda start=start: start)]
+    for start in range(0, 8):
+        batches = list(ResumableSampler(20, 5, 0, limit=limit, consumed=lambda start=start: start))
+        assert batches == stream[5 * start :][: 5 * (epoch - start % epoch)]
+
+
+def test_every_iteration_asks_where_training_stands():
+    consumed = [0]
+    sampler = ResumableSampler(20, 5, 0, consumed=lambda: consumed[0])
+    first = list(sampler)
+    consumed[0] = 2
+    assert list(sampler) == first[10:]
+    sampler.set_epoch(3)  # Lightning calls it; the place says it all
+    assert list(sampler) == first[10:]
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_processes_share_each_global_batch(start):
+    alone = list(ResumableSampler(26, 6, 0, consumed=lambda: start))
+    ranks = [list(ResumableSampler(26, 3, 0, rank=rank, world_size=2, consumed=lambda: start)) for rank in (0, 1)]
+    assert not set(ranks[0][:6]) & set(ranks[1][:6])
+    for batch in range(4 - start):
+        both = [i for rank in ranks for i in rank[3 * batch : 3 * batch + 3]]
+        assert both == alone[6 * batch : 6 * batch + 6]
+
+
+def test_too_few_records_and_bad_seeds_are_refused():
+    message = "7 training records do not fill one batch of batch_size 4 on 2 process"
+    with pytest.raises(ValueError, match=message):
+        ResumableSampler(7, 4, 0, world_size=2)
+    with pytest.raises(ValueError, match="seed is -1; it must be 0 or more"):
+        ResumableSampler(7, 4, -1)
+
+
+def grouped(sizes, batch_size, **options):
+    return ResumableSampler(len(sizes), batch_size, 0, sizes=np.array(sizes), **{"by_length": True, **options})
+
+
+def test_grouped_batches_hold_records_of_like_size():
+    sizes = [(1, 20 + i % 10) for i in range(40)] + [(1, 200)] * 24 + [(0, 20)] * 16
+    order = list(grouped(sizes, 8))
+    assert sorted(order) == list(range(80))
+    batches = [{(sizes[i][0], sizes[i][1] > 100) for i in order[start : start + 8]} for start in range(0, 80, 8)]
+    assert all(len(kinds) == 1 for kinds in batches)
+    kinds = [kind for batch in batches for kind in batch]
+    assert kinds != sorted(kinds)  # the batches are shuffled
+
+
+def test_grouping_reaches_over_fifty_batches_and_drops_the_incomplete_one():
+    sizes = [(1, 10 if i % 2 else 500) for i in range(403)]
+    order = list(grouped(sizes, 2))
+    assert len(order) == len(set(order)) == 402
+    mixed = sum(sizes[a] != sizes[b] for a, b in zip(order[::2], order[1::2], strict=True))
+    assert mixed <= 5  # at most one seam per 50 batches
+
+
+def test_grouped_processes_and_places_agree():
+    sizes = [(0, 2**i) for i in range(24)]
+    alone = list(grouped(sizes, 6))
+    ranks = [list(grouped(sizes, 3, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [i for b in range(4) for rank in ranks for i in rank[3 * b : 3 * b + 3]] == alone
+    assert list(grouped(sizes, 6, consumed=lambda: 2)) == alone[12:]
+    assert grouped(sizes, 6).identity != ResumableSampler(24, 6, 0).identity
+
+
+KINDS = st.lists(st.sampled_from([(0, 9), (0, 500), (1, 9), (1, 500), (3, 9)]), min_size=12, max_size=120)
+
+
+@settings(max_examples=60, deadline=None)
+@given(KINDS, st.integers(1, 4), st.sampled_from([1, 2, 3]), st.booleans())
+def test_every_process_has_images_or_none_has(sizes, batch_size, world_size, by_length):
+    ranks = [
+        list(grouped(sizes, batch_size, rank=rank, world_size=world_size, by_length=by_length))
+        for rank in range(world_size)
+    ]
+    together = [index for order in ranks for index in order]
+    assert len(together) == len(set(together))
+    steps = len(ranks[0]) // batch_size
+    assert len(sizes) // (batch_size * world_size) - steps <= (1 if world_size > 1 else 0)
+    mixed = 0
+    for step in range(steps):
+        parts = [[sizes[i][0] > 0 for i in order[step * batch_size :][:batch_size]] for order in ranks]
+        assert len({any(part) for part in parts}) == 1
+        mixed += len({flag for part in parts for flag in part}) > 1
+    assert mixed <= 1
+
+
+@pytest.mark.parametrize("by_length", [False, True])
+def test_a_mixed_pass_is_a_function_of_seed_and_place(by_length):
+    sizes = [(int(i % 7 > 0), 10 + i) for i in range(61)]
+    alone = list(grouped(sizes, 6, by_length=by_length))
+    ranks = [list(grouped(sizes, 2, rank=rank, world_size=3, by_length=by_length)) for rank in range(3)]
+    assert [i for b in range(len(alone) // 6) for order in ranks for i in order[2 * b : 2 * b + 2]] == alone
+    for start in range(1, 10):
+        assert list(grouped(sizes, 6, by_length=by_length, consumed=lambda start=start: start)) == alone[6 * start :]
+    other = ResumableSampler(61, 6, 1, sizes=np.array(sizes), by_length=by_length)
+    assert list(other) != alone
+
+
+def test_records_of_one_kind_keep_the_order_of_the_seed():
+    plain = list(ResumableSampler(23, 5, 0))
+    for images in (0, 1):
+        assert list(ResumableSampler(23, 5, 0, sizes=np.array([(images, 9)] * 23))) == plain
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 4))
+def test_validation_is_shared_out_whole_and_by_kind(images, world_size):
+    sizes = np.array([(int(flag), 5) for flag in images])
+    shares = [validation_order(sizes, len(images), rank, world_size) for rank in range(world_size)]
+    assert {index for share in shares for index in share} == set(range(len(images)))
+    for step in zip(*shares, strict=True):
+        assert len({images[index] for index in step}) == 1
+    assert sum(map(len, shares)) - len(images) <= 2 * (world_size - 1)
+
+
+def test_validation_records_of_one_kind_keep_the_files_order():
+    assert [validation_order(None, 5, rank, 2) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 0]]

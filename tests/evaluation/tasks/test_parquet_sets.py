@@ -1,0 +1,237 @@
+"""Reading tables and files of benchmarks: what is read, and every mistake that is worded."""
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import datasets
+import pytest
+from datasets import Dataset, Features, Image, Value
+from datasets.exceptions import DatasetNotFoundError
+from PIL import Image as Pictures
+
+from subtoken_train.datasets.records import open_image
+from subtoken_train.evaluation.tasks import parquet_sets
+from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
+from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.whole_set import check_complete, missing_shards
+
+
+@dataclass
+class Birds(Task):
+    """A set of three."""
+
+    name = "birds"
+    modality = "image"
+    hub_id = "lmms-lab/birds"
+    rows = 3
+    primary = "accuracy"
+    where = "hf download lmms-lab/birds --repo-type dataset --local-dir DIR"
+
+    def samples(self):
+        return []
+
+    def metric(self):
+        raise NotImplementedError
+
+
+def some(count):
+    return [Sample(str(i), "", {}) for i in range(count)]
+
+
+def png(shade):
+    content = BytesIO()
+    Pictures.new("RGB", (2, 2), (shade, 0, 0)).save(content, "PNG")
+    return content.getvalue()
+
+
+def table(shades, image=True):
+    content = {"question": [f"shade {shade}?" for shade in shades]}
+    features = {"question": Value("string")}
+    if image:
+        content["image"] = [None if shade is None else {"bytes": png(shade), "path": None} for shade in shades]
+        features["image"] = Image()
+    return Dataset.from_dict(content, features=Features(features))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Two shards of the default configuration, one of another."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    root = tmp_path / "birds"
+    for name, shades in {
+        "data/test-00000-of-00002-0123456789abcdef": [1, None],
+        "data/test-00001-of-00002-0123456789abcdef": [3],
+        "Full/odd-00000-of-00001": [7],
+    }.items():
+        path = root / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table(shades).to_parquet(path)
+    return root
+
+
+def test_rows_of_a_folder_come_in_order_and_images_are_read_when_opened(folder):
+    rows = read_split(Birds(source=folder), "test", ["question"], ["image"])
+    assert [row.values["question"] for row in rows] == ["shade 1?", "shade None?", "shade 3?"]
+    assert [row.place.rpartition("/")[2] for row in rows] == [
+        "test-00000-of-00002-0123456789abcdef.parquet, row 1",
+        "test-00000-of-00002-0123456789abcdef.parquet, row 2",
+        "test-00001-of-00002-0123456789abcdef.parquet, row 1",
+    ]
+    assert rows[1].values["image"] is None
+    assert open_image(rows[2].values["image"]).getpixel((0, 0)) == (3, 0, 0)
+    assert rows[2].values["image"].read() == png(3)
+
+
+def test_a_configuration_is_its_folder_and_may_be_given_itself(folder):
+    named = read_split(Birds(source=folder), "odd", ["question"], config="Full")
+    itself = read_split(Birds(source=folder / "Full"), "odd", ["question"], config="Full")
+    assert [row.values for row in named] == [row.values for row in itself] == [{"question": "shade 7?"}]
+
+
+def test_plain_binary_columns_are_images_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    Dataset.from_dict({"image": [png(9)]}).to_parquet(tmp_path / "test.parquet")
+    (row,) = read_split(Birds(source=tmp_path), "test", [], ["image"])
+    assert open_image(row.values["image"]).getpixel((0, 0)) == (9, 0, 0)
+
+
+def test_an_unreadable_image_names_its_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    Dataset.from_dict({"image": [b"no picture"]}).to_parquet(tmp_path / "test.parquet")
+    (row,) = read_split(Birds(source=tmp_path), "test", [], ["image"])
+    with pytest.raises(ValueError, match=r"test\.parquet, row 1 cannot be read"):
+        open_image(row.values["image"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("test", ["answer"]), r"birds \(test\) has no column answer; its columns are question, image"),
+        (("test", [], ["picture"]), "has no column picture"),
+        (("dev", ["question"]), r"task birds: .*birds has no data/dev-\*\.parquet\. hf download lmms-lab/birds"),
+        (("odd", ["question"], [], "Half"), r"has no Half/odd-\*\.parquet"),
+    ],
+)
+def test_what_a_folder_lacks(folder, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        read_split(Birds(source=folder), *arguments)
+
+
+def test_a_truncated_shard_is_named(folder):
+    shard = next((folder / "data").glob("test-00001*"))
+    shard.write_bytes(shard.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"test-00001-of-00002-.*\.parquet is cut off or no Parquet file"):
+        read_split(Birds(source=folder), "test", ["question"])
+
+
+def test_a_partial_set_is_refused_with_the_names_of_the_missing_shards(folder):
+    check_complete(Birds(source=folder), some(3), None)
+    assert missing_shards(folder) == []
+    next((folder / "data").glob("test-00001*")).unlink()
+    assert missing_shards(folder) == ["data/test-00001-of-00002.parquet"]
+    assert len(read_split(Birds(source=folder), "test", ["question"])) == 2
+    with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*Missing: data/test-00001-of-00002\.parquet\. Get"):
+        check_complete(Birds(source=folder), some(2), None)
+    with pytest.raises(ValueError, match="has 4 of 3 samples in lmms-lab/birds"):
+        check_complete(Birds(), some(4), None)
+
+
+def test_a_task_without_a_number_of_rows_is_never_partial(monkeypatch):
+    monkeypatch.setattr(Birds, "rows", None)
+    check_complete(Birds(), some(1), None)
+
+
+class TestSource:
+    def test_a_folder_comes_first_and_the_hub_id_is_the_default(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path("a/b").mkdir(parents=True)
+        assert task_source(Birds(source="a/b")) == Path("a/b")
+        assert task_source(Birds(source="a/c")) == "a/c"
+        assert task_source(Birds()) == "lmms-lab/birds"
+
+    @pytest.mark.parametrize("source", ["nowhere", "./a/b", Path("a/b"), "a/b/c"])
+    def test_what_is_neither(self, source):
+        with pytest.raises(ValueError, match=r"neither a folder nor a Hub id \(owner/name\)\. hf download"):
+            task_source(Birds(source=source))
+
+    def test_a_task_on_no_hub_needs_a_folder(self, monkeypatch):
+        monkeypatch.setattr(Birds, "hub_id", None)
+        with pytest.raises(ValueError, match="birds is on no hub: give source"):
+            task_source(Birds())
+
+    def test_a_file_by_one_of_its_names(self, tmp_path):
+        (tmp_path / "b.json").write_text("{}")
+        assert find_file(Birds(), tmp_path, "a.json", "b.json") == tmp_path / "b.json"
+        with pytest.raises(ValueError, match=r"task birds: .* has no c\.json or d\.json\. hf download"):
+            find_file(Birds(), tmp_path, "c.json", "d.json")
+
+
+class TestHub:
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """Only ``lmms-lab-encoder/birds`` is there."""
+        calls = []
+
+        def load(name, config, split):
+            calls.append(name)
+            if name != "lmms-lab-encoder/birds":
+                raise DatasetNotFoundError(f"{name} is not on the Hub")
+            if split != "test":
+                raise ValueError(f"Unknown split {split!r}")
+            return table([5])
+
+        monkeypatch.setattr(parquet_sets, "load_dataset", load)
+        return calls
+
+    @pytest.mark.parametrize("source", [None, "lmms-lab-encoder/birds"])
+    def test_the_renamed_organisation_is_tried(self, asked, source):
+        (row,) = read_split(Birds(source=source), "test", ["question"], ["image"])
+        assert row.values["question"] == "shade 5?"
+        assert row.place == f"{source or 'lmms-lab/birds'} (test), row 1"
+        assert row.values["image"].read() == png(5)
+        assert asked == (["lmms-lab-encoder/birds"] if source else ["lmms-lab/birds", "lmms-lab-encoder/birds"])
+
+    @pytest.mark.parametrize(
+        ("source", "split", "message"),
+        [
+            (
+                "other/birds",
+                "test",
+                r"task birds: other/birds cannot be loaded \(other/birds is not on the Hub\)\. hf d",
+            ),
+            ("lmms-lab/fish", "test", r"lmms-lab/fish cannot be loaded \(lmms-lab/fish is not on the Hub\)"),
+            (None, "dev", r"lmms-lab/birds cannot be loaded \(Unknown split 'dev'\)"),
+        ],
+    )
+    def test_a_failed_download_is_one_message(self, asked, source, split, message):
+        with pytest.raises(ValueError, match=message):
+            read_split(Birds(source=source), split, ["question"])
+
+    def test_no_network_is_not_asked_twice(self, monkeypatch):
+        calls = []
+
+        def load(name, config, split):
+            calls.append(name)
+            raise ConnectionError("no route")
+
+        monkeypatch.setattr(parquet_sets, "load_dataset", load)
+        with pytest.raises(ValueError, match=r"cannot be loaded \(no route\)\. hf download"):
+            read_split(Birds(), "test", ["question"])
+        assert calls == ["lmms-lab/birds"]
+
+
+def test_an_id_that_is_there_twice_names_both_places():
+    unique_ids([("1", "f, line 1"), ("2", "f, line 2")])
+    with pytest.raises(ValueError, match="g, line 4: id '1' is there twice, first in f, line 1"):
+        unique_ids([("1", "f, line 1"), ("2", "f, line 2"), ("1", "g, line 4")])
+
+
+def test_damage_within_a_shard_is_worded(folder):
+    shard = folder / "data" / "test-00001-of-00002-0123456789abcdef.parquet"
+    content = bytearray(shard.read_bytes())
+    content[4:60] = bytes(byte ^ 0xFF for byte in content[4:60])
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match=r"birds/data cannot be read as Parquet \(.+\); fetch it again"):
+        read_split(Birds(source=folder), "test", ["question"])

@@ -1,0 +1,133 @@
+"""Answering a data file: order, ledger, batch independence, and the evaluate command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from subtoken_train.cli.main import main
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.evaluation.data_file import answer_records
+from subtoken_train.evaluation.scores_file import RunRecord
+from subtoken_train.inference.compression import Compression
+from subtoken_train.routing import RoutingConfig
+from tests.support.helpers import FirstVisual, compress
+
+
+@pytest.fixture
+def questions(tmp_path):
+    write_scenes(tmp_path / "scenes", train=8, dev=24, test=8)
+    return tmp_path / "scenes" / "dev.json"
+
+
+def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions):
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25).eval()
+    records = InstructionRecords(questions)
+    together = answer_records(backbone, records, batch_size=24, max_new_tokens=6)
+    alone = answer_records(backbone, records, batch_size=1, max_new_tokens=6)
+    assert [record.id for record in together.records] == [record["id"] for record in json.loads(questions.read_text())]
+    told = [[(r.id, r.kind, r.prediction, r.reference, r.score) for r in x.records] for x in (together, alone)]
+    assert told[0] == told[1]
+    assert sum(map(len, together.by_kind().values())) == 24
+    assert len(answer_records(backbone, records, max_new_tokens=2, limit=5).records) == 5
+
+
+@pytest.mark.parametrize(("stage", "nominal"), [("embeds", 0.15625), ("decoder", 0.578125)])
+def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nominal):
+    routing = RoutingConfig(num_groups=16, kept_groups=4)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage=stage).eval()
+    answers = answer_records(backbone, InstructionRecords(questions), max_new_tokens=1)
+    record = RunRecord.of("arm", backbone, answers, b"")
+    assert record.nominal_kv == pytest.approx(nominal)
+    assert record.realised_kv == pytest.approx(nominal)
+    assert (record.visual_tokens, record.groups) == ("16/64", "S16K4 linear")
+    whole = backbone.family.shape.token_bytes
+    assert record.dense_kv_bytes == sum(r.dense_kv_bytes for r in answers.records)
+    text = sum(r.dense_kv_bytes - r.region_dense_bytes for r in answers.records)
+    assert record.kv_bytes == pytest.approx(text + 24 * 64 * whole * nominal, rel=0.03)  # and the index
+
+
+def test_evictions_and_precision_are_in_the_record(tiny_family, questions):
+    compression, backbone = Compression(FirstVisual(), 0.25, kv_dtype="int8"), compress(tiny_family).eval()
+    limits = {"batch_size": 8, "max_new_tokens": 3, "limit": 12}
+    answers = answer_records(backbone, InstructionRecords(questions), **limits, compression=compression)
+    record = RunRecord.of("arm", backbone, answers, b"")
+    assert (record.nominal_kv, record.realised_kv, record.eviction) == (1, 0.25, "first_visual 0.25 int8")
+    unrounded = answer_records(
+        backbone, InstructionRecords(questions), **limits, compression=Compression(FirstVisual(), 0.25)
+    )
+    assert record.kv_bytes < 0.3 * unrounded.total("kv_bytes")
+    assert unrounded.realised == 0.25
+
+
+def test_evaluate_prints_a_table_and_writes_records(vlm_adapter, questions, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    argv = ["evaluate", "--adapter", str(vlm_adapter), "--data", str(questions), "--max-new-tokens", "2"]
+    assert main([*argv, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes"):
+        assert words in printed
+    record = json.loads(out.read_text())["runs"][0]
+    assert record["eviction"] == "-"
+    assert 0 < record["kv_bytes"] < 0.5 * record["dense_kv_bytes"]
+    assert len(record["predictions"]) == len(record["scores"]) == 24
+    assert main([*argv, "--out", str(out)]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_two_adapters_are_compared_question_by_question(vlm_adapter, questions, tmp_path, capsys):
+    other = shutil.copytree(vlm_adapter, tmp_path / "other")
+    argv = ["evaluate", "--adapter", str(vlm_adapter), "--adapter", str(other), "--data", str(questions)]
+    assert main([*argv, "--max-new-tokens", "2"]) == 0
+    assert " +0.0 [+0.0, +0.0] points of 24 questions, paired" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--adapter", "nowhere"], "not an adapter folder"),
+        (["--data", "nowhere.json"], "does not exist"),
+        (["--batch-size", "0"], "at least 1"),
+        (["--limt", "3"], "--limit"),
+    ],
+)
+def test_mistakes_are_one_line(vlm_adapter, questions, capsys, change, words):
+    argv = [
+        "evaluate",
+        "--data",
+        str(questions),
+        *([] if change[0] == "--adapter" else ["--adapter", str(vlm_adapter)]),
+    ]
+    assert main([*argv, *change]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert words in error
+    assert error.startswith("subtoken-train: error:")
+
+
+def test_missing_image_is_named(vlm_adapter, questions, capsys):
+    first = json.loads(questions.read_text())[0]
+    (questions.parent / first["image"]).unlink()
+    assert main(["evaluate", "--adapter", str(vlm_adapter), "--data", str(questions)]) == 2
+    assert first["image"] in capsys.readouterr().err
+
+
+def test_evaluate_compresses_and_takes_a_backbone_alone(vlm_adapter, questions, tmp_path, capsys, dummy_evictions):
+    backbone = vlm_adapter.parent / "backbone"
+    argv = ["evaluate", "--data", str(questions), "--max-new-tokens", "2", "--limit", "6", "--eviction", "first_visual"]
+    argv += ["--eviction-keep", "8tokens", "--eviction-option", "window=2", "--scope", "visual", "--kv-dtype", "int8"]
+    out = tmp_path / "out.json"
+    alone = ["--backbone", str(backbone), "--reducer", "fastv", "--keep-ratio", "0.5", "--out", str(out)]
+    assert main([*argv, *alone]) == 0
+    printed = capsys.readouterr().out
+    for words in ("32/64", "first_visual 8 tokens int8", f"backbone: {backbone}"):
+        assert words in printed
+    record = json.loads(out.read_text())["runs"][0]
+    assert (record["arm"], record["eviction"]) == ("backbone", "first_visual 8 tokens int8")
+    assert record["realised_kv"] == 8 / 64
+    assert main([*argv, "--adapter", str(vlm_adapter), "--backbone", str(backbone)]) == 0
+    assert "S4K1 linear" in capsys.readouterr().out
+    assert main(["evaluate", "--data", str(questions)]) == 2
+    assert "give --adapter DIR, or --backbone PATH" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+"""Budgets and settings as they are written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subtoken_train.inference.written_settings import parse_keep, parse_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "keep"),
+    [
+        ("0.1", (0.1, "fraction")),
+        (".5", (0.5, "fraction")),
+        ("1", (1.0, "fraction")),
+        ("1e-2", (0.01, "fraction")),
+        ("-2", (-2.0, "fraction")),
+        ("256tokens", (256, "tokens")),
+        (" 256 tokens ", (256, "tokens")),
+        ("4096B", (4096, "bytes")),
+        ("300kB", (300_000, "bytes")),
+        ("20MB", (20_000_000, "bytes")),
+        ("0.3mb", (300_000, "bytes")),
+        ("1.5GB", (1_500_000_000, "bytes")),
+    ],
+)
+def test_budgets(text, keep):
+    assert parse_keep(text) == keep
+
+
+@pytest.mark.parametrize("text", ["", "a tenth", "10%", "0,1", "1.2.3", "MB", "nan", "inf", "1 2"])
+def test_what_is_no_budget(text):
+    with pytest.raises(ValueError, match=r"is no budget; write a fraction .0.1., tokens .256tokens. or bytes .20MB."):
+        parse_keep(text)
+
+
+@pytest.mark.parametrize(("text", "nearest"), [("20MBs", "MB"), ("256token", "tokens")])
+def test_other_units_get_the_nearest(text, nearest):
+    with pytest.raises(ValueError, match=f"unknown unit of a budget .*Did you mean '{nearest}'"):
+        parse_keep(text)
+
+
+@given(st.integers(1, 10**12))
+def test_whole_numbers_stay_whole(number):
+    assert parse_keep(f"{number}tokens") == (number, "tokens")
+    assert parse_keep(f"{number}B") == (number, "bytes")
+
+
+def test_settings_take_the_kind_of_their_defaults(dummy_evictions):
+    read = parse_settings("first", ["window=3", "weight=2", "loud=true", "mode=1", "stranger=x=y"])
+    assert read == {"window": 3, "weight": 2.0, "loud": True, "mode": "1", "stranger": "x=y"}
+    assert isinstance(read["weight"], float)
+    assert parse_settings("no such method", ["a=1"]) == {"a": "1"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["window"], "'window' of first must be written key=value"),
+        (["=3"], "must be written key=value"),
+        (["window=3", "window=4"], "'window' of first is given twice"),
+        (["window=3.5"], "first window='3.5' must be a whole number; its default is 1"),
+        (["weight=much"], "first weight='much' must be a number"),
+        (["loud=yes"], "unknown value of first loud 'yes'"),
+    ],
+)
+def test_wrong_settings(dummy_evictions, settings, words):
+    with pytest.raises(ValueError, match=words):
+        parse_settings("first", settings)

@@ -1,0 +1,98 @@
+"""Lists of arms: what a file may say, and that the shipped ones name recipes whose budgets are comparable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.comparison_tables import Arm, comparison_markdown, read_comparison
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.scenes import KINDS
+from subtoken_train.ledger.ledger import KVBudget
+from tests.support.places import RECIPES, recipe, run_recipes
+
+SCORES = (("a", 0.75), ("b", 0.5))
+LISTS = sorted((RECIPES / "ablations").glob("*.yaml"))
+
+
+def total_kv(name):
+    """rho_total of a recipe."""
+    model = RecipeCLI(["--config", str(recipe(name))]).model
+    routing = model.routing_config
+    groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
+    return KVBudget(model.reducer_config.keep_ratio, *groups).total_kv_fraction
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_listed_arms_are_recipes(path):
+    comparison = read_comparison(path)
+    assert set(comparison.arms) <= {path.stem for path in run_recipes()}
+
+
+def test_the_two_stage_list_is_table_4():
+    """Five rows per budget, after their stage 1, each against the matched anchor; all differences at equal bytes."""
+    comparison = read_comparison(RECIPES / "ablations" / "two_stage_tiny.yaml")
+    names = list(comparison.arms)
+    for keep in ("25", "12p5"):
+        variants = ("s4k1", "s8k2", "s16k4", "s16k4_mlp", "s16k4_olora")
+        wanted = [f"tiny_fastv{keep}_{variant}_stage2" for variant in variants]
+        start = names.index(wanted[0])
+        assert names[start : start + 5] == wanted
+        assert f"tiny_fastv{keep}" in names[:start]
+        assert {(name, f"tiny_fastv{keep}_s16k4_anchor") for name in wanted} <= set(comparison.pairs)
+    kv = {name: total_kv(name) for pair in comparison.pairs for name in pair}
+    assert all(kv[first] == kv[second] for first, second in comparison.pairs)
+
+
+def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
+    path = tmp_path / "list.yaml"
+    path.write_text("arms: {b: second, a: first, absent: no run yet}\ndifferences: [[a, b], [absent, b]]\n")
+    kinds = np.array(KINDS)
+    arms = {name: Arm(name, (0,), np.full((1, len(kinds)), score), kinds, "1/4", 0.25, 0.25) for name, score in SCORES}
+    rows = comparison_markdown(arms, read_comparison(path)).splitlines()
+    assert [row.split(" | ")[0] for row in rows if row.startswith("| second") or row.startswith("| first")] == [
+        "| second",
+        "| first",
+        "| first - second",
+    ]
+    assert "| first - second | 1 | +25.0 [+25.0, +25.0] | +25.0 [+25.0, +25.0] |" in rows
+
+
+def test_a_difference_is_over_the_seeds_that_both_arms_have(tmp_path):
+    path = tmp_path / "list.yaml"
+    path.write_text("arms: {a: first, b: second, c: third}\ndifferences: [[a, b], [a, c]]\n")
+    kinds = np.array(KINDS)
+
+    def arm(name, **score_of_seed):
+        scores = np.stack([np.full(len(kinds), score) for score in score_of_seed.values()])
+        return Arm(name, tuple(int(seed[1:]) for seed in score_of_seed), scores, kinds, "1/4", 0.25, 0.25)
+
+    arms = {"a": arm("a", s0=0.9, s1=0.5, s2=0.0), "b": arm("b", s1=0.25, s3=0.0), "c": arm("c", s4=1.0)}
+    rows = comparison_markdown(arms, read_comparison(path)).splitlines()
+    assert "| first - second | 1 | +25.0 [+25.0, +25.0] | +25.0 [+25.0, +25.0] |" in rows
+    assert not any(row.startswith("| first - third") for row in rows)
+
+
+def test_a_list_may_name_the_groups_that_its_table_shows(tmp_path):
+    path = tmp_path / "list.yaml"
+    path.write_text("arms: {a: first, b: second}\ndifferences: [[a, b]]\ngroups: [questions]\n")
+    kinds = np.array(KINDS)
+    arms = {name: Arm(name, (0,), np.full((1, len(kinds)), score), kinds, "1/4", 0.25, 0.25) for name, score in SCORES}
+    rows = comparison_markdown(arms, read_comparison(path)).splitlines()
+    assert rows[0] == "| arm | recipe | tokens | KV nominal | KV realised | seeds | questions |"
+    assert rows[-1] == "| first - second | 1 | +25.0 [+25.0, +25.0] |"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("arms: {a: x}", "must have the keys arms and differences, and no other"),
+        ("- a", "must have the keys"),
+        ("arms: {a: x}\ndifferences: [[a, b], [c, a]]", "compares b, c, which its arms do not list"),
+    ],
+)
+def test_wrong_lists(tmp_path, content, words):
+    path = tmp_path / "list.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=words):
+        read_comparison(path)

@@ -1,0 +1,117 @@
+"""Registries: built-in names, names of other packages, and what is imported when."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.evaluation.tasks import TASKS
+from subtoken_train.evictions import EVICTIONS
+from subtoken_train.families import FAMILIES
+from subtoken_train.registry import Registry
+from subtoken_train.routing import SELECTORS
+
+REGISTRIES = {registry.group: registry for registry in (EVICTIONS, FAMILIES, SELECTORS, TASKS)}
+CLASSES = """
+from subtoken_train.evictions.knorm import KNorm
+
+class Newest(KNorm):
+    name = "newest"
+
+class Unnamed(KNorm):
+    pass
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Puts a package with entry points of evictions on the path; returns a registry that has not looked yet."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def installed(entries: str, code: str = CLASSES, package: str = "more_methods") -> Registry:
+        monkeypatch.delitem(sys.modules, package, raising=False)
+        (tmp_path / f"{package}.py").write_text(code)
+        metadata = tmp_path / f"{package}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[subtoken_train.evictions]\n{entries}\n")
+        return Registry(
+            "eviction method",
+            group="subtoken_train.evictions",
+            package="subtoken_train.evictions",
+            base="base:Eviction",
+            builtin={"h2o": "h2o:H2O"},
+            named=True,
+        )
+
+    return installed
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in REGISTRIES for name in REGISTRIES[group]])
+def test_every_built_in_is_there_under_its_name(group, name):
+    registry = REGISTRIES[group]
+    found = registry.find(name)
+    assert registry[name] is found
+    assert issubclass(found, registry._own(registry._base))
+    assert not registry._named or found.name == name
+
+
+def test_another_package_adds_a_name_and_is_imported_when_it_is_asked_for(install):
+    registry = install("newest = more_methods:Newest")
+    assert list(registry) == ["h2o", "newest"]
+    assert len(registry) == 2
+    assert "newest" in registry
+    with pytest.raises(ValueError, match=r"unknown eviction method 'newst'. Did you mean 'newest'\? Allowed: h2o, new"):
+        registry.find("newst")
+    assert "more_methods" not in sys.modules
+    assert registry.find("newest").__module__ == "more_methods"
+
+
+def test_a_built_in_goes_before_another_packages(install):
+    registry = install("h2o = more_methods:Newest")
+    with pytest.warns(SubTokenWarning, match=r"'h2o' of package more_methods \(more_methods:Newest\) is not used"):
+        assert list(registry) == ["h2o"]
+    assert registry["h2o"].__module__ == "subtoken_train.evictions.h2o"
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "message"),
+    [
+        ("newest = more_methods:Newest", "import no_such_module", r"cannot be imported \(ModuleNotFoundError: No mod"),
+        ("newest = more_methods:Newest", "def broken(:", r"cannot be imported \(SyntaxError"),
+        ("newest = more_methods:Absent", CLASSES, r"cannot be imported \(AttributeError"),
+        ("newest = json:dumps", CLASSES, r"\(json:dumps\) is no Eviction with all its methods"),
+        ("newest = subtoken_train.evictions.base:Eviction", CLASSES, "is no Eviction with all its methods"),
+        ("newest = more_methods:Unnamed", CLASSES, "calls itself 'knorm'; the two names must be the same"),
+    ],
+)
+def test_a_package_at_fault_is_named(install, entry, code, message):
+    registry = install(entry, code)
+    with pytest.raises(ValueError, match=f"eviction method 'newest' of package more_methods.*{message}"):
+        registry.find("newest")
+
+
+def test_two_packages_with_one_name_are_refused(install):
+    install("newest = more_methods:Newest")
+    registry = install("newest = even_more:Newest", package="even_more")
+    assert list(registry) == ["h2o", "newest"]
+    with pytest.raises(ValueError, match=r"of package .* and package .*: the name is taken twice"):
+        registry.find("newest")
+
+
+@pytest.mark.parametrize("name", ["os:system", "more_methods:Newest", "subtoken_train.evictions.h2o:H2O", ""])
+def test_a_name_never_imports_what_it_spells(install, name):
+    registry = install("newest = more_methods:Newest")
+    with pytest.raises(ValueError, match="unknown eviction method"):
+        registry.find(name)
+    assert "more_methods" not in sys.modules
+
+
+def test_a_class_can_be_put_in_for_this_process(install):
+    registry = install("")
+    registry["mine"] = EVICTIONS["knorm"]
+    assert list(registry) == ["h2o", "mine"]
+    del registry["mine"]
+    assert "mine" not in registry
