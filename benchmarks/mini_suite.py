@@ -1,24 +1,26 @@
 """README's table and plot of the mini-suite.
 
 subtoken-train evaluate --suite mini --out results/mini
-python benchmarks/mini_suite.py results/mini      # benchmarks/results/mini_suite.csv and .svg, and README's table
-python benchmarks/mini_suite.py                   # README's table from the committed CSV
+python benchmarks/mini_suite.py results/mini      # benchmarks/results/mini_suite.csv, then as below
+python benchmarks/mini_suite.py                   # from the committed CSV: mini_suite.svg and README's table
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from subtoken_train.evaluation.reporting.csv_file import report_csv
-from subtoken_train.evaluation.reporting.figures import Figure
-from subtoken_train.evaluation.reporting.kinds import KindScores
-from subtoken_train.evaluation.reporting.plots import kind_chart
-from subtoken_train.evaluation.reporting.report import Report, make_report
+from subtoken_train.evaluation.charts import COLORS, svg_of
+from subtoken_train.evaluation.reporting.estimates import Estimate
+from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
+from subtoken_train.evaluation.reporting.plots import Series, kind_chart
+from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.score_tables import KindScores
 
 ROOT = Path(__file__).resolve().parents[1]
 CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results" / f"mini_suite.{suffix}" for suffix in ("csv", "svg"))
@@ -45,55 +47,83 @@ ARMS = {
     "tinylm_lora_only-kvcompose0.21875-context_first": "KVCompose 21.9 %, context first",
 }
 """Arm -> words of its row, in the table's order."""
-STYLE = (
-    "text{fill:#5c6672;font:13px system-ui,sans-serif}polyline{fill:none}.grid{stroke:#dfe3e8}.axis{stroke:#5c6672}"
-    ".thin{stroke:#1d2127}.c0{fill:#1f5fa8}.c1{fill:#c8541b}.c2{fill:#2f8a4c}.c3{fill:#8a4fa3}.c4{fill:#b08a00}"
-    ".c5{fill:#1796a3}.c6{fill:#c23b72}.c7{fill:#6b7480}"
+ONE_WORD = ("scenes_pope", "scenes_gqa", "scenes_mmbench")
+"""Tasks whose answers are one token: an eviction after the prompt that saw the question cannot change them."""
+STYLE = "svg{color:#57606a;font-family:sans-serif}@media(prefers-color-scheme:dark){svg{color:#9aa4b0}}"
+NOTE = (
+    "† The eviction saw the question and acts after the prompt's pass, from which these one-word answers come:\n"
+    "it cannot change them, so they say nothing about it (grey in the plot)."
 )
 
 
-def table(rows: list[dict[str, str]]) -> str:
+def read_scores() -> pd.DataFrame:
+    """The committed CSV, every column of its kind."""
+    texts = {heading: str for heading, kind in KINDS.items() if kind is object}
+    numbers = {heading: kind for heading, kind in KINDS.items() if kind is not object}
+    return pd.read_csv(
+        CSV_FILE, dtype={**texts, **numbers}, keep_default_na=False, na_values={key: [""] for key in numbers}
+    )
+
+
+def printed_scores() -> dict[tuple[str, str], dict[str, Any]]:
+    """(arm, task) -> the row of its printed score."""
+    scores = read_scores()
+    rows = scores[scores.score == "score"].to_dict("records")
+    return {(row["arm"], row["task"]): row for row in rows}
+
+
+def table() -> str:
     """README's tables from the report's CSV: scores in %, and 95 % intervals of the difference to the anchor."""
-    found = {(row["arm"], row["task"]): row for row in rows if row["score"] == "score"}
-    parts = [_part(found, "tiny_", SCENES), _part(found, "tinylm_", ("recall",))]
-    return "\n\n".join(parts)
+    found = printed_scores()
+    return "\n\n".join([_part(found, "tiny_", SCENES), _part(found, "tinylm_", ("recall",)), NOTE])
 
 
-def _part(found: dict[tuple[str, str], dict[str, str]], prefix: str, tasks: tuple[str, ...]) -> str:
+def is_moot(row: dict[str, Any]) -> bool:
+    """Whether the arm's compression could not change the task's answers."""
+    return row["acts"] == "after prefill" and row["query_aware"] == "yes" and row["task"] in ONE_WORD
+
+
+def _part(found: dict[tuple[str, str], dict[str, Any]], prefix: str, tasks: tuple[str, ...]) -> str:
     lines = [f"| arm | query aware | KV nominal | with index | {' | '.join(tasks)} |", "|---" * (len(tasks) + 4) + "|"]
-    for arm, words in ARMS.items():
-        if arm.startswith(prefix):
-            row = found[arm, tasks[0]]
-            cells = [row["query_aware"], f"{float(row['kv_nominal']):.3%}", f"{float(row['kv_with_index']):.3%}"]
-            cells += [_cell(found[arm, task]) for task in tasks]
-            lines.append(f"| {words} | {' | '.join(cells)} |")
-    counts = ", ".join(f"{found[next(a for a in ARMS if a.startswith(prefix)), task]['n']} {task}" for task in tasks)
+    arms = [arm for arm in ARMS if arm.startswith(prefix)]
+    for arm in arms:
+        row = found[arm, tasks[0]]
+        cells = [row["query_aware"], f"{row['kv_nominal']:.3%}", f"{row['kv_with_index']:.3%}"]
+        cells += [_cell(found[arm, task]) for task in tasks]
+        lines.append(f"| {ARMS[arm]} | {' | '.join(cells)} |")
+    counts = ", ".join(f"{found[arms[0], task]['n']} {task}" for task in tasks)
     return "\n".join([*lines, "", f"Samples: {counts}."])
 
 
-def _cell(row: dict[str, str]) -> str:
-    score = f"{100 * float(row['value']):.1f}"
-    if not row["difference"]:
+def _cell(row: dict[str, Any]) -> str:
+    score = f"{100 * row['value']:.1f}"
+    if is_moot(row):
+        return f"*{score} †*"
+    if pd.isna(row["difference"]):
         return score
-    low, high = (100 * float(row[end]) for end in ("difference_low", "difference_high"))
-    return f"{score} ({100 * float(row['difference']):+.1f} [{low:+.1f}, {high:+.1f}])"
+    low, high = (100 * row[end] for end in ("difference_low", "difference_high"))
+    return f"{score} ({100 * row['difference']:+.1f} [{low:+.1f}, {high:+.1f}])"
 
 
-def plot(report: Report) -> str:
-    """Bars per task of the arms on scenes, as an SVG file of its own."""
-    arms = {words: {} for arm, words in ARMS.items() if arm.startswith("tiny_") and "snapkv" not in arm}
-    for part in report.tables:
-        for row in part.rows:
-            if row.arm.name in ARMS and ARMS[row.arm.name] in arms and row.arm.name.startswith("tiny_"):
-                scores: dict[str, Figure] = {task: row.scores[task] for task in SCENES if row.scores.get(task)}
-                arms[ARMS[row.arm.name]] = scores
-    drawing = kind_chart(KindScores("mini-suite", SCENES, arms, tuple(arms)))
-    markup = drawing.markup("mini")
+def figure() -> Figure:
+    """Bars per task of the arms on scenes, as many as have a colour of their own: without those of SnapKV."""
+    found = printed_scores()
+    shown = [arm for arm in ARMS if arm.startswith("tiny_") and "snapkv" not in arm]
+    arms: dict[str, dict[str, Estimate]] = {arm: {} for arm in shown}
+    for (arm, task), row in found.items():
+        if arm in arms:
+            its = (row[key] for key in ("value", "low", "high", "standard_error", "n"))
+            arms[arm][task] = Estimate(*its, moot=is_moot(row))
+    series = {arm: Series(ARMS[arm], color) for arm, color in zip(shown, COLORS, strict=True)}
+    return kind_chart(KindScores("mini-suite", SCENES, arms, tuple(shown)), series)
+
+
+def drawing() -> str:
+    """The plot as an SVG file of its own."""
+    words = "Scores of the arms on digit scenes; README's table has the numbers"
     style = Markup("<style>{}</style>").format(Markup(STYLE))
     return (
-        str(markup)
-        .replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-        .replace("<title", f"{style}<title", 1)
+        str(svg_of(figure(), "mini", "Scores of the mini-suite", words)).replace("<title", f"{style}<title", 1) + "\n"
     )
 
 
@@ -103,14 +133,11 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path, help="results folder of the suite")
     args = parser.parse_args()
     if args.results is not None:
-        report = replace(make_report([args.results]), regressions={})
-        CSV_FILE.write_text(report_csv(report), encoding="utf-8")
-        SVG_FILE.write_text(plot(report), encoding="utf-8")
+        CSV_FILE.write_text(report_csv(make_report([args.results])), encoding="utf-8")
+    SVG_FILE.write_text(drawing(), encoding="utf-8")
     readme = ROOT / "README.md"
     before, rest = readme.read_text(encoding="utf-8").split(START + "\n")
-    with CSV_FILE.open(encoding="utf-8", newline="") as file:
-        made = table(list(csv.DictReader(file)))
-    readme.write_text(f"{before}{START}\n{made}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    readme.write_text(f"{before}{START}\n{table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH, llama_config
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
-from subtoken_train.engine.rows import layer_plan
+from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Candidates, LayerView
 from subtoken_train.ledger.ledger import KVShape

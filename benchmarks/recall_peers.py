@@ -33,8 +33,8 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.loading import load_backbone
 from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.pool import load_backbone
 from subtoken_train.types import Batch
 
 ROOT = Path(__file__).resolve().parents[1]

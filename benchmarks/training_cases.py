@@ -17,11 +17,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, CLIPVisionConfig, LlavaConfig
 
 from benchmarks.shaped import llama_config
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.load import resolve
+from subtoken_train.families.load import published_config, resolve
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.families.offline import offline_config
 from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
@@ -172,9 +171,9 @@ CASES = {
         rank=8,
     ),
     "llava-7b": Case(
-        "LLaVA-1.5-7B, FastV 576 to 144", lambda: offline_config("llava-hf/llava-1.5-7b-hf"), 4, 576, FASTV, S16K4
+        "LLaVA-1.5-7B, FastV 576 to 144", lambda: published_config("llava-hf/llava-1.5-7b-hf"), 4, 576, FASTV, S16K4
     ),
     "llama-7b": Case(
-        "LLaMA-2-7B, Quest 1024 to 256", lambda: offline_config("meta-llama/Llama-2-7b-hf"), 1, 1024, QUEST, S16K12
+        "LLaMA-2-7B, Quest 1024 to 256", lambda: published_config("meta-llama/Llama-2-7b-hf"), 1, 1024, QUEST, S16K12
     ),
 }

@@ -27,8 +27,12 @@ def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
         words += f"{', ' if listed else ''}{names[listed]}"
         listed += 1
     more = f", and {len(names) - listed} more" if listed < len(names) else ""
-    shown = repr(got) if len(repr(got)) <= _GOT else repr(got)[: _GOT - 3] + "..."
-    return ValueError(f"unknown {kind} {shown}.{hint} Allowed: {words}{more}")
+    return ValueError(f"unknown {kind} {clipped(repr(got), _GOT)}.{hint} Allowed: {words}{more}")
+
+
+def clipped(text: str, most: int) -> str:
+    """A text for a message, its end left out where it has more than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class UncutError(ValueError):

@@ -6,6 +6,7 @@ In a checkout they are the repository's own top-level folders; in an installed w
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -46,6 +47,19 @@ def find_recipe(given: str | Path) -> Path | None:
     if path.is_dir():
         return shipped_recipe(given) or path
     return path if path.exists() else shipped_recipe(given)
+
+
+def named_recipe(given: str | Path, kind: str = "recipe") -> Path:
+    """The file that a user means, see ``find_recipe``.
+
+    Raises:
+        ValueError: there is none; the message says ``kind`` and the nearest shipped name.
+    """
+    if (path := find_recipe(given)) is not None:
+        return path
+    near = get_close_matches(Path(given).stem, [shipped.stem for shipped in recipe_files().values()], n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0] + '.yaml'!r}?" if near else ""
+    raise ValueError(f"{kind} {given} is not a file.{hint} 'subtoken-train recipes ls' lists the shipped ones")
 
 
 def shipped_recipe(given: str | Path) -> Path | None:

@@ -11,7 +11,7 @@ import types
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import clipped, unknown_name
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
@@ -149,8 +149,7 @@ def shown(value: object) -> str:
     """A value in a message: short, whatever it is."""
     if isinstance(value, int) and abs(value) >= 2**63:  # Python refuses to write more than 4300 digits
         return "a number of more than 64 bits"
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return clipped("null" if value is None else repr(value), 60)
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:

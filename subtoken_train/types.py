@@ -105,6 +105,14 @@ class Batch:
     image_grid_I3: Tensor | None = None
     followed: bool = False
 
+    def check_features(self, image_tokens: int, features: int) -> None:
+        """Raise a ``ValueError`` unless the tower made one feature per image token."""
+        if image_tokens != features:
+            raise ValueError(
+                f"{image_tokens} image tokens but {features} visual features in the batch of records "
+                f"{', '.join(self.record_ids)}"
+            )
+
 
 @dataclass
 class VisualStates:

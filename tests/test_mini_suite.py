@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-import csv
+import re
 from xml.etree import ElementTree
 
-from benchmarks.mini_suite import ARMS, CSV_FILE, END, ROOT, SCENES, START, SVG_FILE, table
+import pytest
+from matplotlib.colors import to_hex
+
+from benchmarks.mini_suite import (
+    ARMS,
+    CSV_FILE,
+    END,
+    ONE_WORD,
+    ROOT,
+    SCENES,
+    START,
+    SVG_FILE,
+    drawing,
+    figure,
+    is_moot,
+    printed_scores,
+    read_scores,
+    table,
+)
+from subtoken_train.evaluation.reporting.exports import frame_csv
+from subtoken_train.evaluation.reporting.plots import MOOT
 from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.spec import suite
-
-
-def rows() -> list[dict[str, str]]:
-    with CSV_FILE.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+from tests.support.drawings import clipped_texts
 
 
 def test_readme_shows_the_committed_figures():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.split(START + "\n")[1].split("\n" + END)[0] == table(rows())
+    assert readme.split(START + "\n")[1].split("\n" + END)[0] == table()
 
 
 def test_the_arms_are_those_of_the_suite(tmp_path, monkeypatch):
@@ -25,12 +41,31 @@ def test_the_arms_are_those_of_the_suite(tmp_path, monkeypatch):
     grids = suite("mini", tmp_path)
     names = {arm_name(spec).replace("-seed0", "", 1) for grid in grids for spec in grid.arms}
     assert names == set(ARMS)
-    assert {row["arm"] for row in rows()} == names
+    assert set(read_scores().arm) == names
     assert {task.name for grid in grids for task in grid.tasks} == {*SCENES, "recall"}
 
 
-def test_the_plot_names_its_arms_and_references_nothing():
+def test_the_committed_csv_is_written_as_it_was_read():
+    assert frame_csv(read_scores()) == CSV_FILE.read_bytes().decode()
+
+
+def test_the_plot_is_drawn_from_the_committed_csv():
     text = SVG_FILE.read_text(encoding="utf-8")
+    assert text == drawing()
     words = " ".join(ElementTree.fromstring(text).itertext())
     assert all(label in words for arm, label in ARMS.items() if arm.startswith("tiny_") and "snapkv" not in arm)
-    assert "href" not in text
+    assert set(re.findall(r'href="(.)', text)) == {"#"}
+
+
+def test_its_bars_are_the_scores_and_those_of_one_word_after_an_eviction_are_grey():
+    drawn = figure()
+    assert clipped_texts(drawn) == []
+    bars = {(bar.get_y(), bar.get_width()): to_hex(bar.get_edgecolor()) for bar in drawn.axes[0].patches}
+    found = printed_scores()
+    shown = [arm for arm in ARMS if arm.startswith("tiny_") and "snapkv" not in arm]
+    widths = sorted(100 * found[arm, task]["value"] for arm in shown for task in SCENES)
+    assert sorted(width for _, width in bars) == pytest.approx(widths)
+    moot = [(arm, task) for (arm, task), row in found.items() if arm in shown and is_moot(row)]
+    assert moot == [("tiny_lora_only-aircache0.15625_visual", task) for task in sorted(ONE_WORD)]
+    assert list(bars.values()).count(MOOT) == len(ONE_WORD)
+    assert sum(line.count("†") for line in table().splitlines() if line.startswith("|")) == 2 * len(ONE_WORD)

@@ -126,10 +126,10 @@ def test_fit_takes_an_overlay_by_name(monkeypatch, tmp_path, capsys):
         ("zzzzzz", "'subtoken-train recipes ls' lists the shipped ones"),
     ],
 )
-@pytest.mark.parametrize("command", ["fit", "check", "preview"])
+@pytest.mark.parametrize("command", ["fit", "check", "preview", "evaluate"])
 def test_a_misspelt_name(monkeypatch, tmp_path, capsys, command, given, hint):
     monkeypatch.chdir(tmp_path)
     assert main([command, "--config", given]) == 2
     said = capsys.readouterr().err
-    assert f"recipe {given} is not a file." in said
+    assert f"{'grid' if command == 'evaluate' else 'recipe'} {given} is not a file." in said
     assert hint in said

@@ -1,4 +1,4 @@
-"""The model card that travels with an adapter folder."""
+"""The model card that travels with an adapter folder, and the licences of published backbones: its own is the same."""
 
 from __future__ import annotations
 
@@ -7,10 +7,51 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from subtoken_train.artifact.licences import licence_of
 from subtoken_train.artifact.scores import Evaluation, model_index, score_table
+from subtoken_train.families import FAMILIES
 from subtoken_train.families.load import is_hub_id
 from subtoken_train.ledger.ledger import KVBudget
+
+
+@dataclass(frozen=True)
+class Licence:
+    """A licence in model-card metadata.
+
+    Attributes:
+        identifier: the Hub's identifier (``apache-2.0``, ``llama2``; ``other`` where it has none).
+        name: short name of an ``other`` licence.
+        link: its text, where ``identifier`` is ``other``.
+    """
+
+    identifier: str
+    name: str | None = None
+    link: str | None = None
+
+    @property
+    def words(self) -> str:
+        """What a reader calls it."""
+        return self.name or self.identifier
+
+
+_APACHE, _LLAMA2 = Licence("apache-2.0"), Licence("llama2")
+_LICENCES = {
+    "llava-hf/llava-1.5-7b-hf": _LLAMA2,
+    "llava-hf/llava-1.5-13b-hf": _LLAMA2,
+    "meta-llama/Llama-2-7b-hf": _LLAMA2,
+    "mistralai/Mistral-7B-v0.1": _APACHE,
+    "Qwen/Qwen2.5-7B": _APACHE,
+    "Qwen/Qwen2.5-VL-3B-Instruct": Licence(
+        "other", "qwen-research", "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE"
+    ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": _APACHE,
+    "checkpoints/tiny-llava": _APACHE,
+}
+
+
+def licence_of(backbone: str) -> Licence | None:
+    """The licence of a backbone by its name; None where it is not known here and the backbone must be asked."""
+    return _LICENCES.get(backbone)
+
 
 _CARD = """---
 {metadata}
@@ -52,9 +93,7 @@ print(model.cache_report())
     subtoken-train evaluate --adapter {name} --data questions.json
 
 """
-
 _PEFT = """`PeftModel.from_pretrained(backbone, "{name}")` loads the LoRA alone{second}."""
-
 _SECOND = """; for the one on `o_proj` as well, follow it by
 `load_adapter("{name}", "output", subfolder="output")` and `base_model.set_adapter(["default", "output"])`"""
 
@@ -66,7 +105,6 @@ _BUDGET = """
 
 {table}
 """
-
 _SCORES = """
 ## Scores
 
@@ -74,7 +112,6 @@ Greedy answers to `{data}` (SHA-256 {digest}), mean score in % with its 95 % boo
 
 {table}
 """
-
 _RECIPE = """
 ## Recipe
 
@@ -138,7 +175,7 @@ def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
     """The Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
     base = record["backbone"]["path"]
     licence, merged = licence_of(base), record["merged"]
-    sees_images = record["identity"]["model_type"] in ("llava", "qwen2_5_vl")
+    sees_images = FAMILIES.find(record["identity"]["model_type"]).sees_images
     tags = ["subtoken_train", "kv-cache-compression"]
     scored, task = sections.evaluation, "visual-question-answering" if sees_images else "question-answering"
     return ModelCardData(

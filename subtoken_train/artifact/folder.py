@@ -3,8 +3,8 @@
 ``adapter_config.json`` and ``adapter_model.safetensors`` load with plain peft; ``router.safetensors`` holds the routers
 (peft would drop or double them silently); ``subtoken_config.json`` says how they were trained; ``README.md`` is the
 model card. After two-stage training the folder holds stage 1's LoRA at the top, as ever, and in ``output/`` the LoRA on
-``o_proj`` where there is one, loadable with plain peft as a second adapter. A *merged* folder (``artifact.merged``)
-holds a whole transformers checkpoint in the place of the LoRA. No pickle, no remote code.
+``o_proj`` where there is one, loadable with plain peft as a second adapter. A *merged* folder holds
+a whole transformers checkpoint in the place of the LoRA. No pickle, no remote code.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 
-from subtoken_train.artifact.agreement import LORA_FILE
 from subtoken_train.artifact.card import CardSections, model_card
-from subtoken_train.artifact.config import SCHEMA_VERSION, AdapterConfig, read_config
+from subtoken_train.artifact.config import LORA_FILE, SCHEMA_VERSION, AdapterConfig, read_config
 from subtoken_train.artifact.identity import check_identity, identify
 from subtoken_train.artifact.tensors import check_finite, read_exactly
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, whole_folder
 from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.load import BackboneConfig, layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER
 from subtoken_train.routing.bank import RouterBank
@@ -160,3 +159,40 @@ def lora_tensors(folder: Path, peft_model: PeftModel, adapter: str = MAIN_ADAPTE
 def _router_tensors(bank: RouterBank | None) -> dict[str, Tensor]:
     """The routers' tensors; empty for token-only arms and router-free selectors."""
     return {} if bank is None else {name: tensor.contiguous() for name, tensor in bank.state_dict().items()}
+
+
+def write_merged(
+    folder: Path,
+    config: AdapterConfig,
+    backbone: CompressedBackbone,
+    peft_model: PeftModel,
+    overwrite: bool = False,
+    sections: CardSections | None = None,
+) -> Path:
+    """Merge every LoRA into the weights and write model, processor, routers, configuration and card.
+
+    The update is added in the dtype of the backbone's weights: exact to rounding in fp32, and rounded to bfloat16 in
+    bfloat16. The model that was handed in has no LoRA afterwards.
+
+    Raises:
+        ValueError: the backbone is quantised, or the folder cannot be written; see ``write_adapter``.
+    """
+    check_mergeable(backbone)
+    with whole_folder(folder, overwrite) as temporary:
+        model = peft_model.merge_and_unload(safe_merge=True, adapter_names=list(peft_model.peft_config))
+        model.save_pretrained(temporary)
+        backbone.family.processor.save_pretrained(temporary)
+        write_rest(temporary, replace(config, merged=True), backbone, sections)
+    return folder
+
+
+def check_mergeable(backbone: CompressedBackbone) -> None:
+    """Raise a worded ``ValueError`` where a LoRA sits on weights that are no floating-point numbers."""
+    for name, module in backbone.model.named_modules():
+        base = getattr(module, "base_layer", None)
+        if base is not None and not base.weight.is_floating_point():
+            kind = str(base.weight.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"cannot merge into a quantised backbone ({name} holds {kind}): rounding would change what was "
+                "trained; export the adapter without --merge-lora, or name an unquantised copy with --backbone"
+            )

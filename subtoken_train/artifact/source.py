@@ -7,10 +7,10 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from subtoken_train.artifact.hub_errors import hub_errors
+from subtoken_train.artifact.hub import hub_errors
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
-from subtoken_train.families.hub import hub_asked
 from subtoken_train.families.load import check_revision, is_hub_id, resolve
+from subtoken_train.families.online import hub_asked
 
 RUN_ADAPTER, CHECKPOINTS = "adapter", "checkpoints"
 """Of a run's folder."""

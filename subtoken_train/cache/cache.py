@@ -187,12 +187,6 @@ class PackedCache(Cache):  # type: ignore[misc]
         return self.next_position is not None
 
     @property
-    def prompt_bytes(self) -> int:
-        """Bytes of the packed prompt in all layers, index included; the tail is not in it."""
-        layers = [layer for layer in self.layers if isinstance(layer, PackedLayer)]
-        return sum(layer.payload_bytes + layer.index_bytes for layer in layers)
-
-    @property
     def prompt_length(self) -> int:
         """Tokens of the unreduced prompt, padding included."""
         layer = self.layers[0]

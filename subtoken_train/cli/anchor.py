@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from subtoken_train.cli.outputs import check_new, write_whole
 from subtoken_train.cli.recipe_source import read_recipe, read_source
+from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
     from subtoken_train.cli.recipe import RecipeCLI

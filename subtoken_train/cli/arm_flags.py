@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.evictions import EVICTIONS
+from subtoken_train.reducers import REDUCERS
 
 if TYPE_CHECKING:
     from subtoken_train.inference.model import SubTokenModel
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
 
 def add_compression_options(parser: ArgumentParser) -> None:
     """A plain backbone's token reducer, and for every model the eviction and the precision of its cache."""
-    evictions = ", ".join(EVICTIONS)
-    parser.add_argument("--reducer", metavar="NAME", help="token reducer of a backbone alone; an adapter has its own")
+    reducers, evictions = ", ".join(REDUCERS), ", ".join(EVICTIONS)
+    parser.add_argument(
+        "--reducer", metavar="NAME", help=f"token reducer of a backbone alone: {reducers}; an adapter has its own"
+    )
     parser.add_argument("--keep-ratio", type=float, metavar="R", help="share of the tokens that --reducer keeps")
     parser.add_argument("--eviction", metavar="NAME", help=f"KV eviction after the prompt: {evictions} (default: none)")
     parser.add_argument(

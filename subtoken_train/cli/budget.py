@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.functional.groups import check_groups
 from subtoken_train.ledger.geometries import GEOMETRIES, geometry
 from subtoken_train.ledger.ledger import KVBudget, KVShape, kept_count, nominal_ledger, solve_anchor
@@ -44,8 +45,6 @@ def size_line(label: str, tokens: int, num_bytes: int, dense: int, note: str = "
 
 def byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
     """The table of bytes: dense, routed and anchor, from the ledger."""
-    if tokens < 1:
-        raise ValueError(f"--tokens must be at least 1, got {tokens}")
     routed = nominal_ledger(shape, {REGION: tokens}, budget)
     anchor = solve_anchor(shape, tokens, budget.exact_total, region=REGION)
     anchored = nominal_ledger(shape, {REGION: tokens}, KVBudget(), kept_tokens=anchor.kept_tokens)
@@ -62,6 +61,7 @@ def byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
 
 def run(args: Namespace) -> int:
     """Print the fractions, and the bytes where a model is named."""
+    check_counts(args, "tokens")
     budget = KVBudget(args.keep_ratio, args.num_groups, args.kept_groups)
     if args.tokens is not None and args.model is None:
         raise ValueError(f"--tokens needs --model, for the bytes of a token; known: {', '.join(GEOMETRIES)}")

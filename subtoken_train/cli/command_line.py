@@ -13,6 +13,12 @@ from typing import Any, NoReturn
 
 from subtoken_train.errors import unknown_name
 
+ALLOW_CODE = "--allow-code"
+FLAGS = ("overwrite", "resume", "private")
+"""What is said on the command line alone; a recipe that says it too would act on its own."""
+_CONFIG = ("--config", "-c")
+_BARE = (*(f"--{flag}" for flag in FLAGS), "--help", "-h", "--print_config")
+
 
 class Parser(argparse.ArgumentParser):
     """``argparse.ArgumentParser`` without usage dumps and without abbreviated options."""
@@ -51,11 +57,12 @@ def check_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
             raise unknown_name("option", name, (option for option in known if option.startswith("--")))
 
 
-ALLOW_CODE = "--allow-code"
-FLAGS = ("overwrite", "resume", "private")
-"""What is said on the command line alone; a recipe that says it too would act on its own."""
-_CONFIG = ("--config", "-c")
-_BARE = (*(f"--{flag}" for flag in FLAGS), "--help", "-h", "--print_config")
+def check_counts(args: argparse.Namespace, *names: str) -> None:
+    """Raise a worded ``ValueError`` where one of these options is given and below 1."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import unknown_name
 
 HELP = """Make a data set that recipes name, or check what of a public one is there.
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> str:
     from subtoken_train.cli import data_checks
-    from subtoken_train.cli.outputs import check_new
+    from subtoken_train.outputs import check_new
 
     check_new([] if args.missing_list is None else [args.missing_list], args.overwrite)
     if args.name == "llava665k":
@@ -91,9 +92,7 @@ def _check(args: argparse.Namespace) -> str:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Raise a ``ValueError`` for an option that the data set has no use for, or needs and lacks."""
-    for option in ("train", "dev", "test"):
-        if getattr(args, option) < 1:
-            raise ValueError(f"--{option} {getattr(args, option)} must be at least 1 record")
+    check_counts(args, "train", "dev", "test", "limit")
     benchmark = args.name not in (*_MADE, *_OPTIONS)
     if benchmark:
         _check_name(args.name)

@@ -14,7 +14,6 @@ from typing import Any
 import datasets
 import pyarrow.parquet as pq
 
-from subtoken_train.cli.outputs import write_whole
 from subtoken_train.datasets.image_sources import FolderImages, missing_images
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import parse_yaml
@@ -22,6 +21,7 @@ from subtoken_train.errors import plain
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples, open_some
+from subtoken_train.outputs import write_whole
 
 MIX665K = "llava_v1_5_mix665k.json"
 MIX665K_RECORDS = 665_298
@@ -144,8 +144,6 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
     Raises:
         ValueError: files are missing or broken, or the set is not complete and has fewer samples than ``limit``.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {limit}")
     datasets.disable_progress_bars()
     task = build_task(name, root, **dict(map(_option, options)))
     rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subtoken_train.cli.command_line import check_counts
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from subtoken_train.evaluation.diagnostics_files import LayerRow
-    from subtoken_train.families.base import Family
+    from subtoken_train.families.family import Family
     from subtoken_train.types import Batch
 
 SCENES = "data/scenes/dev.json"
@@ -37,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, run the prompts, write and print."""
-    if args.limit < 1:
-        raise ValueError(f"--limit {args.limit} must be at least 1")
+    check_counts(args, "limit")
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()

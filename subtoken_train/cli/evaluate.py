@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.arm_flags import add_compression_options
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.cli.evaluate_grid import add_grid_options, check_modes, run_grids
 from subtoken_train.errors import plain
 
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
     what.add_argument("--tasks", metavar="NAME,...", help="benchmarks by name")
-    what.add_argument("--config", metavar="FILE", help="a grid: arms x tasks (recipes/eval)")
+    what.add_argument("--config", metavar="FILE", help="a grid: arms x tasks; a file, or a name of recipes/eval")
     what.add_argument("--suite", metavar="NAME", help="a grid that ships with its models: mini")
     parser.add_argument("--image-folder", metavar="DIR", help="--data: where image paths start (default: its folder)")
     add_compression_options(parser)
@@ -53,10 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, answer, print."""
-    for name in ("batch_size", "max_new_tokens", "max_length", "limit"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
     check_modes(args)
     if args.data is None:
         return run_grids(args)
@@ -147,12 +145,16 @@ def _table(arms: list[RunRecord]) -> Table:
 
 def _differences(arms: list[RunRecord]) -> list[str]:
     """The first arm less each other one, in words: both answered the same questions, so that these pair."""
+    from subtoken_train.evaluation.intervals import bootstrap_interval
+
     first, *others = arms
     lines = []
     for other in others:
         paired = [mine - its for mine, its in zip(first.scores, other.scores, strict=True)]
-        cell = _interval(paired, "+")
-        lines.append(plain(f"{first.arm} less {other.arm}: {cell} points of {len(paired):,} questions, paired"))
+        low, high = bootstrap_interval(paired)
+        verdict = "better" if low > 0 else "worse" if high < 0 else "no difference is shown"
+        where = f"points on the same {len(paired):,} questions (95 % interval)"
+        lines.append(plain(f"{first.arm} less {other.arm}: {_interval(paired, '+')} {where}: {verdict}"))
     return lines
 
 

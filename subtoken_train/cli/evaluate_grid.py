@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.documents import read_yaml
 from subtoken_train.errors import plain, unknown_name
+from subtoken_train.resources import named_recipe
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.spec import Grid
@@ -56,10 +57,8 @@ def check_grid_file(path: Path) -> None:
     """Say what is no grid at all, before anything heavy is imported; ``read_grid`` reads the rest.
 
     Raises:
-        ValueError: no such file, no YAML, or keys that a grid does not have.
+        ValueError: no YAML, or keys that a grid does not have.
     """
-    if not path.is_file():
-        raise ValueError(f"grid {path} is not a file; recipes/eval holds some")
     content = read_yaml(path)
     for key in content if isinstance(content, dict) else ():
         if key not in GRID_KEYS:
@@ -69,14 +68,14 @@ def check_grid_file(path: Path) -> None:
 def run_grids(args: argparse.Namespace) -> int:
     """Run the grid, or the suite's, and print where the scores stand."""
     if args.config is not None:
-        check_grid_file(Path(args.config))
+        check_grid_file(named_recipe(args.config, "grid"))
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.processes import Processes
     from subtoken_train.evaluation.runner.run import run_grid
-    from subtoken_train.inference.loading import device_of
+    from subtoken_train.inference.pool import device_of
 
     if args.device is not None:
         device_of(args.device)  # before a suite writes its data
@@ -102,7 +101,7 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
     shared["data_root"] = None if args.data_root is None else Path(args.data_root)
     out = None if args.out is None else Path(args.out)
     if args.config is not None:
-        return [read_grid(Path(args.config), out=out, **shared)]
+        return [read_grid(named_recipe(args.config, "grid"), out=out, **shared)]
     if args.suite is not None:
         return suite(args.suite, out or Path("results") / args.suite, **shared)
     settings = {key: value for key, value in shared.items() if value is not None}

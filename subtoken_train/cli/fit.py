@@ -37,7 +37,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.artifact.hub import check_backbone, check_destination
+    from subtoken_train.artifact.hub import check_destination, check_published
     from subtoken_train.cli.anchor import anchor_words
     from subtoken_train.cli.export import publish
     from subtoken_train.cli.loggers import finish_remote
@@ -58,7 +58,7 @@ def run_raw(argv: list[str]) -> int:
             check_held(cli)
             folder.check(resume is not None)
             if destination is not None:
-                check_backbone(cli.model.backbone_config.path)
+                check_published(cli.model.backbone_config.path)
                 check_destination(destination)
             open_run(cli, resume, folder)
         code = train(cli, resume, folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.arm_flags import add_compression_options
+from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     images = [open_image(Path(path)) for path in args.image]
-    model = load_model(args)
+    model = _load(args)
     layers = _layers(args.show_layers, model) if args.show else []
     inputs: dict[str, Any] = model.inputs(prompt, images)
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_model(args: argparse.Namespace) -> SubTokenModel:
+def _load(args: argparse.Namespace) -> SubTokenModel:
     """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
     from subtoken_train.cli.arm_flags import flagged_model
 
@@ -90,7 +91,7 @@ def load_model(args: argparse.Namespace) -> SubTokenModel:
         return model
     if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
-    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.keep_ratio < 1:
+    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.acts:
         raise ValueError(
             f"--show: {reducer.name} on {family.name} counts its tokens anew, so they have no place in the "
             "picture; leave it out"
@@ -100,9 +101,7 @@ def load_model(args: argparse.Namespace) -> SubTokenModel:
 
 def _check(args: argparse.Namespace) -> None:
     """Mistakes that need no model to be seen."""
-    for name in ("max_new_tokens", "num_beams"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1")
+    check_counts(args, "max_new_tokens", "num_beams")
     if not 0 <= args.temperature < float("inf"):
         raise ValueError(f"--temperature {args.temperature} must be 0 (greedy) or more")
     if args.show_layers and not args.show:

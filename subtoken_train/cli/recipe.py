@@ -6,7 +6,6 @@ SubTokenModule, a data module (``data_module_of``) and Trainer; the keys beside 
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -22,11 +21,12 @@ from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.class_paths import ALLOWED
 from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
 from subtoken_train.cli.loggers import name_remote_runs, run_loggers
-from subtoken_train.cli.recipe_parser import RecipeParser, data_module_of
+from subtoken_train.cli.recipe_parser import RecipeParser, check_known, data_module_of, recipe_keys
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.run_scores import check_attention, midway_evaluator
-from subtoken_train.cli.wording import check_groups, own_words, recipe_keys, worded
+from subtoken_train.cli.wording import own_words, reworded
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
@@ -103,11 +103,11 @@ class RecipeCLI(LightningCLI):
         """Parse; what is wrong with a recipe is one worded line."""
         keys = recipe_keys(parser)
         for content in self.source.contents:
-            check_groups(content, keys)
+            check_known(content, keys)
         try:
             super().parse_arguments(parser, args)
         except ValueError as error:
-            raise ValueError(worded(str(error), keys)) from None
+            raise ValueError(reworded(str(error), keys)) from None
 
     def before_instantiate_classes(self) -> None:
         """Settings that follow from others."""
@@ -229,10 +229,7 @@ class RecipeCLI(LightningCLI):
 
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
-        temporary = path.with_name(path.name + ".partial")
-        temporary.unlink(missing_ok=True)  # a link there would lead elsewhere
-        temporary.write_text(self.recipe_text(), encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, self.recipe_text())
 
     def recipe_text(self) -> str:
         """The resolved recipe as YAML, without what was meant for this call alone; its paths name ``output_dir``."""

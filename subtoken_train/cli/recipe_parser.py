@@ -1,16 +1,20 @@
-"""The parser behind ``RecipeCLI``, and which data module a recipe means."""
+"""The parser behind ``RecipeCLI``, the keys that it knows, and which data module a recipe means."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from subtoken_train.cli.wording import unknown_key
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.training.module import SubTokenModule
+from subtoken_train.typed import shown
 
 
 class RecipeParser(LightningArgumentParser):
@@ -43,3 +47,46 @@ def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
     if "train" in keys:
         return CorpusDataModule
     return RecallDataModule if "num_facts" in keys else InstructionDataModule
+
+
+def recipe_keys(parser: LightningArgumentParser) -> list[str]:
+    """Every key that a recipe may hold, those of optional groups (``model.routing``) included; no group itself."""
+    keys: set[str] = set()
+    for action in parser._actions:
+        keys.update(_keys_below(action.dest, getattr(action, "_typehint", None)))
+    keys = {key for key in keys if key.rpartition(".")[2] != "help"}
+    groups_of_keys = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    return sorted(keys - groups_of_keys)
+
+
+def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
+    """What the parser lets pass: an unknown key that holds nothing, and an empty list where a group belongs.
+
+    Args:
+        content: of a recipe, or of a group in it.
+        keys: see ``recipe_keys``.
+        prefix: the group's name and a dot.
+
+    Raises:
+        ValueError: there is one.
+    """
+    keys = set(keys)
+    groups = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if key in groups and isinstance(value, dict):
+            check_known(value, keys, f"{key}.")
+        elif key in groups and value is not None:
+            raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
+        elif key.removesuffix("+") not in keys | groups and value in ({}, []):
+            raise ValueError(unknown_key("key", key, keys))
+
+
+def _keys_below(name: str, hint: Any) -> Iterator[str]:
+    """The keys of the optional groups in a type hint (their own optional groups included), or ``name`` itself."""
+    groups = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
+    if not groups:
+        yield name
+    for group in groups:
+        for key, inner in get_type_hints(group).items():
+            yield from _keys_below(f"{name}.{key}", inner)

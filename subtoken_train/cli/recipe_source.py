@@ -6,7 +6,6 @@ the parser's (``cli/recipe.py``), which gets the very content that was checked h
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from subtoken_train.cli.wording import unexpected_argument, unknown_key
 from subtoken_train.documents import parse_yaml, read_text, read_yaml
 from subtoken_train.errors import MAX_SEED, check_range
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
-from subtoken_train.resources import find_recipe, recipe_files, resource
+from subtoken_train.resources import named_recipe, resource
 from subtoken_train.typed import shown
 
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
@@ -124,13 +123,7 @@ def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    file = find_recipe(path)
-    if file is None:
-        names = [shipped.stem for shipped in recipe_files().values()]
-        near = difflib.get_close_matches(Path(path).stem, names, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0] + '.yaml'!r}?" if near else ""
-        raise ValueError(f"recipe {path} is not a file.{hint} 'subtoken-train recipes ls' lists the shipped ones")
-    content = parse_yaml(read_text(file, 2**20), path)
+    content = parse_yaml(read_text(named_recipe(path), 2**20), path)
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
     for key, value in content.items():

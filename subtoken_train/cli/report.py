@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subtoken_train.documents import read_json
 from subtoken_train.errors import plain, unknown_name
+from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from subtoken_train.evaluation.reporting.layout import Table as ScoreTable
     from subtoken_train.evaluation.reporting.report import Report
+    from subtoken_train.evaluation.reporting.score_tables import ScoreTable
 
 FILES = {"markdown": "report.md", "csv": "report.csv", "latex": "report.tex", "html": "report.html"}
 PAPER_FILE = "paper_tables.json"
+_RECORD = ".written.json"
 
 HELP = """Tables, curves and pictures from the results folders of 'subtoken-train evaluate'.
 
@@ -60,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     data_root = None if args.data_root is None else Path(args.data_root)
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is no folder")
-    from subtoken_train.cli.outputs import check_new, untouched, write_recorded
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
@@ -79,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _writer(name: str) -> Callable[[Report], str]:
-    from subtoken_train.evaluation.reporting.csv_file import report_csv
-    from subtoken_train.evaluation.reporting.latex import report_latex
+    from subtoken_train.evaluation.reporting.exports import report_csv, report_latex
     from subtoken_train.evaluation.reporting.markdown import report_markdown
     from subtoken_train.evaluation.reporting.page import report_html
 
@@ -105,9 +108,9 @@ def _summary(scores: ScoreTable) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from subtoken_train.evaluation.reporting.figures import Figure
-    from subtoken_train.evaluation.reporting.layout import MEANS
-    from subtoken_train.evaluation.reporting.words import NOTHING, share_text, signed_text, value_text
+    from subtoken_train.evaluation.reporting.estimates import Estimate
+    from subtoken_train.evaluation.reporting.score_tables import MEANS
+    from subtoken_train.evaluation.reporting.sections import NOTHING, share_text
 
     shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
     means = [key for key in shown if key in MEANS]
@@ -122,10 +125,33 @@ def _summary(scores: ScoreTable) -> Table:
         cells = []
         for key in shown:
             figure, apart = row.scores[key], row.differences.get(key)
-            value = NOTHING if figure is None else value_text(figure) + ("*" if figure.marks else "")
-            cells.append(f"{value}\n{signed_text(apart)}" if isinstance(apart, Figure) else value)
-        budget = f"{share_text(row.arm.facts.nominal_kv)}\n{share_text(row.cost.payload_share)}"
+            value = NOTHING if figure is None else figure.value_text + ("*" if figure.marks else "")
+            cells.append(f"{value}\n{apart.value_text}" if isinstance(apart, Estimate) else value)
+        budget = f"{share_text(row.arm.facts.nominal_kv)}\n{share_text(row.cost.shares['measured'])}"
         summary.add_row(Text(plain(row.arm.name)), budget, *cells)
     if any(figure.marks for row in scores.rows for figure in row.scores.values() if figure is not None):
         summary.caption = f"{summary.caption}. *: incomplete or partial"
     return summary
+
+
+def write_recorded(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files into a folder and note what they hold, so that ``untouched`` knows them again."""
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+    digests = {name: _digest(text.encode()) for name, text in texts.items()}
+    write_whole(folder / _RECORD, json.dumps({**_recorded(folder), **digests}, indent=1) + "\n")
+
+
+def untouched(path: Path) -> bool:
+    """Whether a file is as ``write_recorded`` wrote it: nobody's work is lost with it."""
+    return path.is_file() and _recorded(path.parent).get(path.name) == _digest(path.read_bytes())
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    path = folder / _RECORD
+    content = read_json(path) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import ALLOW_CODE
-from subtoken_train.cli.sweep_grid import SweepRun, grid, slurm_script
+from subtoken_train.cli.sweep_grid import SweepRun, slurm_script, sweep_runs
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Check all of the grid, then run it or print it."""
-    runs = grid(args.config, args.set, Path(args.output_dir), args.allow_code)
+    runs = sweep_runs(args.config, args.set, Path(args.output_dir), args.allow_code)
     check_all(runs)
     if args.slurm:
         print(slurm_script(runs, Path(args.output_dir)), end="")

@@ -65,7 +65,9 @@ class SweepRun:
         return last
 
 
-def grid(configs: Sequence[str], settings: Sequence[str], folder: Path, allow_code: bool = False) -> list[SweepRun]:
+def sweep_runs(
+    configs: Sequence[str], settings: Sequence[str], folder: Path, allow_code: bool = False
+) -> list[SweepRun]:
     """Every combination of the settings' values, the last key changing fastest.
 
     Args:

@@ -29,36 +29,12 @@ USER_ERRORS = (
 """What a user can mend while a run goes on; see ``is_users`` for a command."""
 MAX_LENGTH = 400
 """Characters of a message."""
-_USERS_ERRNOS = {
-    getattr(errno, name)
-    for name in [
-        "ENOENT",
-        "EEXIST",
-        "EACCES",
-        "EPERM",
-        "ENOTDIR",
-        "EISDIR",
-        "ENAMETOOLONG",
-        "ELOOP",
-        "EROFS",
-        "ENOSPC",
-        "EDQUOT",
-        "EFBIG",
-        "ENOTEMPTY",
-        "EXDEV",
-        "ENXIO",
-        "ENODEV",
-        "EINVAL",
-        "EMFILE",
-        "ETXTBSY",
-        "EBUSY",
-        "EMLINK",
-        "ENOTSUP",
-        "EILSEQ",
-        "ESTALE",
-        "EIO",
-    ]
-}
+_USERS_ERRNOS = [
+    errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+    errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTEMPTY, errno.EXDEV, errno.ENXIO, errno.ENODEV,
+    errno.EINVAL, errno.EMFILE, errno.ETXTBSY, errno.EBUSY, errno.EMLINK, errno.ENOTSUP, errno.EILSEQ, errno.ESTALE,
+    errno.EIO,
+]  # fmt: skip
 
 
 def one_line(error: Exception) -> str:
@@ -74,12 +50,7 @@ def one_line(error: Exception) -> str:
     if "embedded null" in text:
         text = "a path holds a NUL character, and no file has such a name"
     text = plain(" ".join(text.split())) or type(error).__name__
-    return text if isinstance(error, UncutError) else shortened(text)
-
-
-def shortened(text: str) -> str:
-    """The begin and the end of a text that is too long for a message."""
-    if len(text) <= MAX_LENGTH:
+    if isinstance(error, UncutError) or len(text) <= MAX_LENGTH:
         return text
     return f"{text[: MAX_LENGTH - 125]} ... {text[-120:]}"
 

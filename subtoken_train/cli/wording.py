@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from collections.abc import Iterable
 
-from subtoken_train.errors import unknown_name
-from subtoken_train.typed import shown
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
+from subtoken_train.errors import clipped, unknown_name
 
 _UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<key>[\w.\-]+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"unrecognized arguments: (?P<argument>[^\s=]+)")
@@ -38,7 +32,7 @@ _SHOWN, _LONGEST = 60, 300
 """Characters of a value, and of a message that is not ours."""
 
 
-def worded(message: str, keys: Iterable[str]) -> str:
+def reworded(message: str, keys: Iterable[str]) -> str:
     """A parser's message as one short line.
 
     Args:
@@ -59,12 +53,7 @@ def worded(message: str, keys: Iterable[str]) -> str:
         return f"{found['keys']} is not set; pass a recipe with --config ('subtoken-train recipes ls' lists them)"
     if _KEY.search(text) and _VALUE.search(text):
         return _wrong_value(text)
-    return shortened(text, _LONGEST)
-
-
-def shortened(text: str, length: int) -> str:
-    """The text, its end left out where it is too long."""
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+    return clipped(text, _LONGEST)
 
 
 def own_words(message: str) -> str:
@@ -72,49 +61,6 @@ def own_words(message: str) -> str:
     errors = _ERRORS.search(message)
     said = [] if errors is None else re.findall(r"^\s*- (.+)$", errors["errors"], re.MULTILINE)
     return next((line for line in said if not line.startswith(_TRIED)), message)
-
-
-def recipe_keys(parser: LightningArgumentParser) -> list[str]:
-    """Every key that a recipe may hold, those of optional groups (``model.routing``) included; no group itself."""
-    keys: set[str] = set()
-    for action in parser._actions:
-        keys.update(_keys_below(action.dest, getattr(action, "_typehint", None)))
-    keys = {key for key in keys if key.rpartition(".")[2] != "help"}
-    groups_of_keys = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
-    return sorted(keys - groups_of_keys)
-
-
-def check_groups(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
-    """What the parser lets pass: an unknown key that holds nothing, and an empty list where a group belongs.
-
-    Args:
-        content: of a recipe, or of a group in it.
-        keys: see ``recipe_keys``.
-        prefix: the group's name and a dot.
-
-    Raises:
-        ValueError: there is one.
-    """
-    keys = set(keys)
-    groups = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if key in groups and isinstance(value, dict):
-            check_groups(value, keys, f"{key}.")
-        elif key in groups and value is not None:
-            raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
-        elif key.removesuffix("+") not in keys | groups and value in ({}, []):
-            raise ValueError(unknown_key("key", key, keys))
-
-
-def _keys_below(name: str, hint: Any) -> Iterator[str]:
-    """The keys of the optional groups in a type hint (their own optional groups included), or ``name`` itself."""
-    groups = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
-    if not groups:
-        yield name
-    for group in groups:
-        for key, inner in get_type_hints(group).items():
-            yield from _keys_below(f"{name}.{key}", inner)
 
 
 def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> str:
@@ -171,7 +117,7 @@ def _wrong_value(text: str) -> str:
     allowed = (types["union"] or types["one"]) if types else ""
     literals = " ".join(re.findall(r"typing\.Literal\[(.*?)\]", allowed))
     if choices := re.findall(r"'([^']+)'", literals):
-        return str(unknown_name(key, shortened(got, _SHOWN), choices))
+        return str(unknown_name(key, clipped(got, _SHOWN), choices))
     classes = re.findall(r"<class '([\w.]+)'>", allowed)
     words = dict.fromkeys(_TYPE_WORDS.get(name, _GROUP) for name in classes) or [_GROUP]
-    return f"{key} is {shortened(got, _SHOWN)!r}; it must be {' or '.join(words)}"
+    return f"{key} is {clipped(got, _SHOWN)!r}; it must be {' or '.join(words)}"

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from subtoken_train.families.hub import hub_asked, silence
+from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
     from datasets import Dataset

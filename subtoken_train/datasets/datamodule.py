@@ -15,7 +15,7 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.image_sources import FolderImages, missing_images
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
-from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_counts
+from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts
 from subtoken_train.datasets.records import MAX_PIXELS, MOST_PIXELS, InstructionRecords, Record
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
@@ -150,7 +150,7 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         check_positive(context_length=context_length)
         check_range("train_samples", train_samples, 1, MAX_COUNT)
         check_range("val_samples", val_samples, 0, MAX_COUNT)
-        check_counts(num_facts, num_questions)
+        check_num_facts(num_facts, num_questions)
         self.context_length, self.num_facts, self.num_questions = context_length, num_facts, num_questions
         self.train_samples, self.val_samples = train_samples, val_samples
 
@@ -178,8 +178,4 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
     def collator(self) -> Callable[[list[RecallSample]], Batch]:
         """Regions and labels of samples."""
         pad_id = padding_id(self.family.tokenizer)
-
-        def collate(samples: list[RecallSample]) -> Batch:
-            return collate_text([sample.text for sample in samples], pad_id)
-
-        return collate
+        return lambda samples: collate_text([sample.text for sample in samples], pad_id)

@@ -14,8 +14,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from subtoken_train.artifact.layout import Layout
-from subtoken_train.artifact.whole_folder import DATA_MARKER, mark_data, whole_folder
+from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
 from subtoken_train.resources import resource
 
 SNAPSHOT = "data/english/topics.json.xz"

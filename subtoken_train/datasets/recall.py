@@ -44,7 +44,7 @@ _FACT, _QUESTION, _ANSWER = " Code {} {}.", "\nCodes of {}?", " {} {}."
 _STATED = re.compile(r"(\w+) (\w+ \w+)\.")
 
 
-def check_counts(num_facts: int, num_questions: int) -> None:
+def check_num_facts(num_facts: int, num_questions: int) -> None:
     """Raise a ``ValueError`` where more is asked than stated, or more is stated than there are adjectives."""
     if not 1 <= num_questions <= num_facts <= len(ADJECTIVES):
         raise ValueError(
@@ -80,7 +80,7 @@ class RecallTask:
     """
 
     def __init__(self, tokenizer: Any, context_length: int = 512, num_facts: int = 24, num_questions: int = 8) -> None:
-        check_counts(num_facts, num_questions)
+        check_num_facts(num_facts, num_questions)
         self.tokenizer, self.context_length = tokenizer, context_length
         self.num_facts, self.num_questions = num_facts, num_questions
         self._prefix = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from subtoken_train.artifact.layout import Layout
-from subtoken_train.artifact.whole_folder import DATA_MARKER, mark_data, whole_folder
+from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
 from subtoken_train.datasets.record_index import IMAGE_PLACEHOLDER
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, ask, draw_scene
 

@@ -17,9 +17,8 @@ from transformers import Cache
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import attention_row, scouted_row
 from subtoken_train.engine.modes import evaluation_mode
-from subtoken_train.engine.rows import PromptPass, Rows, reducer_view, routing_state, rows_read
-from subtoken_train.families.base import Family
-from subtoken_train.families.vision_tower import check_feature_count
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, routing_state, rows_read
+from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.ledger import KVBudget, promised_fraction
@@ -115,7 +114,7 @@ class CompressedBackbone(nn.Module):
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
         rows = Rows.whole(batch.regions_BN, family.positions(batch))
-        neutral = reducer.stage == "none" or (reducer.keep_ratio == 1 and not force_gather)
+        neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
         if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
             hidden, keep = self._tower_reduced(reducer, batch, rows)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)
@@ -181,7 +180,7 @@ class CompressedBackbone(nn.Module):
         assert states is not None
         keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
         sizes = [len(tokens) for tokens in states.tokens]
-        check_feature_count(int(visual.sum()), sum(sizes), batch)
+        batch.check_features(int(visual.sum()), sum(sizes))
         merged = reducer.merge(states, list(rows_read(batch)[visual].split_with_sizes(sizes)))
         slots = torch.cat(merged.slots)
         keep[visual] = slots

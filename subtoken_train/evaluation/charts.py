@@ -1,119 +1,146 @@
-"""Small charts, drawn with Pillow, which the package has anyway: bars, lines, a heat map; no negative values."""
+"""How charts look, and small ones of their own: bars, lines, a heat map. Drawn by matplotlib, without its global state.
+
+An SVG has no ground of its own and draws its ink in the reader's text colour; the colours of series read on white and
+on dark pages alike, and apart from each other without red or green cones. A PNG is on white.
+"""
 
 from __future__ import annotations
 
-import math
+import io
+import re
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
-SIZE = (720, 480)
-LEFT, TOP, RIGHT, BOTTOM = 90, 60, 690, 400
-"""The plot's box inside the picture, in pixels."""
-INK, GRID, PAPER = (40, 40, 40), (225, 225, 225), (255, 255, 255)
-COLORS = ((31, 95, 168), (214, 96, 32), (60, 140, 70), (140, 80, 160))
-MAX_LABELS = 17
+from subtoken_train.errors import plain
+
+INK = "#1d2127"
+COLORS = ("#189cd8", "#c0249c", "#0ca83c", "#783cfc", "#846c54", "#fc1818", "#6084fc", "#cc789c")
+MARKERS, FILLS = "osD^vP", (1.0, 0.5, 0.25, 0.0)
+"""Of the first series of a colour, of the second, ...: the shape of points, and how far the colour fills a bar."""
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "subtoken_train",
+    "text.parse_math": False,
+    "font.size": 9.5,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "font.sans-serif": ["DejaVu Sans"],
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "axes.titlesize": "medium",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+styled = rc_context(STYLE)
+"""Decorator of what makes or writes figures."""
 
 
-def bar_chart(heights: Sequence[float], title: str, x_label: str, y_label: str) -> Image.Image:
-    """A bar for each of 0, 1, 2, ..."""
-    image, draw, top = _frame(max(heights), title, x_label, y_label)
-    slot = (RIGHT - LEFT) / len(heights)
-    for place, height in enumerate(heights):
-        middle = LEFT + (place + 0.5) * slot
-        bar = (middle - 0.35 * slot, _y(height, top), middle + 0.35 * slot, BOTTOM)
-        draw.rectangle(bar, fill=COLORS[0])
-    _x_labels(draw, len(heights), slot)
-    return image
-
-
+@styled
 def line_chart(
     lines: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
 ) -> Image.Image:
     """Named lines over ``first``, ``first`` + 1, ...; all of one length."""
-    image, draw, top = _frame(max(max(values) for values in lines.values()), title, x_label, y_label)
-    count = len(next(iter(lines.values())))
-    slot = (RIGHT - LEFT) / count
-    for place, (name, values) in enumerate(lines.items()):
-        color = COLORS[place % len(COLORS)]
-        points = [(LEFT + (i + 0.5) * slot, _y(value, top)) for i, value in enumerate(values)]
-        draw.line(points, fill=color, width=3)
-        for x, y in points if count <= 2 * MAX_LABELS else ():
-            draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=color)
-        draw.text((RIGHT - 8, TOP + 8 + 20 * place), name, fill=color, font=_font(15), anchor="rt")
-    _x_labels(draw, count, slot, first)
-    return image
+    figure, (axes,) = panels(1)
+    draw_lines(axes, lines, title, x_label, y_label, first)
+    return image_of(figure)
 
 
+@styled
 def heat_map(rows: Sequence[Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0) -> Image.Image:
-    """A cell per value, row ``first`` at the top; white is 0, the darkest cell the largest value (see title)."""
-    largest = max(max(row) for row in rows)
-    image, draw = _page(f"{title} (darkest: {largest:.3g})", x_label, y_label)
-    width, height = (RIGHT - LEFT) / len(rows[0]), (BOTTOM - TOP) / len(rows)
-    for i, row in enumerate(rows):
-        y = TOP + i * height
-        for j, value in enumerate(row):
-            x, depth = LEFT + j * width, value / largest if largest else 0.0
-            shade = tuple(round(255 + (part - 255) * depth) for part in COLORS[0])
-            draw.rectangle((x, y, x + width, y + height), fill=shade)
-        if i % math.ceil(len(rows) / MAX_LABELS) == 0:
-            draw.text((LEFT - 8, y + height / 2), str(first + i), INK, _font(15), "rm")
-    draw.rectangle((LEFT, TOP, RIGHT, BOTTOM), outline=INK)
-    _x_labels(draw, len(rows[0]), width)
-    return image
+    """A cell per value, row ``first`` at the top; the scale begins at 0."""
+    figure, (axes,) = panels(1)
+    draw_cells(axes, rows, title, x_label, y_label, first)
+    return image_of(figure)
 
 
-def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
-    """The pictures in a row."""
-    row = Image.new("RGB", (sum(image.width for image in images), max(image.height for image in images)), PAPER)
-    x = 0
-    for image in images:
-        row.paste(image, (x, 0))
-        x += image.width
-    return row
+@styled
+def panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side."""
+    figure = Figure(figsize=(7.2 * count, 4.8), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def ticks(largest: float) -> list[float]:
-    """From 0 to the first round number at or above ``largest``, in at most six steps of 1, 2 or 5 times 10^n."""
-    if largest <= 0:
-        return [0.0, 1.0]
-    rough = largest / 6
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-    return [i * step for i in range(math.ceil(largest / step * (1 - 1e-9)) + 1)]
+@styled
+def draw_bars(axes: Axes, heights: Sequence[float], title: str, x_label: str, y_label: str) -> None:
+    """A bar for each of 0, 1, 2, ..."""
+    axes.bar(range(len(heights)), heights, color=COLORS[0])
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(visible=False, axis="x")
 
 
-def _frame(largest: float, title: str, x_label: str, y_label: str) -> tuple[Image.Image, ImageDraw.ImageDraw, float]:
-    """A page with a scaled y axis; the axis' upper end is the third item."""
-    image, draw = _page(title, x_label, y_label)
-    values = ticks(largest)
-    for value in values:
-        y = _y(value, values[-1])
-        draw.line((LEFT, y, RIGHT, y), fill=GRID)
-        draw.text((LEFT - 8, y), f"{value:g}" if value < 1e4 else f"{value:,.0f}", INK, _font(15), "rm")
-    draw.line((LEFT, TOP, LEFT, BOTTOM, RIGHT, BOTTOM), fill=INK, width=2)
-    return image, draw, values[-1]
+@styled
+def draw_lines(
+    axes: Axes, lines: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
+) -> None:
+    """See ``line_chart``; the scale begins at 0."""
+    for place, (name, values) in enumerate(lines.items()):
+        color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)] if len(values) < 40 else ""
+        axes.plot(range(first, first + len(values)), values, color=color, marker=marker, label=name)
+    axes.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
 
 
-def _page(title: str, x_label: str, y_label: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    image = Image.new("RGB", SIZE, PAPER)
-    draw = ImageDraw.Draw(image)
-    draw.text((SIZE[0] / 2, 28), title, INK, _font(18), "mm")
-    draw.text(((LEFT + RIGHT) / 2, SIZE[1] - 28), x_label, INK, _font(16), "mm")
-    words = Image.new("RGB", (BOTTOM - TOP, 24), PAPER)
-    ImageDraw.Draw(words).text((words.width / 2, 12), y_label, INK, _font(16), "mm")
-    image.paste(words.rotate(90, expand=True), (4, TOP))
-    return image, draw
+@styled
+def draw_cells(
+    axes: Axes, rows: Sequence[Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
+) -> None:
+    """See ``heat_map``."""
+    extent = (-0.5, len(rows[0]) - 0.5, first + len(rows) - 0.5, first - 0.5)
+    picture = axes.imshow(rows, cmap="Blues", vmin=0, aspect="auto", extent=extent, interpolation="nearest")
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.grid(visible=False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    axes.figure.colorbar(picture, ax=axes)
 
 
-def _x_labels(draw: ImageDraw.ImageDraw, count: int, slot: float, first: int = 0) -> None:
-    for place in range(0, count, math.ceil(count / MAX_LABELS)):
-        draw.text((LEFT + (place + 0.5) * slot, BOTTOM + 16), str(first + place), INK, _font(15), "mm")
+@styled
+def image_of(figure: Figure) -> Image.Image:
+    """The figure on white, 100 pixels an inch."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    with Image.open(buffer) as image:
+        return image.convert("RGB")
 
 
-def _y(value: float, top: float) -> float:
-    return BOTTOM - (BOTTOM - TOP) * value / top
+@styled
+def svg_of(figure: Figure, name: str, title: str, description: str) -> Markup:
+    """The figure as an element of a page.
 
-
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
+    Args:
+        figure: drawn with ``STYLE``.
+        name: unique in the page; all ids begin with it.
+        title: what it shows, in a few words: what a screen reader says first.
+        description: what can be read from it.
+    """
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the reader's fonts have what matplotlib's own lacks
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    _, _, body = buffer.getvalue().partition("<svg")[2].partition(">")
+    body = re.sub(r"\s*<defs>\s*<style.*?</defs>", "", body, count=1, flags=re.DOTALL)
+    body = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", body)
+    body = re.sub(rf"(?<=: ){INK}(?=[;\"])", "currentColor", body)
+    width, height = (f"{72 * inches:g}" for inches in figure.get_size_inches())
+    words = Markup('<title id="{0}-title">{1}</title>\n<desc id="{0}-text">{2}</desc>').format(
+        name, plain(title), plain(description)
+    )
+    head = Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {1} {2}" '
+        'role="img" aria-labelledby="{0}-title {0}-text">\n'
+    ).format(name, width, height)
+    return head + words + Markup(body.rstrip())

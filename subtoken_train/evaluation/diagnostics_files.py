@@ -11,14 +11,13 @@ Legend: S value groups, L routed layers, R ranks.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 
-from subtoken_train.evaluation.charts import bar_chart, heat_map, line_chart, side_by_side
+from subtoken_train.evaluation.charts import draw_bars, draw_cells, draw_lines, image_of, panels
 from subtoken_train.evaluation.diagnostics import Diagnosis
 from subtoken_train.functional.usage import usage_entropy
 from subtoken_train.routing.base import RoutingConfig
@@ -74,39 +73,46 @@ def write_tables(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
     """Write the CSV files into an existing folder."""
     labels = ["all", *map(str, diagnosis.layers)]
     histogram = [
-        (label, groups, tokens, tokens / sum(row))
-        for label, row in zip(labels, [diagnosis.figure_LK.sum(0).tolist(), *diagnosis.figure_LK.tolist()], strict=True)
-        for groups, tokens in enumerate(row)
+        (label, groups, tokens, tokens / int(row_K.sum()))
+        for label, row_K in zip(labels, [diagnosis.figure_LK.sum(0), *diagnosis.figure_LK], strict=True)
+        for groups, tokens in enumerate(row_K.tolist())
     ]
-    _write(folder / "figure1a.csv", ("layer", "kept_groups", "tokens", "share"), histogram)
     relevance, kept = rank_means(diagnosis)
     ranks = zip(range(len(kept)), diagnosis.rank_tokens_R.tolist(), relevance, kept, strict=False)
-    _write(folder / "figure1b.csv", ("rank", "tokens", "relevance", "kept_groups"), ranks)
-    shares = (
+    shares = [
         (layer, group, share)
         for layer, row in zip(diagnosis.layers, _usage(diagnosis), strict=True)
         for group, share in enumerate(row)
-    )
-    _write(folder / "groups.csv", ("layer", "group", "share"), shares)
-    _write(folder / "layers.csv", LayerRow._fields, layer_rows(diagnosis, config))
+    ]
+    tables = {
+        "figure1a": pd.DataFrame(histogram, columns=["layer", "kept_groups", "tokens", "share"]),
+        "figure1b": pd.DataFrame(ranks, columns=["rank", "tokens", "relevance", "kept_groups"]),
+        "groups": pd.DataFrame(shares, columns=["layer", "group", "share"]),
+        "layers": pd.DataFrame(layer_rows(diagnosis, config)),
+    }
+    for name, frame in tables.items():
+        frame.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\r\n")
 
 
 def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> None:
     """Draw the PNG files into an existing folder."""
     histogram, (_, kept) = diagnosis.figure_LK.sum(0), rank_means(diagnosis)
+    figure, (left, right) = panels(2)
     title = f"(a) kept groups, S = {config.num_groups}, mean K = {config.kept_groups}"
-    bars = bar_chart((histogram / histogram.sum()).tolist(), title, "kept groups K_j", "share of tokens")
+    draw_bars(left, (histogram / histogram.sum()).tolist(), title, "kept groups K_j", "share of tokens")
     allotted = {"mean K_j": kept, "budget": [float(config.kept_groups)] * len(kept)}
-    ranks = line_chart(allotted, "(b) allocation by relevance", "tokens, most relevant first", "kept groups K_j")
-    side_by_side([bars, ranks]).save(folder / "figure1.png")
+    draw_lines(right, allotted, "(b) allocation by relevance", "tokens, most relevant first", "kept groups K_j")
+    image_of(figure).save(folder / "figure1.png")
     first, rows = diagnosis.layers[0], layer_rows(diagnosis, config)
-    usage = heat_map(_usage(diagnosis), "share of kept groups", "group", "layer", first)
     lines = {
         "entropy of usage": [row.entropy for row in rows],
         "agreement with value norm": [row.value_norm_agreement for row in rows],
         "agreement by chance": [row.chance for row in rows],
     }
-    side_by_side([usage, line_chart(lines, "per layer", "layer", "share", first)]).save(folder / "layers.png")
+    figure, (left, right) = panels(2)
+    draw_cells(left, _usage(diagnosis), "share of kept groups", "group", "layer", first)
+    draw_lines(right, lines, "per layer", "layer", "share", first)
+    image_of(figure).save(folder / "layers.png")
 
 
 def rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
@@ -120,11 +126,3 @@ def _usage(diagnosis: Diagnosis) -> list[list[float]]:
     """Per layer, the share of the kept pairs that falls on each group."""
     shares: list[list[float]] = (diagnosis.counts_LS / diagnosis.counts_LS.sum(-1, keepdim=True)).tolist()
     return shares
-
-
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for row in rows:
-            writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])

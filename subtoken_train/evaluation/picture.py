@@ -17,11 +17,11 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from subtoken_train.evaluation.charts import INK, PAPER, side_by_side
-from subtoken_train.families.base import Family
-from subtoken_train.functional.images import pad_to_square
+from subtoken_train.families.family import Family
+from subtoken_train.families.images import pad_to_square
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
+INK, PAPER = (40, 40, 40), (255, 255, 255)
 DIMMED = 0.8  # how far a dropped token's pixels go towards the paper
 SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
 """Pixels: longer side of a panel, side of a token at least, height of a panel's title, room between panels."""
@@ -101,7 +101,27 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
     seen = image.resize((columns * cell, rows * cell))
     regions_N = batch.regions_BN[0].cpu()
     kept = [kept_tokens(plan.layers[layer], regions_N) for layer in layers]
-    return side_by_side([_panel(seen, part, (rows, columns), layer) for part, layer in zip(kept, layers, strict=True)])
+    panels = [_panel(seen, part, (rows, columns), layer) for part, layer in zip(kept, layers, strict=True)]
+    row = Image.new("RGB", (sum(panel.width for panel in panels), panels[0].height), PAPER)
+    for place, panel in enumerate(panels):
+        row.paste(panel, (place * panel.width, 0))
+    return row
+
+
+def dimmed(
+    seen: Image.Image, depths_T: Sequence[float], grid: tuple[int, int], fog: tuple[int, int, int]
+) -> Image.Image:
+    """The picture with every token's cell gone some way, 0 to 1, towards a colour.
+
+    Args:
+        seen: what the model saw, in whole cells.
+        depths_T: of the tokens, row by row.
+        grid: rows and columns of the tokens.
+        fog: the colour.
+    """
+    depth = Image.new("L", grid[::-1])
+    depth.putdata([round(255 * share) for share in depths_T])
+    return Image.composite(Image.new("RGB", seen.size, fog), seen, depth.resize(seen.size, Image.Resampling.NEAREST))
 
 
 def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int) -> Image.Image:
@@ -109,10 +129,8 @@ def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: in
     rows, columns = grid
     cell = seen.width // columns
     panel = Image.new("RGB", (seen.width + 2 * MARGIN, seen.height + TITLE + MARGIN), PAPER)
-    depth = Image.new("L", (columns, rows))
-    depth.putdata([round(255 * DIMMED * (1 - share)) for share in kept.share_T.tolist()])
-    depth = depth.resize(seen.size, Image.Resampling.NEAREST)
-    panel.paste(Image.composite(Image.new("RGB", seen.size, PAPER), seen, depth), (MARGIN, TITLE))
+    depths = [DIMMED * (1 - share) for share in kept.share_T.tolist()]
+    panel.paste(dimmed(seen, depths, (rows, columns), PAPER), (MARGIN, TITLE))
     draw = ImageDraw.Draw(panel)
     title = f"layer {layer}: {int((kept.share_T > 0).sum())} of {len(kept.share_T)} visual tokens"
     if kept.groups_T is not None:

@@ -24,17 +24,17 @@ def task_rows(regions_BN: Tensor) -> Tensor:
     The body is what is VISUAL or CONTEXT, and these are the entries after the last of it ("post-vision" in a prompt
     with images). Without a body, all entries; if nothing follows the body, the last entry alone.
     """
-    entries_BN, after_BN = regions_BN != Region.PADDING, _afterin_compressed_region(regions_BN)
+    entries_BN, after_BN = regions_BN != Region.PADDING, _after_body(regions_BN)
     none_B1 = ~after_BN.any(-1, keepdim=True)
     return after_BN | (none_B1 & last_marked(entries_BN, none_B1.long()))
 
 
 def unasked(regions_BN: Tensor) -> Tensor:
     """Samples that end with their body, bool [B]: no question is there, ``task_rows`` has the last entry alone."""
-    return in_compressed_region(regions_BN).any(-1) & ~_afterin_compressed_region(regions_BN).any(-1)
+    return in_compressed_region(regions_BN).any(-1) & ~_after_body(regions_BN).any(-1)
 
 
-def _afterin_compressed_region(regions_BN: Tensor) -> Tensor:
+def _after_body(regions_BN: Tensor) -> Tensor:
     return (regions_BN != Region.PADDING) & (in_compressed_region(regions_BN).flip(-1).cumsum(-1).flip(-1) == 0)
 
 

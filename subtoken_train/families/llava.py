@@ -1,20 +1,22 @@
 """LLaVA-1.5 (any size) in the transformers 5 format: CLIP tower, projector, Llama-like language model.
 
-Legend: B batch, N positions, D model width, I images, T visual tokens, C tower width.
+Legend: B batch, N positions (of the tower: class token first), D model width, I images, T visual tokens, C tower width,
+H heads, d head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import CLIPVisionConfig, LlavaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.families.base import Family, RenderedPrompt, Turn
-from subtoken_train.families.vision_tower import class_attention
-from subtoken_train.functional.images import pad_to_square
+from subtoken_train.families.family import Family, RenderedPrompt, Turn
+from subtoken_train.families.images import pad_to_square
+from subtoken_train.families.text import llama_config
 from subtoken_train.types import Batch, VisualStates
 
 
@@ -25,6 +27,10 @@ class LlavaFamily(Family):
     # Anchored: the CLIP tower has q_proj and v_proj too.
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "llava-hf/llava-1.5-7b-hf": lambda: _published(4096, 11008, 32, 32),
+        "llava-hf/llava-1.5-13b-hf": lambda: _published(5120, 13824, 40, 40),
+    }
     # 595 = 576 + 19; how the 19 split is our reading
     paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 14}
 
@@ -101,3 +107,44 @@ class LlavaFamily(Family):
         """Llama's rotary embedding of [B, H, N, d] queries and keys."""
         rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
         return rotated
+
+
+@torch.no_grad()
+def class_attention(layer: Any, states_INC: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention that the class token pays to every patch in ``layer``, and the patches' keys: what VisionZip reads.
+
+    It is recomputed for one layer, so that the tower keeps its fast attention.
+
+    Args:
+        layer: a ``CLIPEncoderLayer``.
+        states_INC: its input.
+
+    Returns:
+        (received [I, T], summed over heads; keys [I, T, d], raw, averaged over heads), both in fp32.
+    """
+    attention, normed_INC = layer.self_attn, layer.layer_norm1(states_INC)
+    heads = (attention.num_heads, attention.head_dim)
+    query_IHd = attention.q_proj(normed_INC[:, 0]).unflatten(-1, heads).float()
+    keys_INHd = attention.k_proj(normed_INC).unflatten(-1, heads).float()
+    with torch.autocast(query_IHd.device.type, enabled=False):
+        scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * attention.scale
+    return scores_IHN.softmax(-1).sum(1)[:, 1:], keys_INHd[:, 1:].mean(2)
+
+
+def _published(width: int, mlp: int, layers: int, heads: int) -> LlavaConfig:
+    vision = CLIPVisionConfig(
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        image_size=336,
+        patch_size=14,
+        projection_dim=768,
+    )
+    return LlavaConfig(
+        vision_config=vision,
+        text_config=llama_config(32064, width, mlp, layers, heads),
+        image_token_index=32000,
+        vision_feature_layer=-2,
+        vision_feature_select_strategy="default",
+    )

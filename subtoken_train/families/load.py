@@ -14,12 +14,10 @@ from transformers import AutoConfig
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.base import Family
-from subtoken_train.families.hub import hub_asked, silence
-from subtoken_train.families.local_files import check_local_files
-from subtoken_train.families.offline import offline_config
+from subtoken_train.families.backbone_files import check_full_attention, check_local_files
+from subtoken_train.families.family import Family
+from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.quantize import check_quantization, prepare_quantised, quantization_config
-from subtoken_train.families.windows import check_full_attention
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
 
@@ -138,7 +136,7 @@ def layout_family(config: BackboneConfig) -> Family:
     Its weights have the shapes of the unquantised ones.
     """
     check_backbone(config)
-    model_config = offline_config(config.path)
+    model_config = published_config(config.path)
     if model_config is None:
         with _asked(config):
             model_config = _read_config(config)
@@ -162,6 +160,14 @@ def with_processor(layout: Family, config: BackboneConfig) -> Family:
     """
     with _asked(config):
         return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
+
+
+def published_config(name: str) -> Any | None:
+    """The configuration of a Hub id that a family knows, without network; None for any other name."""
+    if not is_hub_id(name):
+        return None
+    known = (family.published[name] for family in FAMILIES.values() if name in family.published)
+    return next((make() for make in known), None)
 
 
 def _asked(config: BackboneConfig) -> AbstractContextManager[None]:

@@ -5,23 +5,49 @@ Legend: B batch, N positions, D model width, H heads, I images, T visual tokens,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer, Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from subtoken_train.families.base import Family, RenderedPrompt, Turn
-from subtoken_train.families.qwen_processor import QwenProcessor
+from subtoken_train.families.family import Family, RenderedPrompt, Turn
 from subtoken_train.families.qwen_tower import tower_with_statistics
 from subtoken_train.types import Batch, Region, VisualStates
 
+
+class QwenProcessor:
+    """Tokenizer and PIL image processor; the same pixels with and without torchvision. Videos are not supported."""
+
+    image_token = "<|image_pad|>"
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        self.image_processor = image_processor
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str, revision: str | None = None, trust_remote_code: bool = False
+    ) -> QwenProcessor:
+        """Read both from a folder or the Hub, whichever image processor class the checkpoint names."""
+        return cls(
+            Qwen2VLImageProcessorPil.from_pretrained(source, revision=revision),
+            AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code),
+        )
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write both into a checkpoint folder."""
+        self.image_processor.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
 DEFAULT_MAX_PIXELS = 1280 * 28 * 28
 """Cap of an image, in pixels: 1,280 visual tokens. Published checkpoints allow 16,384, more than a training record."""
-
 _MAX_ASPECT = 200
 """Longer side / shorter side that Qwen's resizing accepts."""
 
@@ -36,6 +62,10 @@ class Qwen25VLFamily(Family):
     name = "qwen2_5_vl"
     auto_processor = QwenProcessor
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "Qwen/Qwen2.5-VL-3B-Instruct": lambda: _published(2048, 11008, 36, 16, 2, 151936, True),
+        "Qwen/Qwen2.5-VL-7B-Instruct": lambda: _published(3584, 18944, 28, 28, 4, 152064, False),
+    }
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.visual")
     tower_positions = "mrope"
     # 171 = 27 + 144: a 336 x 336 image; this chat format makes 27 of a six-token question, 15 of them before the image
@@ -166,3 +196,21 @@ class Qwen25VLFamily(Family):
         """Visual tokens of each image."""
         counts: list[int] = (grid_I3.prod(-1) // self.model.config.vision_config.spatial_merge_size**2).tolist()
         return counts
+
+
+def _published(
+    width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool
+) -> Qwen2_5_VLConfig:
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 128000,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    }
+    vision = {"hidden_size": 1280, "out_hidden_size": width, "tokens_per_second": 2}
+    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)

@@ -5,14 +5,14 @@ Legend: B batch, N positions, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.families.base import Family, RenderedPrompt, Turn
+from subtoken_train.families.family import Family, RenderedPrompt, Turn
 from subtoken_train.types import Batch
 
 
@@ -20,8 +20,23 @@ class TextFamily(Family):
     """``LlamaForCausalLM``, ``Qwen2ForCausalLM`` or ``MistralForCausalLM``; full attention in every layer."""
 
     name = "a language model"
+    sees_images = False
     auto_model = AutoModelForCausalLM
     auto_processor = AutoTokenizer
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "meta-llama/Llama-2-7b-hf": lambda: llama_config(32000, 4096, 11008, 32, 32),
+        "Qwen/Qwen2.5-7B": lambda: Qwen2Config(
+            vocab_size=152064,
+            hidden_size=3584,
+            intermediate_size=18944,
+            num_hidden_layers=28,
+            num_attention_heads=28,
+            num_key_value_heads=4,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=False,
+        ),
+    }
     lora_pattern = r"model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
 
     @property
@@ -72,6 +87,20 @@ class TextFamily(Family):
         """Llama's rotary embedding of [B, H, N, d] queries and keys; Qwen2 and Mistral share it."""
         rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
         return rotated
+
+
+def llama_config(vocabulary: int, width: int, mlp: int, layers: int, heads: int) -> LlamaConfig:
+    """The configuration of a published Llama 2, which LLaVA-1.5's language model is too."""
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+    )
 
 
 def _no_images(model_type: str) -> ValueError:

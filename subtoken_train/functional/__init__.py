@@ -1,4 +1,1 @@
-"""Pure functions: value groups, masks, straight-through, balance loss, byte ledger, objective.
-
-Nothing is imported here, so that ``functional.ledger`` stays usable without torch.
-"""
+"""Tensor mathematics, as pure functions: value groups and their masks, gather, statistics, losses, hashing."""

@@ -14,7 +14,7 @@ from subtoken_train.cache.by_sample import sample_shares, slice_bytes
 from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.inference.opening import Opened
+from subtoken_train.inference.prefill import Prefill
 from subtoken_train.ledger.measure import emptied_regions
 from subtoken_train.types import Batch, LayerPlan, Region, in_compressed_region
 
@@ -80,7 +80,7 @@ class Measured(PromptBytes):
     decode_seconds: float
 
 
-def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache: PackedCache) -> list[KeptPrompt]:
+def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[KeptPrompt]:
     """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
     shape, family = backbone.family.shape, backbone.family
     in_region_BM = in_compressed_region(opened.regions_BM)
@@ -94,7 +94,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Opened, cache:
     shares_LB = [sample_shares(layer.blocks, layer.keys) for layer in layers]
     slices_L = [slice_bytes(layer.blocks[0]) for layer in layers]
     placeless = backbone.reducer.stage == "tower" and family.tower_positions == "renumber"
-    kept = [None] * len(region_B) if placeless and backbone.reducer.keep_ratio < 1 else _kept_visual(opened)
+    kept = [None] * len(region_B) if placeless and backbone.reducer.acts else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM)
     made = []
     for b, region in enumerate(region_B):
@@ -129,7 +129,7 @@ def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tens
     return torch.stack([region_BN.sum(-1), (heads_BN * region_BN).sum(-1), (heads_BN * whole_BN).sum(-1)])
 
 
-def _kept_visual(opened: Opened) -> list[str | None]:
+def _kept_visual(opened: Prefill) -> list[str | None]:
     visual_BM, last = opened.regions_BM == Region.VISUAL, opened.plan.layers[-1].entries_BN
     kept: list[str | None] = []
     for visual, entries in zip(visual_BM.cpu(), last.cpu(), strict=True):

@@ -16,8 +16,8 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.loading import device_of, load_backbone
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.pool import device_of, load_backbone
 from subtoken_train.inference.written_settings import parse_keep
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Protocol

@@ -6,7 +6,6 @@ Legend: B batch, T generated tokens, q appended tokens, D model width, V vocabul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,39 +13,11 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import append, decode, prefill
-from subtoken_train.types import Batch, Plan, Region
+from subtoken_train.inference.prefill import append, decode, max_positions
+from subtoken_train.types import Batch, Region
 
 APPENDED = 256  # tokens of a continuation that are run at a time
 LOGITS = 2**25  # logits that are held at a time, in fp32
-
-
-@dataclass
-class Generation:
-    """Generated ids [B, T] (end-of-text included, then padding) and what the prompt's cache kept."""
-
-    token_ids_BT: Tensor
-    plan: Plan
-    cache: PackedCache
-
-
-@torch.no_grad()
-def generate_greedy(
-    backbone: CompressedBackbone, prompts: Batch, max_new_tokens: int, compression: Compression | None = None
-) -> Generation:
-    """Greedy answers to a batch of prompts (padded on either side).
-
-    Args:
-        backbone: in evaluation mode.
-        prompts: a batch without answers.
-        max_new_tokens: at most this many tokens per sample; decoding stops when all samples have ended.
-        compression: eviction and precision; None: none, the model's dtype.
-    """
-    cache = PackedCache(backbone.family.shape.num_layers)
-    first = prefill(backbone, prompts, cache, Compression() if compression is None else compression)
-    tokens, _ = greedy_tokens(backbone, cache, first.logits_BV, max_new_tokens)
-    return Generation(tokens, first.plan, cache)
 
 
 @torch.no_grad()
@@ -128,7 +99,7 @@ def check_continuations(
     """Raise a worded ``ValueError`` unless every prompt has its list, and no continuation is empty or too long."""
     if len(continuations) != len(prompts.record_ids):
         raise ValueError(f"{len(continuations)} lists of continuations for {len(prompts.record_ids)} prompts")
-    limit = getattr(backbone.family.decoder.config, "max_position_embeddings", None)
+    limit = max_positions(backbone.family)
     lengths = (prompts.regions_BN != Region.PADDING).sum(-1).tolist()
     for name, length, of_prompt in zip(prompts.record_ids, lengths, continuations, strict=True):
         for k, ids in enumerate(of_prompt):

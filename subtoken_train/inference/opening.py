@@ -10,7 +10,7 @@ Legend: B batch, N positions of the prompts, M of their contexts, q of what foll
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -22,15 +22,15 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import append, check_length, next_logits, prefill
-from subtoken_train.types import Batch, Plan, Protocol, Region, in_compressed_region
+from subtoken_train.inference.prefill import Prefill, append, check_length, next_logits, prefill
+from subtoken_train.types import Batch, Protocol, Region, in_compressed_region
 
 
 def check_context_first(backbone: CompressedBackbone, compression: Compression) -> None:
     """Raise a worded ``ValueError`` where something that compresses reads the question."""
     bank, reducer = backbone.bank, backbone.reducer
     reads = None
-    if reducer.stage == "context" and reducer.keep_ratio < 1:
+    if reducer.stage == "context" and reducer.acts:
         reads = f"reducer {reducer.name!r} chooses pages by the question"
     elif (
         bank is not None
@@ -46,24 +46,9 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
         raise ValueError(f"context_first compresses before the question is seen, but {reads}; use query_aware")
 
 
-@dataclass(frozen=True)
-class Opened:
-    """Prompts in a cache.
-
-    Attributes:
-        logits_BV: of the next token.
-        plan: what the cache keeps of the part that was compressed.
-        regions_BM: of that part, which the plan counts in; the whole prompt under ``query_aware``.
-    """
-
-    logits_BV: Tensor
-    plan: Plan
-    regions_BM: Tensor
-
-
 def open_prompts(
     backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, compression: Compression, protocol: Protocol
-) -> Opened:
+) -> Prefill:
     """Fill ``cache`` with a batch of prompts.
 
     Args:
@@ -81,12 +66,11 @@ def open_prompts(
     if protocol not in get_args(Protocol):
         raise unknown_name("protocol", protocol, get_args(Protocol))
     if protocol == "query_aware":
-        whole = prefill(backbone, prompts, cache, compression)
-        return Opened(whole.logits_BV, whole.plan, prompts.regions_BN)
+        return prefill(backbone, prompts, cache, compression)
     check_context_first(backbone, compression)
     compression.check(backbone.family)
     compression.check_prompts(prompts)
-    check_length(prompts, backbone.family.decoder.config)
+    check_length(prompts, backbone.family)
     visible_BN = prompts.regions_BN != Region.PADDING
     context_BN = context_part(prompts.regions_BN)
     rest_BN = visible_BN & ~context_BN
@@ -100,7 +84,7 @@ def open_prompts(
     hidden = append(
         backbone, take_rows(prompts.input_ids_BN, index_Bq), cache, padding_B if bool(padding_B.any()) else None
     )
-    return Opened(next_logits(backbone, hidden), first.plan, context.regions_BN)
+    return replace(first, logits_BV=next_logits(backbone, hidden))
 
 
 def context_part(regions_BN: Tensor) -> Tensor:

@@ -15,17 +15,25 @@ from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
 from subtoken_train.inference.second_pass import repeated, second_pass
 from subtoken_train.types import Batch, Plan, Region
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prefill:
-    """What a compressed prompt left: logits of the next token, [B, V], and the plan that its cache was packed from."""
+    """What compressed prompts left.
+
+    Attributes:
+        logits_BV: of the next token.
+        plan: what the cache keeps of the part that was compressed; it was packed from this very object.
+        regions_BM: of that part, which the plan counts in; the whole prompt unless its context went first.
+    """
 
     logits_BV: Tensor
     plan: Plan
+    regions_BM: Tensor
 
 
 @torch.no_grad()
@@ -50,12 +58,12 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         raise ValueError("the prompts have visual tokens and no pixels; a cache's batch lets them go, build it anew")
     compression.check(family)
     compression.check_prompts(prompts)
-    check_length(prompts, family.decoder.config)
+    check_length(prompts, family)
     use_packed_attention(family.decoder.config)
     dense = DynamicCache(config=family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
     if eviction is not None and eviction.again:
-        check_twice(prompts, eviction, family.decoder.config)
+        check_twice(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
     if eviction is not None and eviction.again:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
@@ -70,7 +78,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     last_B1 = _last_visible(result.rows.visible_BM)
     hidden = result.hidden_BMD.gather(1, last_B1[..., None].expand(-1, -1, result.hidden_BMD.shape[-1]))
-    return Prefill(family.logits(hidden)[:, -1], plan)
+    return Prefill(family.logits(hidden)[:, -1], plan, prompts.regions_BN)
 
 
 @torch.no_grad()
@@ -118,9 +126,15 @@ def _last_visible(visible_BM: Tensor) -> Tensor:
     return (visible_BM * places_M).argmax(-1, keepdim=True)
 
 
-def check_length(prompts: Batch, config: object) -> None:
+def max_positions(family: Family) -> int | None:
+    """Positions of a model; None where it names none."""
+    limit: int | None = getattr(family.decoder.config, "max_position_embeddings", None)
+    return limit
+
+
+def check_length(prompts: Batch, family: Family) -> None:
     """Raise a worded ``ValueError`` unless every prompt fits the model's positions."""
-    longest, limit = int(_lengths(prompts).max()), getattr(config, "max_position_embeddings", None)
+    longest, limit = int(_lengths(prompts).max()), max_positions(family)
     if limit is not None and longest > limit:
         raise ValueError(
             f"the prompt has {longest} tokens and the model {limit} positions; shorten the prompt (fewer or smaller "
@@ -128,10 +142,9 @@ def check_length(prompts: Batch, config: object) -> None:
         )
 
 
-def check_twice(prompts: Batch, eviction: EvictionPass, config: object) -> None:
+def check_twice(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
     """Raise a worded ``ValueError`` unless the prompts that a second pass repeats fit the model's positions twice."""
-    longest = int(_lengths(prompts)[eviction.again_B].max())
-    limit = getattr(config, "max_position_embeddings", None)
+    longest, limit = int(_lengths(prompts)[eviction.again_B].max()), max_positions(family)
     if limit is not None and 2 * longest > limit:
         raise ValueError(
             f"eviction {eviction.method.name!r} runs a context without a question a second time: {longest} tokens "

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.inputs import context_tokens
+from subtoken_train.inference.prefill import max_positions
 from subtoken_train.types import Batch
 
 
@@ -125,13 +126,7 @@ def _room(continuations: Sequence[Sequence[int]]) -> int:
     return max((len(ids) for ids in continuations), default=1) - 1
 
 
-def _positions(family: Family) -> int | None:
-    """Positions of the model; None where it names none."""
-    limit = getattr(family.decoder.config, "max_position_embeddings", None)
-    return None if limit is None else int(limit)
-
-
 def _too_long(family: Family, ids: list[int], continuations: Sequence[Sequence[int]], max_length: int | None) -> int:
     """Tokens by which a prompt is too long."""
-    limit = _positions(family) if max_length is None else max_length
+    limit = max_positions(family) if max_length is None else max_length
     return 0 if limit is None else max(0, len(ids) + _room(continuations) - limit)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from subtoken_train.artifact.config import read_config
-from subtoken_train.artifact.digest import adapter_digest
+from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.load import BackboneConfig
@@ -19,6 +19,10 @@ from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.written_settings import parse_settings
 
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
+OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
+"""Without effect where nothing is sampled."""
 UNOFFERED = ("name", "reducer_options", "selector", "seed")
 """Options of an arm that only grids have."""
 
@@ -65,6 +69,8 @@ class ModelArguments(ArmSpec):
         """What differs from the defaults, and what the adapter holds, for result files."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "written"}
         given = {name: value for name, value in values.items() if value != getattr(ModelArguments, name, {})}
+        if self.eviction_options:
+            given["eviction_options"] = ";".join(f"{name}={value}" for name, value in self.eviction_options.items())
         if self.adapter:
             given["adapter_sha256"] = adapter_digest(adapter_folder(self.adapter, self.revision))
         return given
@@ -119,13 +125,6 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{name}={text} must be a number, for instance 0.25") from None
-
-
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
-
-OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
-"""Without effect where nothing is sampled."""
 
 
 @dataclass(frozen=True)

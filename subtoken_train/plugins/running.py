@@ -1,4 +1,4 @@
-"""A harness's requests in batches on compressed caches; outcomes in the order of the requests."""
+"""A harness's requests in batches on compressed caches, and what compression did to all prompts, for its output."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.plugins.arguments import GreedySettings, ModelArguments
 from subtoken_train.types import Batch, Protocol
 
+SHARED = 16
+"""Continuations after one pass over their prompt, at most; they run one after another, and its batch waits for them."""
+PromptT = TypeVar("PromptT", bound=Hashable)
+Scored = tuple[float, bool]
+"""Log-likelihood in nats, and whether greedy decoding gives the continuation."""
 SUMMED = ("kv_bytes", "dense_kv_bytes", "region_bytes", "region_dense_bytes", "entries_before", "entries_after")
 
 
@@ -101,16 +106,6 @@ def _share(part: int, whole: int) -> float | None:
 
 def _line(what: str, kept: int, dense: int, unit: str) -> str:
     return f"{what}: {kept:,} of {dense:,} {unit} kept ({share_words(kept / dense, 2)})"
-
-
-SHARED = 16
-"""Continuations after one pass over their prompt, at most; they run one after another, and its batch waits for them."""
-
-PromptT = TypeVar("PromptT", bound=Hashable)
-
-Scored = tuple[float, bool]
-
-"""Log-likelihood in nats, and whether greedy decoding gives the continuation."""
 
 
 class Runner(Generic[PromptT]):

@@ -62,6 +62,11 @@ class Reducer:
         check_keep_ratio(self.keep_ratio)
 
     @property
+    def acts(self) -> bool:
+        """Whether it leaves tokens out: at a keep ratio of 1 no reducer does."""
+        return self.keep_ratio < 1
+
+    @property
     def stage(self) -> Stage:
         """Where it acts."""
         return "embeds"
@@ -106,7 +111,7 @@ class Reducer:
 
     def check_ranks(self) -> None:
         """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""
-        if not self.ranks or self.keep_ratio == 1:
+        if not (self.ranks and self.acts):
             raise ValueError(
                 f"budget 'ranked' follows the token reducer's ranking, but reducer {self.name!r} at "
                 f"keep_ratio={self.keep_ratio:g} ranks nothing; take fastv with keep_ratio below 1, or budget "

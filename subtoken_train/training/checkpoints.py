@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.artifact.layout import flush
+from subtoken_train.artifact.whole_folder import flush
 from subtoken_train.documents import read_json
 from subtoken_train.typed import checked, typed
 

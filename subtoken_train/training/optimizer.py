@@ -83,7 +83,12 @@ def build_optimizer(
         for name, parameters in (("lora", lora), ("router", routers))
         if parameters
     ]
-    optimizer = _optimizer_class(config.name)(groups, weight_decay=config.weight_decay)
+    make: Callable[..., Optimizer] = AdamW
+    if config.name == "paged_adamw_8bit":
+        from bitsandbytes.optim.adamw import PagedAdamW8bit
+
+        make = PagedAdamW8bit  # learning rate, betas, eps and decay have the same meaning in both
+    optimizer = make(groups, weight_decay=config.weight_decay)
     return optimizer, LambdaLR(optimizer, rate_scale(config, total_steps))
 
 
@@ -96,12 +101,3 @@ def check_optimizer(config: OptimizerConfig) -> None:
             "optimizer.name 'paged_adamw_8bit' needs bitsandbytes, which is not installed: pip install "
             "'subtoken_train[gpu]', or set model.optimizer.name: adamw"
         )
-
-
-def _optimizer_class(name: OptimizerName) -> Callable[..., Optimizer]:
-    """A class of torch's AdamW settings (learning rate, betas, eps and decay have the same meaning in both)."""
-    if name == "adamw":
-        return AdamW
-    from bitsandbytes.optim.adamw import PagedAdamW8bit
-
-    return PagedAdamW8bit

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from subtoken_train.artifact.layout import Layout, flush
-from subtoken_train.artifact.whole_folder import ADAPTER_FILES, CONFIG_FILE
+from subtoken_train.artifact.whole_folder import ADAPTER_FILES, CONFIG_FILE, Layout
 from subtoken_train.documents import read_json
+from subtoken_train.outputs import write_whole
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.typed import typed
 
@@ -85,12 +85,7 @@ def read_run_marker(folder: Path) -> RunMarker | None:
 
 def write_run_marker(folder: Path, marker: RunMarker) -> None:
     """Mark a folder; whole or not at all."""
-    path = folder / MARKER_FILE
-    temporary = path.with_name(path.name + ".partial")
-    temporary.unlink(missing_ok=True)  # a link there would lead elsewhere
-    temporary.write_text(json.dumps(asdict(marker), indent=1) + "\n", encoding="utf-8")
-    flush(temporary)
-    temporary.replace(path)
+    write_whole(folder / MARKER_FILE, json.dumps(asdict(marker), indent=1) + "\n")
 
 
 def has_work(folder: Path) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+
+from subtoken_train.outputs import write_whole
 
 
 class SampleLog(Callback):
@@ -29,10 +30,7 @@ class SampleLog(Callback):
         self._path = logs / f"samples-rank{trainer.global_rank}.jsonl"
         lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.exists() else []
         kept = lines[: self._consumed(trainer)]
-        temporary = self._path.with_suffix(".partial")
-        temporary.unlink(missing_ok=True)  # a link there would lead elsewhere
-        temporary.write_text("".join(kept), encoding="utf-8")
-        os.replace(temporary, self._path)
+        write_whole(self._path, "".join(kept))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

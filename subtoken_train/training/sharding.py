@@ -16,6 +16,8 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.types import Batch
 
+BLANK_SIZE = (64, 64)
+
 
 def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
     """Shard a built model in place: one group per decoder layer, and one for all else.
@@ -62,9 +64,6 @@ def _same_everywhere(parts: nn.Module, mesh: DeviceMesh) -> None:
             parameter.data.copy_(values)
 
 
-BLANK_SIZE = (64, 64)
-
-
 @torch.no_grad()
 def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
     """Run the vision tower on a black image and drop the result, if a batch has no image of its own.
@@ -89,7 +88,7 @@ def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
         record_ids=["blank"],
         image_grid_I3=None if grid is None else grid.to(device),
     )
-    reads_tower = isinstance(reducer, TowerReducer) and reducer.keep_ratio < 1
+    reads_tower = isinstance(reducer, TowerReducer) and reducer.acts
     states = family.visual_states(blank, statistics=reads_tower)
     assert states is not None
     family.project(torch.cat(states.tokens))

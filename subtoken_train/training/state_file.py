@@ -6,7 +6,6 @@ Nothing in it is run when it is read, and damage is found before anything is loa
 from __future__ import annotations
 
 import io
-import os
 import random
 import zipfile
 from pathlib import Path
@@ -19,6 +18,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+
+from subtoken_train.outputs import write_whole
 
 _HOLDS = {
     "loops": dict,
@@ -96,14 +97,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         content = io.BytesIO()
         torch.save(checkpoint, content)  # straight into a file, a full disk would come out as a RuntimeError of torch's
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(target.name + ".partial")
-        with temporary.open("wb") as file:
-            file.write(content.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        write_whole(Path(path), content.getbuffer())
 
 
 class RandomState(Callback):

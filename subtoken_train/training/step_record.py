@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from subtoken_train.engine.rows import PromptPass, Rows
+from subtoken_train.engine.prompt_pass import PromptPass, Rows
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch, Region
 

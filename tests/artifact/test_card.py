@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from subtoken_train.artifact.card import CardSections, model_card
-from subtoken_train.artifact.scores import Arm, Evaluation, Score
+from subtoken_train.artifact.scores import CardColumn, Evaluation, Score
 
 SCORES = (Score("all", "score", 30, 0.5, 0.25, 0.75), Score("list", "f1", 10, 0.123, 0.1, 0.2))
 
@@ -44,8 +44,8 @@ def test_the_licence_is_the_backbones(backbone, licence, name, words):
 
 
 def test_scores_of_several_arms():
-    own = Arm("mine", {"value groups": "S16K4 linear", "KV nominal": "15.625%"}, SCORES)
-    anchor = Arm("anchor", {"value groups": "-", "KV nominal": "15.625%"}, SCORES)
+    own = CardColumn("mine", {"value groups": "S16K4 linear", "KV nominal": "15.625%"}, SCORES)
+    anchor = CardColumn("anchor", {"value groups": "-", "KV nominal": "15.625%"}, SCORES)
     sections = CardSections(recipe="seed: 0\n", evaluation=Evaluation("dev.json", "ab" * 32, own, (anchor,)))
     card = ModelCard(model_card(record("llava-hf/llava-1.5-7b-hf"), sections))
     assert "| value groups | S16K4 linear | - |" in card.text

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.config import read_config
-from subtoken_train.artifact.digest import adapter_digest
 from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning

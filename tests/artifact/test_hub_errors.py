@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from subtoken_train.artifact.hub_errors import hub_errors
+from subtoken_train.artifact.hub import hub_errors
 
 
 def answered(status, message=None):

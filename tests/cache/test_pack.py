@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.cache.cache import PackedLayer
 from subtoken_train.cache.pack import MAX_INDEX, Packing, pack_layer
-from subtoken_train.engine.rows import layer_plan
+from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import LayerPlan, Plan, Region

@@ -54,7 +54,7 @@ def test_geometries(capsys, model, kib):
         ({"--kept-groups": "0"}, "kept_groups=0 must lie between 1"),
         ({"--num-groups": "48"}, "num_groups=48 does not divide the value width 4096"),
         ({"--num-groups": "48"}, "such as 8, 16, 32, 64"),
-        ({"--tokens": "0"}, "--tokens must be at least 1, got 0"),
+        ({"--tokens": "0"}, "--tokens 0 must be at least 1"),
         ({"--model": "llava-7b"}, "unknown model 'llava-7b'. Did you mean 'llava-1.5-7b'?"),
         ({"--model": None}, "--tokens needs --model"),
     ],

@@ -114,7 +114,7 @@ def test_texts_made_on_the_spot_need_no_folder(capsys):
         (["ruler", "--option", "length=true"], "option length of task ruler is True; it must be a whole number"),
         (["pope", "--file", "x"], "--file means nothing to data pope; leave it out"),
         (["scenes", "--limit", "3"], "--limit means nothing to data scenes; leave it out"),
-        (["pope", "--limit", "0"], "--limit must be at least 1, got 0"),
+        (["pope", "--limit", "0"], "--limit 0 must be at least 1"),
         (["scenes", "--option", "a=1"], "--option means nothing to data scenes; leave it out"),
     ],
 )

@@ -285,7 +285,7 @@ def test_what_is_there_stays(run, tmp_path, capsys):
 
 
 def test_a_quantised_backbone_is_not_merged_into(run, tmp_path):
-    from subtoken_train.artifact.merged import write_merged
+    from subtoken_train.artifact.folder import write_merged
 
     config, parts, peft_model = read_adapter(run / "adapter")
     layer = parts.family.decoder.layers[1].self_attn.v_proj.base_layer

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 

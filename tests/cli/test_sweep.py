@@ -12,7 +12,7 @@ import pytest
 from subtoken_train.cli import sweep
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.sweep_grid import grid, parse_setting, slurm_script
+from subtoken_train.cli.sweep_grid import parse_setting, slurm_script, sweep_runs
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
 from tests.support.tiny_fits import RECIPE, tiny_fit
 
@@ -41,7 +41,7 @@ def test_settings_that_are_none(setting):
 
 
 def test_the_grid():
-    runs = grid(["r.yaml", "s.yaml"], [GROUPS, RATE], Path("runs/sweep"))
+    runs = sweep_runs(["r.yaml", "s.yaml"], [GROUPS, RATE], Path("runs/sweep"))
     assert [one.name for one in runs] == [
         f"kept_groups={groups},learning_rate={rate}" for groups in (2, 4) for rate in ("1e-4", "2e-4", "3e-4")
     ]
@@ -58,7 +58,7 @@ def test_the_grid():
 
 
 def test_names_that_end_alike_are_written_out_and_paths_make_no_folders():
-    (one,) = grid(["r.yaml"], ["data.seed=1", "model.routing.seed=2", "data.train_file=a/b c.json"], Path("x"))
+    (one,) = sweep_runs(["r.yaml"], ["data.seed=1", "model.routing.seed=2", "data.train_file=a/b c.json"], Path("x"))
     assert one.name == "data.seed=1,model.routing.seed=2,train_file=a_b_c.json"
     assert one.folder.parent == Path("x")
 
@@ -75,12 +75,12 @@ def test_names_that_end_alike_are_written_out_and_paths_make_no_folders():
 )
 def test_grids_that_are_none(settings, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole message is compared below
-        grid(["r.yaml"], settings, Path("x"))
+        sweep_runs(["r.yaml"], settings, Path("x"))
     assert message in str(caught.value)
 
 
 def test_the_slurm_script_runs_the_task_of_its_number(tmp_path):
-    runs = grid(["my recipe.yaml"], [GROUPS, RATE], tmp_path / "a sweep")
+    runs = sweep_runs(["my recipe.yaml"], [GROUPS, RATE], tmp_path / "a sweep")
     script = tmp_path / "array.sh"
     script.write_text(slurm_script(runs, tmp_path / "a sweep"))
     assert "#SBATCH --array=0-5\n" in script.read_text()
@@ -190,7 +190,7 @@ def test_ctrl_c_ends_the_sweep(tmp_path, monkeypatch, capsys, code):
 
 
 def test_a_stopped_run_is_resumed(tmp_path):
-    (one,) = grid([str(RECIPE)], ["data.seed=1"], tmp_path)
+    (one,) = sweep_runs([str(RECIPE)], ["data.seed=1"], tmp_path)
     started = []
 
     class Process:

@@ -12,7 +12,7 @@ from rich.text import Text
 from subtoken_train.cli.main import main
 from subtoken_train.cli.terminal import guarded, one_line
 from subtoken_train.errors import UncutError, plain, unknown_name
-from subtoken_train.evaluation.reporting.csv_file import report_csv, text_cell
+from subtoken_train.evaluation.reporting.exports import report_csv, text_cell
 from subtoken_train.evaluation.reporting.report import make_report
 from tests.support.report_results import answers, facts, register, write_run
 

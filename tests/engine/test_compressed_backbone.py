@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.ledger.ledger import KVBudget
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch
@@ -158,6 +159,17 @@ def test_plan_counts_what_layers_keep(tiny_family):
     assert plan.layers[1].group_mask_BNS is None
     kept = plan.layers[2].group_mask_BNS[0].sum(-1)
     assert kept.tolist() == [16, 16, *[4] * 16, *[16] * 9]
+
+
+@torch.no_grad()
+def test_routers_that_keep_every_group_leave_no_mask_in_the_plan(tiny_family):
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=16), name="fastv", keep_ratio=0.25)
+    assert backbone.active_routing is None
+    assert backbone.group_budget == KVBudget()
+    result = backbone.run(make_batch([(1, 9)]))
+    assert result.state.masks
+    assert all(layer.group_mask_BNS is None for layer in result.plan().layers)
+    assert backbone.promised_fraction(64, 16) == 0.25
 
 
 def test_a_decoder_cut_trains_no_router_below_it(tiny_family):

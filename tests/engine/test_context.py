@@ -7,11 +7,11 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
+from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, make_batch
 from tests.support.text_families import KINDS, text_batch, text_family
 

@@ -50,6 +50,15 @@ def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nomin
     assert record.kv_bytes == pytest.approx(text + 24 * 64 * whole * nominal, rel=0.03)  # and the index
 
 
+def test_routers_that_keep_every_group_are_no_routing(tiny_family, questions):
+    routing = RoutingConfig(num_groups=16, kept_groups=16)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25).eval()
+    record = RunRecord.of(
+        "arm", backbone, answer_records(backbone, InstructionRecords(questions), max_new_tokens=1), b""
+    )
+    assert (record.groups, record.nominal_kv, record.realised_kv) == ("-", 0.25, 0.25)
+
+
 def test_evictions_and_precision_are_in_the_record(tiny_family, questions):
     compression, backbone = Compression(FirstVisual(), 0.25, kv_dtype="int8"), compress(tiny_family).eval()
     limits = {"batch_size": 8, "max_new_tokens": 3, "limit": 12}
@@ -82,7 +91,8 @@ def test_two_adapters_are_compared_question_by_question(vlm_adapter, questions, 
     other = shutil.copytree(vlm_adapter, tmp_path / "other")
     argv = ["evaluate", "--adapter", str(vlm_adapter), "--adapter", str(other), "--data", str(questions)]
     assert main([*argv, "--max-new-tokens", "2"]) == 0
-    assert " +0.0 [+0.0, +0.0] points of 24 questions, paired" in capsys.readouterr().out
+    words = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval): no difference is shown"
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.records import open_image
-from subtoken_train.evaluation.reporting.latex import escape as latex
-from subtoken_train.evaluation.reporting.markdown import escape as markdown
+from subtoken_train.evaluation.reporting.exports import latex_escape as latex
+from subtoken_train.evaluation.reporting.markdown import markdown_escape as markdown
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.inference import loading as pool
+from subtoken_train.inference import pool
 from tests.support.eval_runs import ADAPTERS
 from tests.support.paper_folders import FOLDERS, ROWS, write_benchmarks
 from tests.support.paper_run import (

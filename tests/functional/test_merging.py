@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from subtoken_train.functional.merging import contextual_targets, contextual_tokens, dominant_tokens
+from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
 from tests.support.helpers import random_scores
 
 

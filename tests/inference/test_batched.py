@@ -10,10 +10,10 @@ from subtoken_train.inference import batched
 from subtoken_train.inference import decoding as scoring
 from subtoken_train.inference.accounting import account
 from subtoken_train.inference.batched import generate_batch, score_batch
-from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Region
+from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, only_sample
 from tests.support.reference import recompute
 from tests.support.text_families import text_family
@@ -203,7 +203,8 @@ def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
     parts = account(backbone, batch, opened, cache)
     appended = int((batch.regions_BN != Region.PADDING).sum() - (opened.regions_BM != Region.PADDING).sum())
     assert (appended > 0) == (protocol == "context_first")
-    assert sum(part.kv_bytes for part in parts) == cache.prompt_bytes + appended * shape.token_bytes
+    packed = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
+    assert sum(part.kv_bytes for part in parts) == packed + appended * shape.token_bytes
     ledger = measured_ledger(opened.plan, opened.regions_BM, shape)
     region = "visual" if backbone.family.image_token_id is not None else "context"
     rows = [entry for entry in ledger.entries if entry.region == region]

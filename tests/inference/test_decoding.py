@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
+from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, make_batch
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 

@@ -10,9 +10,9 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
+from tests.support.greedy import generate_greedy
 from tests.support.reference import recompute
 from tests.support.truth_cells import decoded
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.inference.prefill import decode
+from tests.support.greedy import generate_greedy
 from tests.support.pairwise import Cell, allowed_pairs, pairs_of, pairwise
 from tests.support.reference import recompute
 from tests.support.truth_cells import (

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 import subtoken_train
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import pack_layer
-from subtoken_train.engine.rows import PromptPass
+from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig

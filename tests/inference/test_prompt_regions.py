@@ -8,11 +8,11 @@ import torch
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.decoding import generate_greedy
 from subtoken_train.inference.inputs import batch_from_inputs, context_tokens
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
+from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, gqa_family, make_batch
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 from tests.support.text_families import text_family

@@ -15,6 +15,8 @@ def test_values_that_a_parser_made_numbers_of_are_read():
         "backbone": "x", "eviction": "snapkv", "eviction_keep": "0.1", "batch_size": "8", "context": "32",
     }  # fmt: skip
     assert read_arguments({"backbone": "x"}).query_tokens is None
+    options = {"eviction": "snapkv", "eviction_keep": "0.1", "eviction_options": "window=4;kernel=3"}
+    assert read_arguments({"backbone": "x", **options}).settings == {"backbone": "x", **options}
 
 
 @pytest.mark.parametrize(

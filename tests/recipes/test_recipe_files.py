@@ -13,7 +13,6 @@ from checkpoints.tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.ledger.geometries import GEOMETRIES
 from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger, solve_anchor
-from subtoken_train.reducers import build_reducer
 from tests.support import places
 
 RECIPES = places.run_recipes()
@@ -80,7 +79,7 @@ class Recipe:
     @property
     def kept_tokens(self) -> int:
         """Tokens of the compressed region that the recipe's own keys keep."""
-        return build_reducer(self.cli.model.reducer_config, self.model.shape.num_layers).kept_tokens(self.model.tokens)
+        return self.cli.model.reducer_config.kept_tokens(self.model.tokens)
 
 
 @pytest.fixture(scope="module", params=RECIPES, ids=lambda path: path.stem)
@@ -118,7 +117,7 @@ def test_reducer(recipe):
         assert (reducer.name, reducer.keep_ratio) == ("none", 1)
         return
     assert reducer.name == words["reducer"]
-    assert reducer.stage == "embeds"
+    assert reducer.stage == {"fastv": "embeds", "visionzip": "tower", "quest": "context"}[reducer.name]
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
     if words["anchor"]:

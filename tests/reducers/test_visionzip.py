@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from subtoken_train.families.vision_tower import class_attention
-from subtoken_train.functional.merging import contextual_targets, contextual_tokens, dominant_tokens
-from subtoken_train.inference.decoding import generate_greedy
+from subtoken_train.families.llava import class_attention
 from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
 from subtoken_train.types import Region, VisualStates
+from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, make_batch, only_sample, unread
 
 MIXED = [(1, 9), (2, 7), (0, 12)]

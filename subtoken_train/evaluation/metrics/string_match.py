@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.datasets.recall import recall_accuracy
-from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import MeanScores
 
 RULER_TASKS = (
     "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
@@ -47,44 +47,34 @@ def ruler_score(prediction: str, task: str, expected: Sequence[str], control: st
     return match(_CONTROL.sub(control, prediction.strip()).strip(), expected)
 
 
-class RulerMatch(TaskMetric):
+class RulerMatch(MeanScores):
     """``string_match``, of references ``{"task": name, "answers": [text, ...]}``: the mean over the tasks' means.
 
     ``kvpress_string_match`` is kvpress's reading. Each task's own mean has the task's name. ``score`` is a sample's
     term of its task's mean; where tasks differ in size the mean of scores is not the mean over tasks.
     """
 
-    sums: Tensor  # [2, tasks]: RULER's reading, kvpress's
-    counts: Tensor  # [tasks]
+    names = (*RULER_TASKS, *(f"kvpress_{task}" for task in RULER_TASKS))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("sums", torch.zeros(2, len(RULER_TASKS), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("counts", torch.zeros(len(RULER_TASKS), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
-        """Score answers."""
-        for prediction, reference in zip(predictions, references, strict=True):
-            assert isinstance(prediction, str)
-            task, answers = reference["task"], reference["answers"]
-            place = RULER_TASKS.index(task)
-            self.sums[0, place] += ruler_score(prediction, task, answers)
-            self.sums[1, place] += ruler_score(prediction, task, answers, control="")
-            self.counts[place] += 1
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """The answer's score in its task, in both readings."""
+        task, answers = reference["task"], reference["answers"]
+        kvpress = ruler_score(prediction, task, answers, control="")
+        return {task: ruler_score(prediction, task, answers), f"kvpress_{task}": kvpress}
 
     def compute(self) -> dict[str, Tensor]:
         """Both means over the tasks that were asked, and each task's."""
-        asked = self.counts > 0
-        ruler, kvpress = (self.sums / self.counts)[:, asked]
-        tasks = [name for name, any_of_it in zip(RULER_TASKS, asked.tolist(), strict=True) if any_of_it]
-        means = {"string_match": ruler.mean(), "kvpress_string_match": kvpress.mean()}
-        return means | dict(zip(tasks, ruler, strict=True))
+        means = super().compute()
+        ruler = {task: means[task] for task in RULER_TASKS if task in means}
+        kvpress = [means[f"kvpress_{task}"] for task in ruler]
+        scores = {"string_match": list(ruler.values()), "kvpress_string_match": kvpress}
+        return {name: torch.stack(found).mean() for name, found in scores.items()} | ruler
 
-    @staticmethod
-    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+    @classmethod
+    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
         """RULER's score of the answer."""
-        assert isinstance(prediction, str)
-        return ruler_score(prediction, reference["task"], reference["answers"])
+        return cls.figures(prediction, reference)[reference["task"]]
 
 
 class RecallScore(MeanScores):

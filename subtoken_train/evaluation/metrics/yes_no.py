@@ -15,8 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.grouped import GroupedMetric, bits_of, group_key, groups_of
-from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import (
+    GroupedMetric,
+    Prediction,
+    TaskMetric,
+    bits_of,
+    group_key,
+    groups_of,
+)
 
 POPE_CATEGORIES = ("adversarial", "popular", "random")
 _NO, _YES, _OTHER = range(3)
@@ -139,9 +145,12 @@ class MMEScores(GroupedMetric):
         + [f"official_{name}" for name in MME_SUBTASKS]
     )
 
-    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
-        """Take generated answers."""
-        self.take(_marked(*pair) for pair in zip(predictions, references, strict=True))
+    @staticmethod
+    def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
+        """The pair of one image; whether both readings are right, and the subtask."""
+        category, answer = reference["category"], reference["answer"]
+        right = (official_answer(prediction) == answer) + 2 * (begun_answer(prediction) == answer)
+        return group_key(f"{category}/{reference['pair']}"), right + 4 * MME_SUBTASKS.index(category)
 
     def compute(self) -> dict[str, Tensor]:
         """Scores by name; points of subtasks without a whole pair are left out."""
@@ -180,13 +189,6 @@ def begun_answer(text: str) -> str:
 
 def _within_four(text: str) -> str:
     return next((answer for answer in ("yes", "no") if answer in text[:4]), "other")
-
-
-def _marked(prediction: Prediction, reference: Mapping[str, Any]) -> tuple[int, int]:
-    assert isinstance(prediction, str)
-    category, answer = reference["category"], reference["answer"]
-    right = (official_answer(prediction) == answer) + 2 * (begun_answer(prediction) == answer)
-    return group_key(f"{category}/{reference['pair']}"), right + 4 * MME_SUBTASKS.index(category)
 
 
 def _points(keys_N: Tensor, right_N2: Tensor) -> Tensor | None:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.reporting.figures import Figure, mean_figure, score_part
-from subtoken_train.evaluation.reporting.layout import cost_of
-from subtoken_train.evaluation.reporting.reading import Arm
+from subtoken_train.evaluation.reporting.estimates import Estimate, mean_estimate, score_part
+from subtoken_train.evaluation.reporting.runs import ArmResults
+from subtoken_train.evaluation.reporting.score_tables import cost_of
 
 AMOUNT = re.compile(r" [\d.,]+( tokens| bytes)?(?= |$)")
 TOLERANCES = (0.10, 0.20)
@@ -32,9 +32,9 @@ TOLERANCES = (0.10, 0.20)
 class Point:
     """An arm on a curve: measured share of the compressed region's KV, mean score, and relative loss (eq. 10)."""
 
-    arm: Arm
+    arm: ArmResults
     kv: float
-    figure: Figure
+    estimate: Estimate
     loss: float | None
 
 
@@ -67,6 +67,14 @@ class Curve:
         """Smallest and largest r."""
         return 1 - self.points[0].kv, 1 - self.points[-1].kv
 
+    def reached_text(self, tolerance: float) -> str:
+        """The compression reached; where the curve left the tolerance before and came back, that, too."""
+        reached, first = self.reached.get(tolerance), self.first_crossed.get(tolerance)
+        if reached is None or first is None:
+            return "" if self.reference else "no uncompressed arm"
+        whole = ", the whole curve" if reached == first == self.span[1] else ""
+        return f"{reached:.4f}{whole}" if reached == first else f"{reached:.4f} (first left at {first:.4f})"
+
 
 def area(ratios_p: Sequence[float], scores_p: Sequence[float]) -> float:
     """Trapezoid area under the scores over its width: in units of the scores."""
@@ -89,17 +97,17 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
     return (float(crossings[-1]), float(crossings[0])) if crossings else None
 
 
-def make_curves(arms: Sequence[Arm]) -> list[Curve]:
+def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
     """All methods that stand at one budget at least; those without a measured region are left out.
 
     Of two arms of one method at one budget (they differ in what their facts do not say, as how they were trained) the
     second makes a curve of its own, under its name.
     """
-    families: dict[tuple[str, str], list[Arm]] = defaultdict(list)
+    families: dict[tuple[str, str], list[ArmResults]] = defaultdict(list)
     for arm in arms:
         words = method_words(arm)
         budgets = [other.facts.nominal_kv for other in families[arm.facts.backbone, words]]
-        if arm.facts.acts != "-":
+        if arm.compressed:
             own = f"{words}: {arm.name}" if arm.facts.nominal_kv in budgets else words
             families[arm.facts.backbone, own].append(arm)
     curves = [
@@ -108,7 +116,7 @@ def make_curves(arms: Sequence[Arm]) -> list[Curve]:
     return [curve for curve in curves if curve is not None]
 
 
-def method_words(arm: Arm) -> str:
+def method_words(arm: ArmResults) -> str:
     """What arms of one curve share. The budget is the reducer's, or the eviction's where there is one."""
     facts = arm.facts
     evicts, reduces = facts.eviction != "-", facts.reducer != "-"
@@ -128,20 +136,20 @@ def _without_amount(words: str) -> str:
     return AMOUNT.sub("", words)
 
 
-def _reference(members: Sequence[Arm], arms: Sequence[Arm]) -> Arm | None:
+def _reference(members: Sequence[ArmResults], arms: Sequence[ArmResults]) -> ArmResults | None:
     """The uncompressed arm that the members are measured against: of their adapter, else with or without one as they.
 
     None where there is none, or several that nothing tells apart.
     """
     facts = members[0].facts
-    full = [arm for arm in arms if arm.facts.acts == "-" and arm.facts.backbone == facts.backbone]
+    full = [arm for arm in arms if not arm.compressed and arm.facts.backbone == facts.backbone]
     same = [arm for arm in full if arm.facts.adapter == facts.adapter]
     alike = [arm for arm in full if (arm.facts.adapter is None) == (facts.adapter is None)]
     chosen = next((group for group in (same, alike, full) if group), [])
     return chosen[0] if len(chosen) == 1 else None
 
 
-def _curve(backbone: str, name: str, members: list[Arm], arms: Sequence[Arm]) -> Curve | None:
+def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[ArmResults]) -> Curve | None:
     reference = _reference(members, arms)
     chosen = [*([] if reference is None else [reference]), *members]
     tasks = tuple(task for task in chosen[0].runs if all(_usable(arm, task) for arm in chosen))
@@ -149,7 +157,7 @@ def _curve(backbone: str, name: str, members: list[Arm], arms: Sequence[Arm]) ->
     if not points or all(point.arm is reference for point in points):
         return None
     points.sort(key=lambda point: -point.kv)
-    ratios, scores = [1 - point.kv for point in points], [point.figure.value for point in points]
+    ratios, scores = [1 - point.kv for point in points], [point.estimate.value for point in points]
     wide = ratios[-1] > ratios[0]
     losses = [point.loss for point in points if point.loss is not None]
     found = {tolerance: within(ratios, losses, tolerance) for tolerance in TOLERANCES if len(losses) == len(points)}
@@ -166,22 +174,22 @@ def _curve(backbone: str, name: str, members: list[Arm], arms: Sequence[Arm]) ->
     )
 
 
-def _usable(arm: Arm, task: str) -> bool:
+def _usable(arm: ArmResults, task: str) -> bool:
     """Whether the score is an accuracy of some kind: how much was answered for a judge is none."""
     part = score_part(arm, task)
-    if part is None or part.form != "fraction":
+    if part is None or part.plain.form != "fraction":
         return False
     return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
 
 
-def _point(arm: Arm, tasks: tuple[str, ...], reference: Arm | None) -> Point | None:
-    kv = cost_of(arm, tasks).region_share
-    figure = mean_figure(arm, tasks) if tasks else None
-    if kv is None or figure is None:
+def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None) -> Point | None:
+    kv = cost_of(arm, tasks).shares["with_index"]
+    estimate = mean_estimate(arm, tasks) if tasks else None
+    if kv is None or estimate is None:
         return None
     if reference is None:
-        return Point(arm, kv, figure, None)
+        return Point(arm, kv, estimate, None)
     pairs = [(score_part(reference, task), score_part(arm, task)) for task in tasks]
-    values = [(full.value, mine.value) for full, mine in pairs if full and mine]
+    values = [(full.plain.value, mine.plain.value) for full, mine in pairs if full and mine]
     whole = all(full for full, _ in values)
-    return Point(arm, kv, figure, float(np.mean([(full - mine) / full for full, mine in values])) if whole else None)
+    return Point(arm, kv, estimate, float(np.mean([(full - mine) / full for full, mine in values])) if whole else None)

@@ -6,37 +6,24 @@ Everything that comes from models or data sets is escaped by Jinja; drawings are
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from subtoken_train import __version__
-from subtoken_train.evaluation.reporting import words
-from subtoken_train.evaluation.reporting.layout import Table
-from subtoken_train.evaluation.reporting.pictures import data_uri
-from subtoken_train.evaluation.reporting.plots import curve_chart, difference_chart, kind_chart
+from subtoken_train.evaluation.charts import svg_of
+from subtoken_train.evaluation.reporting import sections as words
+from subtoken_train.evaluation.reporting.curves import Curve
+from subtoken_train.evaluation.reporting.plots import Series, curve_chart, difference_chart, kind_chart, series_of
+from subtoken_train.evaluation.reporting.regressions import data_uri
 from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.svg import Drawing
+from subtoken_train.evaluation.reporting.score_tables import MEANS, KindScores, ScoreTable
 
 TEMPLATE = "page.html.j2"
-
-
-def report_html(report: Report) -> str:
-    """The whole page."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(words=words, data_uri=data_uri)
-    environment.filters.update(fact_cells=words.fact_cells, task_cells=words.task_cells)
-    environment.filters["json_text"] = lambda value: json.dumps(value, ensure_ascii=False)
-    source = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
-    return environment.from_string(source).render(
-        report=report,
-        differences=[_difference_charts(table, f"difference-{number}") for number, table in enumerate(report.tables)],
-        curves=_curve_charts(report),
-        kinds=[Chart.of(kind_chart(kinds), f"kinds-{number}") for number, kinds in enumerate(report.kinds)],
-        version=__version__,
-    )
 
 
 class Chart(NamedTuple):
@@ -45,27 +32,53 @@ class Chart(NamedTuple):
     caption: str
     svg: Markup
 
-    @classmethod
-    def of(cls, drawing: Drawing, name: str) -> Chart:
-        """The drawing under its own title; ``name`` is unique in the page."""
-        return cls(drawing.title, drawing.markup(name))
+
+def report_html(report: Report) -> str:
+    """The whole page."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update(words=words, data_uri=data_uri, shortened=_without_middle)
+    environment.filters["json_text"] = lambda value: json.dumps(value, ensure_ascii=False)
+    source = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
+    sections, series = words.sections(report), series_of(report)
+    charts = [_charts(part, f"chart-{place}", series) for place, part in enumerate(sections)]
+    return environment.from_string(source).render(
+        report=report, sections=sections, charts=charts, means=MEANS, version=__version__
+    )
 
 
-def _difference_charts(table: Table, name: str) -> list[Chart]:
+def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[Chart]:
+    """What is drawn of a section's numbers; the words for a screen reader are those of the table beside it."""
+    found: Iterable[tuple[str, Figure | None]] = ()
+    if isinstance(part.about, ScoreTable):
+        found = _differences(part.about, series)
+    elif isinstance(part.about, KindScores):
+        found = [(f"{part.about.task}: score per question kind", kind_chart(part.about, series))]
+    elif isinstance(part.about, tuple):
+        found = _curves(part.about, series)
+    description = "The numbers are in the tables of this section."
+    return [
+        Chart(caption, svg_of(figure, f"{name}-{number}", caption, description))
+        for number, (caption, figure) in enumerate(found)
+        if figure is not None
+    ]
+
+
+def _differences(table: ScoreTable, series: Mapping[str, Series]) -> list[tuple[str, Figure | None]]:
     """The means' charts where there are means, else every task's."""
-    charts = {column: difference_chart(table, column) for column in table.columns}
-    shown = [column for column in charts if column.endswith("-mean") and charts[column]] or list(charts)
-    return [Chart.of(chart, f"{name}-{column}") for column in shown if (chart := charts[column]) is not None]
+    charts = {column: difference_chart(table, column, series) for column in table.columns}
+    shown = [column for column in charts if column in MEANS and charts[column]] or list(charts)
+    return [(f"{table.columns[column]}: difference to the anchor", charts[column]) for column in shown]
 
 
-def _curve_charts(report: Report) -> list[Chart]:
+def _curves(curves: tuple[Curve, ...], series: Mapping[str, Series]) -> list[tuple[str, Figure]]:
     """A chart per backbone and set of tasks: curves over other tasks are not drawn into one picture."""
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for place, curve in enumerate(report.curves):
-        groups.setdefault((curve.backbone, curve.tasks), []).append(place)
-    charts = []
-    for number, ((backbone, tasks), places) in enumerate(groups.items()):
-        title = f"{backbone}: mean score of {', '.join(tasks)} against KV"
-        drawing = curve_chart([report.curves[place] for place in places], title)
-        charts.append(Chart.of(drawing, f"curve-{number}"))
-    return charts
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves:
+        title = f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV"
+        groups.setdefault(title, []).append(curve)
+    return [(title, curve_chart(group, series)) for title, group in groups.items()]
+
+
+def _without_middle(text: str, most: int = 700) -> str:
+    """Long text without its middle."""
+    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"

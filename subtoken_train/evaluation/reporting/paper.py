@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from subtoken_train.documents import read_json
-from subtoken_train.evaluation.reporting.figures import Figure, mean_difference, mean_figure, score_figure
-from subtoken_train.evaluation.reporting.layout import MEANS, PAPER_TASKS, anchor_of
-from subtoken_train.evaluation.reporting.reading import Arm
+from subtoken_train.evaluation.reporting.estimates import Estimate, mean_difference, mean_estimate, score_estimate
+from subtoken_train.evaluation.reporting.runs import ArmResults
+from subtoken_train.evaluation.reporting.score_tables import MEANS, PAPER_TASKS, anchor_of
 from subtoken_train.typed import checked, shown
 
 VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}
@@ -42,7 +42,7 @@ COLUMNS = (*PAPER_TASKS.values(), *MEANS, *DELTAS)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PaperComparison:
     """One arm and one printed row; every mapping is column -> score in % or points of %, absent where there is none.
 
     Attributes:
@@ -57,7 +57,7 @@ class Comparison:
     words: str
     printed: dict[str, float]
     recomputed: dict[str, float]
-    ours: dict[str, Figure]
+    ours: dict[str, Estimate]
 
     @property
     def columns(self) -> list[str]:
@@ -65,7 +65,7 @@ class Comparison:
         return [column for column in (*COLUMNS, "MMLU", "Δ MMLU") if column in self.printed]
 
 
-def compare_paper(arms: Sequence[Arm], path: Path) -> list[Comparison]:
+def compare_paper(arms: Sequence[ArmResults], path: Path) -> list[PaperComparison]:
     """All arms whose backbone, reducer and groups are those of a printed row.
 
     Raises:
@@ -107,7 +107,7 @@ def recomputed_means(scores: dict[str, float]) -> dict[str, float]:
     return {mean: float(np.mean(values)) for mean, values in cells.items()}
 
 
-def _same_method(arm: Arm, row: dict[str, Any]) -> bool:
+def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
     facts = arm.facts
     name, _, keep = facts.reducer.partition(" ")
     printed = (row["token_method"] or "-").lower()
@@ -133,7 +133,9 @@ def _same_backbone(backbone: str, model: str) -> bool:
     return model.lower() in backbone.lower()
 
 
-def _comparison(arm: Arm, anchor: Arm | None, row: dict[str, Any], rows: list[dict[str, Any]]) -> Comparison:
+def _comparison(
+    arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any], rows: list[dict[str, Any]]
+) -> PaperComparison:
     words = f"Table {row['table']}, {row['model']}, {row['method']}"
     if "mmlu" in row:
         return _language_comparison(arm, anchor, row, rows, words)
@@ -141,25 +143,25 @@ def _comparison(arm: Arm, anchor: Arm | None, row: dict[str, Any], rows: list[di
     recomputed = recomputed_means(row["scores"])
     base = _printed_anchor(row, rows)
     base_means = None if base is None else recomputed_means(base["scores"])
-    ours = {label: score_figure(arm, task) for task, label in PAPER_TASKS.items()}
+    ours = {label: score_estimate(arm, task) for task, label in PAPER_TASKS.items()}
     for label, (mean, key) in DELTAS.items():
-        ours[mean] = mean_figure(arm, MEANS[mean])
+        ours[mean] = mean_estimate(arm, MEANS[mean])
         if row[key] is not None and base_means is not None:
             printed[label], recomputed[label] = row[key], recomputed[mean] - base_means[mean]
             ours[label] = None if anchor is None else mean_difference(arm, anchor, MEANS[mean])
-    return Comparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
+    return PaperComparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
 
 
 def _language_comparison(
-    arm: Arm, anchor: Arm | None, row: dict[str, Any], rows: list[dict[str, Any]], words: str
-) -> Comparison:
+    arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any], rows: list[dict[str, Any]], words: str
+) -> PaperComparison:
     printed, recomputed = {"MMLU": row["mmlu"]}, {}
-    ours = {"MMLU": score_figure(arm, "mmlu")}
+    ours = {"MMLU": score_estimate(arm, "mmlu")}
     base = _printed_anchor(row, rows)
     if row["printed_delta"] is not None and base is not None:
         printed["Δ MMLU"], recomputed["Δ MMLU"] = row["printed_delta"], row["mmlu"] - base["mmlu"]
         ours["Δ MMLU"] = None if anchor is None else mean_difference(arm, anchor, ["mmlu"])
-    return Comparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
+    return PaperComparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
 
 
 def _printed_anchor(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -1,157 +1,162 @@
-"""The report's charts: accuracy against KV, differences to the anchors, bars per question kind."""
+"""The report's charts: accuracy against KV, differences to the anchors, bars per question kind.
+
+An arm has one colour, marker and fill in all of them; arms of one curve share the colour. What compression could not
+change is grey.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from subtoken_train.evaluation.reporting.curves import Curve, Point
-from subtoken_train.evaluation.reporting.figures import Figure
-from subtoken_train.evaluation.reporting.kinds import KindScores
-from subtoken_train.evaluation.reporting.layout import Table
-from subtoken_train.evaluation.reporting.svg import Drawing, series_style, ticks_between
-from subtoken_train.evaluation.reporting.words import difference_text, interval_text, value_text
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-WIDTH = 600.0
-LEFT, TOP, RIGHT, BOTTOM = 58.0, 16.0, 584.0, 320.0
-"""The plot's box, for charts with two scales."""
-LABELS, LETTER, LEGEND = 216.0, 6.9, 22.0
-"""Room for the names of rows, the width of a letter (longer names are cut), the height of a line of the legend."""
+from subtoken_train.errors import plain
+from subtoken_train.evaluation.charts import COLORS, FILLS, INK, MARKERS, styled
+from subtoken_train.evaluation.reporting.curves import Curve
+from subtoken_train.evaluation.reporting.estimates import Estimate
+from subtoken_train.evaluation.reporting.report import Report, spoken
+from subtoken_train.evaluation.reporting.score_tables import KindScores, ScoreTable
+
+WIDTH, LINE = 7.2, 0.19
+"""Inches: of every chart, and of a line of text."""
+MOOT = "#909090"
+MOOT_BAR: dict[str, Any] = {"facecolor": (MOOT, 0.4), "edgecolor": MOOT}
+MOOT_WORDS = "grey: acts after the one-word answer"
 
 
-def curve_chart(curves: Sequence[Curve], title: str) -> Drawing:
+class Series(NamedTuple):
+    """How an arm is drawn; ``turn`` counts the earlier arms of its colour."""
+
+    title: str
+    color: str
+    turn: int = 0
+
+    @property
+    def marker(self) -> str:
+        """The shape of its points."""
+        return MARKERS[self.turn % len(MARKERS)]
+
+    @property
+    def bar(self) -> dict[str, Any]:
+        """The look of its bars: an outline of its colour, filled more or less."""
+        return {"facecolor": (self.color, FILLS[self.turn % len(FILLS)]), "edgecolor": self.color}
+
+
+def series_of(report: Report) -> dict[str, Series]:
+    """Arm -> how it is drawn, for all arms of the report."""
+    compressed = [(point.arm.name, curve) for curve in report.curves for point in curve.points if point.arm.compressed]
+    groups = {arm: f"{curve.backbone} {curve.name}" for arm, curve in compressed}
+    colors: dict[str, str] = {}
+    used: Counter[str] = Counter()
+    series = {}
+    for arm in report.arms:
+        color = colors.setdefault(groups.get(arm.name, arm.name), COLORS[len(colors) % len(COLORS)])
+        series[arm.name] = Series(report.titles[arm.name], color, used[color])
+        used[color] += 1
+    return series
+
+
+@styled
+def curve_chart(curves: Sequence[Curve], series: Mapping[str, Series]) -> Figure:
     """Mean score over the share of KV that is kept (logarithmic), a line per method, whiskers of one standard error."""
-    columns = _legend_columns([curve.name for curve in curves])
-    height = BOTTOM + 50 + LEGEND * math.ceil(len(curves) / columns)
-    drawing = Drawing(WIDTH, height, title, "; ".join(map(_curve_words, curves)))
-    points = [point for curve in curves for point in curve.points]
-    ends = [100 * (point.figure.value + sign * (point.figure.error or 0)) for point in points for sign in (-1, 1)]
-    y_ticks = ticks_between(min(ends), max(ends))
-    shares = [point.kv for point in points]
-    lowest = math.floor(math.log2(min(shares)) - 0.05) - 0.1
-    highest = math.ceil(math.log2(max(shares)) - 0.05) + 0.1
-
-    def place(point: Point, error: float = 0.0) -> tuple[float, float]:
-        across = (math.log2(point.kv) - lowest) / (highest - lowest)
-        return LEFT + across * (RIGHT - LEFT), _up(100 * (point.figure.value + error), y_ticks)
-
-    for value in y_ticks:
-        drawing.line([(LEFT, _up(value, y_ticks)), (RIGHT, _up(value, y_ticks))], "grid")
-        drawing.text((LEFT - 8, _up(value, y_ticks) + 4), f"{value:g}", anchor="end")
-    for power in range(math.ceil(lowest), math.floor(highest) + 1):
-        x = LEFT + (power - lowest) / (highest - lowest) * (RIGHT - LEFT)
-        drawing.line([(x, TOP), (x, BOTTOM)], "grid")
-        drawing.text((x, BOTTOM + 18), f"{100 * 2.0**power:.4g}%")
-    drawing.line([(LEFT, TOP), (LEFT, BOTTOM), (RIGHT, BOTTOM)], "axis")
-    drawing.text(((LEFT + RIGHT) / 2, BOTTOM + 38), "KV of the compressed region that is kept, index included", "label")
-    drawing.text((16, (TOP + BOTTOM) / 2), "score, %", "label", turned=True)
-    for number, curve in enumerate(curves):
-        style = series_style(number)
-        drawing.line([place(point) for point in curve.points], f"curve {style}")
-        for point in curve.points:
-            error = point.figure.error or 0
-            drawing.line([place(point, -error), place(point, error)], f"whisker {style}")
-            drawing.marker(place(point), number, _point_words(point))
-        x, y = LEFT + number % columns * 270, BOTTOM + 62 + LEGEND * (number // columns)
-        drawing.marker((x, y - 4), number, curve.name)
-        drawing.text((x + 12, y), _cut(curve.name, 520 / columns), anchor="start")
-    return drawing
+    figure, axes = _figure(3.6 + LINE * 1.2 * len(curves))
+    handles = []
+    for curve in curves:
+        lead = series[next(point.arm.name for point in curve.points if point.arm.compressed)]
+        places = [(100 * point.kv, 100 * point.estimate.value) for point in curve.points]
+        axes.plot(*zip(*places, strict=True), color=lead.color, zorder=2)
+        for point, place in zip(curve.points, places, strict=True):
+            its = series[point.arm.name]
+            color = MOOT if point.estimate.moot else its.color
+            axes.errorbar(*place, 100 * (point.estimate.error or 0), color=color, marker=its.marker, capsize=3)
+        handles.append(Line2D([], [], color=lead.color, marker=lead.marker, label=_lines(spoken(curve.name), 70)))
+    shares = [100 * point.kv for curve in curves for point in curve.points]
+    low, high = np.floor(np.log2(min(shares) / 100)), np.ceil(np.log2(max(shares) / 100))
+    ticks = 100 * 2.0 ** np.arange(low, high + 1)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:.4g}%" for tick in ticks])
+    axes.set_xlim(ticks[0] * 0.9, ticks[-1] * 1.1)
+    axes.set(xlabel="KV of the compressed region that is kept, index included", ylabel="score, %")
+    _legend(figure, handles, any(point.estimate.moot for curve in curves for point in curve.points))
+    return figure
 
 
-def difference_chart(table: Table, column: str) -> Drawing | None:
-    """Each arm's difference to its anchor with its interval, zero in the middle; None where no arm has one."""
-    rows = [(row, figure) for row in table.rows if isinstance(figure := row.differences.get(column), Figure)]
-    rows = [(row, figure) for row, figure in rows if figure.form == "fraction"]
+@styled
+def difference_chart(table: ScoreTable, column: str, series: Mapping[str, Series]) -> Figure | None:
+    """Each arm's difference to its anchor with its interval, zero marked; None where no arm has one."""
+    pairs = [(row.arm.name, row.differences.get(column)) for row in table.rows]
+    rows = [(arm, its) for arm, its in pairs if isinstance(its, Estimate) and its.form == "fraction"]
     if not rows:
         return None
-    texts = [difference_text(figure, figure.n) for _, figure in rows]
-    words = "; ".join(f"{row.arm.name} {text}" for (row, _), text in zip(rows, texts, strict=True))
-    drawing = Drawing(WIDTH, 30 * len(rows) + 62, f"{table.columns[column]}: difference to the anchor", words)
-    ends = [100 * end for _, figure in rows for end in (figure.low, figure.high, figure.value, 0.0) if end is not None]
-    ticks = ticks_between(min(ends), max(ends))
-    bottom = 30.0 * len(rows) + 18
-
-    def across(value: float) -> float:
-        return LABELS + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (RIGHT - 14 - LABELS)
-
-    for value in ticks:
-        drawing.line([(across(value), 10), (across(value), bottom)], "axis" if value == 0 else "grid")
-        drawing.text((across(value), bottom + 16), f"{value:+g}" if value else "0")
-    drawing.text(((LABELS + RIGHT) / 2, bottom + 36), "points of % above (+) or below (-) the anchor", "label")
-    for number, ((row, figure), text) in enumerate(zip(rows, texts, strict=True)):
-        y = 30.0 * number + 28
-        style = "c2" if figure.low is not None and figure.low > 0 else "c1" if (figure.high or 0) < 0 else "c7"
-        drawing.text((LABELS - 12, y + 4), _cut(row.arm.name, LABELS - 24), anchor="end")
-        if figure.low is not None and figure.high is not None:
-            drawing.line([(across(100 * figure.low), y), (across(100 * figure.high), y)], f"range {style}")
-        place = 100 * figure.value
-        drawing.bar(
-            across(place) - 4, y - 7, across(place) + 4, y + 7, style, f"{row.arm.name}: {text}, n = {figure.n:,}"
-        )
-    return drawing
+    figure, axes = _figure(1.0 + 2.2 * LINE * len(rows))
+    for place, (arm, its) in enumerate(rows):
+        color = MOOT if its.moot else series[arm].color
+        _interval(axes, place, its, color, 2.5)
+        axes.plot(100 * its.value, place, color=color, marker=series[arm].marker, markersize=8, linestyle="")
+    axes.axvline(0, color=INK, linewidth=1)
+    _names(axes, [series[arm].title for arm, _ in rows])
+    axes.set(xlabel="points of % above (+) or below (-) the anchor")
+    _legend(figure, [], any(its.moot for _, its in rows))
+    return figure
 
 
-def kind_chart(scores: KindScores) -> Drawing:
+@styled
+def kind_chart(scores: KindScores, series: Mapping[str, Series]) -> Figure:
     """Bars per question kind, an arm beside the other, with 95 % intervals; of many arms the first."""
-    arms = scores.drawn
-    step, room = 11.0, 12.0
-    block = step * len(arms) + room
-    bottom = 14 + block * len(scores.kinds)
-    columns = _legend_columns(arms)
-    legend = LEGEND * math.ceil(len(arms) / columns)
-    words = "; ".join(
-        f"{kind}: "
-        + ", ".join(f"{arm} {value_text(scores.arms[arm][kind])}" for arm in arms if kind in scores.arms[arm])
-        for kind in scores.kinds
-    )
-    drawing = Drawing(WIDTH, bottom + 36 + legend, f"{scores.task}: score per question kind", words)
-    for value in range(0, 101, 20):
-        x = LABELS + value / 100 * (RIGHT - LABELS)
-        drawing.line([(x, 10), (x, bottom)], "grid")
-        drawing.text((x, bottom + 16), f"{value}")
-    for row, kind in enumerate(scores.kinds):
-        top = 14 + block * row
-        drawing.text((LABELS - 12, top + step * len(arms) / 2 + 4), _cut(kind, LABELS - 24), anchor="end")
-        for number, arm in enumerate(arms):
-            figure = scores.arms[arm].get(kind)
-            if figure is not None:
-                _kind_bar(drawing, top + step * number, series_style(number), f"{arm}, {kind}", figure)
-    drawing.line([(LABELS, 10), (LABELS, bottom)], "axis")
-    for number, arm in enumerate(arms):
-        x, y = 20 + number % columns * 290.0, bottom + 48 + LEGEND * (number // columns)
-        drawing.bar(x, y - 10, x + 12, y + 1, series_style(number), arm)
-        drawing.text((x + 20, y), _cut(arm, 520 / columns), anchor="start")
-    return drawing
+    step = 1 / (len(scores.drawn) + 1)
+    figure, axes = _figure(0.9 + 0.15 / step * len(scores.kinds) + 1.2 * LINE * len(scores.drawn))
+    found = [
+        (place + step * (number - (len(scores.drawn) - 1) / 2), series[arm], scores.arms[arm][kind])
+        for place, kind in enumerate(scores.kinds)
+        for number, arm in enumerate(scores.drawn)
+        if kind in scores.arms[arm]
+    ]
+    for y, its, estimate in found:
+        axes.barh(y, 100 * estimate.value, 0.86 * step, **(MOOT_BAR if estimate.moot else its.bar))
+        _interval(axes, y, estimate, INK, 1)
+    axes.set(xlabel="score, %", xlim=(0, 102))
+    _names(axes, scores.kinds)
+    axes.spines["left"].set_visible(True)
+    handles = [Patch(**series[arm].bar, label=_lines(series[arm].title, 70)) for arm in scores.drawn]
+    _legend(figure, handles, any(estimate.moot for *_, estimate in found))
+    return figure
 
 
-def _kind_bar(drawing: Drawing, top: float, style: str, name: str, figure: Figure) -> None:
-    scale = (RIGHT - LABELS) / 1.0
-    words = f"{name}: {value_text(figure)} {interval_text(figure)}, n = {figure.n:,}"
-    drawing.bar(LABELS, top + 1, LABELS + scale * figure.value, top + 10, style, words)
-    if figure.low is not None and figure.high is not None:
-        y = top + 5.5
-        drawing.line([(LABELS + scale * figure.low, y), (LABELS + scale * figure.high, y)], "thin")
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
 
 
-def _up(value: float, ticks: Sequence[float]) -> float:
-    return BOTTOM - (value - ticks[0]) / (ticks[-1] - ticks[0]) * (BOTTOM - TOP)
+def _interval(axes: Axes, y: float, its: Estimate, color: str, width: float) -> None:
+    if its.low is not None and its.high is not None:
+        axes.hlines(y, 100 * its.low, 100 * its.high, color=color, linewidth=width, alpha=0.8)
 
 
-def _cut(words: str, room: float) -> str:
-    """Words that fit into some width; of longer ones the middle goes, because names differ at their ends."""
-    most = int(room / LETTER)
-    return words if len(words) <= most else f"{words[: most // 2]}…{words[-(most - most // 2 - 1) :]}"
+def _names(axes: Axes, names: Sequence[str]) -> None:
+    """Rows from the top down."""
+    axes.set_yticks(range(len(names)), [_lines(name, 34) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
 
 
-def _legend_columns(names: Sequence[str]) -> int:
-    return 1 if max(map(len, names)) * LETTER > 260 else 2
+def _lines(words: str, width: int) -> str:
+    """Words in lines of some width; of very long ones the middle goes, because names differ at their ends."""
+    shown, most = plain(words), 3 * width - 3
+    cut = shown if len(shown) <= most else f"{shown[: most // 2]}…{shown[-most // 2 :]}"
+    return textwrap.fill(cut, width)
 
 
-def _point_words(point: Point) -> str:
-    figure = point.figure
-    error = "" if figure.error is None else f" ± {100 * figure.error:.2f}"
-    return f"{point.arm.name}: {value_text(figure)}{error} at {point.kv:.2%} of the KV, n = {figure.n:,}"
-
-
-def _curve_words(curve: Curve) -> str:
-    return f"{curve.name}: " + ", ".join(f"{value_text(point.figure)} at {point.kv:.2%}" for point in curve.points)
+def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> None:
+    """Below the chart, so that it covers nothing."""
+    shown = [*handles, *([Patch(**MOOT_BAR, label=MOOT_WORDS)] if moot else [])]
+    if shown:
+        longest = max(len(str(handle.get_label())) for handle in shown)
+        figure.legend(handles=shown, loc="outside lower left", ncols=2 if longest <= 42 else 1)

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from subtoken_train.evaluation.reporting.curves import Curve, make_curves
-from subtoken_train.evaluation.reporting.kinds import KindScores, make_kinds
-from subtoken_train.evaluation.reporting.layout import Table, make_tables, ordered
-from subtoken_train.evaluation.reporting.paper import Comparison, compare_paper
-from subtoken_train.evaluation.reporting.pictures import TaskFiles
-from subtoken_train.evaluation.reporting.reading import Arm, read_results
-from subtoken_train.evaluation.reporting.regressions import Regression, worst_regressions
-from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.reporting.paper import PaperComparison, compare_paper
+from subtoken_train.evaluation.reporting.regressions import Regression, TaskFiles, worst_regressions
+from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
+from subtoken_train.evaluation.reporting.score_tables import KindScores, ScoreTable, make_kinds, make_tables, ordered
+from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
+
+METHODS = {
+    "fastv": "FastV",
+    "visionzip": "VisionZip",
+    "quest": "Quest",
+    "aircache": "AirCache",
+    "h2o": "H2O",
+    "kvcompose": "KVCompose",
+    "pyramidkv": "PyramidKV",
+    "snapkv": "SnapKV",
+    "streaming_llm": "StreamingLLM",
+    "tgv_kv": "TGV-KV",
+    "vl_cache": "VL-Cache",
+}
+SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
+"""How methods and selectors are written; others go by their own name."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,7 @@ class Report:
 
     Attributes:
         arms: in the order of the tables.
+        titles: arm -> what people call it, no two alike.
         tables: scores and differences.
         tasks: how each task was asked; more than one line where arms differ in it.
         curves: accuracy against KV.
@@ -44,13 +61,14 @@ class Report:
         comparisons: printed rows beside ours.
     """
 
-    arms: tuple[Arm, ...]
-    tables: tuple[Table, ...]
+    arms: tuple[ArmResults, ...]
+    titles: dict[str, str]
+    tables: tuple[ScoreTable, ...]
     tasks: tuple[TaskFacts, ...]
     curves: tuple[Curve, ...]
     kinds: tuple[KindScores, ...]
     regressions: dict[str, list[Regression]]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PaperComparison, ...]
 
     @property
     def task_names(self) -> list[str]:
@@ -78,6 +96,7 @@ def make_report(
     arms = ordered(read_results(folders, progress))
     return Report(
         tuple(arms),
+        human_names({arm.name: arm.facts for arm in arms}),
         make_tables(arms),
         tuple(_task_facts(arms)),
         tuple(make_curves(arms)),
@@ -87,7 +106,33 @@ def make_report(
     )
 
 
-def _task_facts(arms: Sequence[Arm]) -> list[TaskFacts]:
+def human_names(arms: Mapping[str, ArmFacts]) -> dict[str, str]:
+    """Arm -> ``FastV 25 % + S16K4 router``; of arms that these words do not tell apart the name is added."""
+    words = {name: _method(facts) for name, facts in arms.items()}
+    alike = Counter(words.values())
+    return {name: method if alike[method] == 1 else f"{method} ({name})" for name, method in words.items()}
+
+
+def _method(facts: ArmFacts) -> str:
+    """Reducer, groups and eviction, shares in %."""
+    parts = [spoken(facts.reducer)] if facts.reducer != "-" else []
+    if facts.groups != "-":
+        shape, selector, *rest = [*facts.groups.split(), ""]
+        parts.append(" ".join(filter(None, [shape, SELECTORS.get(selector, f"{selector} router"), *rest])))
+    parts += [spoken(facts.eviction)] if facts.eviction != "-" else []
+    if not parts:
+        return "no compression" if facts.adapter is not None else "no compression, no adapter"
+    untrained = [] if facts.trained else ["untrained"]
+    return ", ".join([" + ".join(parts), *untrained, *(["context first"] if facts.protocol == "context_first" else [])])
+
+
+def spoken(words: str) -> str:
+    """``snapkv 0.15625 int8`` -> ``SnapKV 15.6 % int8``."""
+    shares = re.sub(r"(?<= )[01]?\.\d+(?= |$)", lambda share: f"{100 * float(share[0]):.3g} %", words)
+    return re.sub(r"\w+", lambda name: METHODS.get(name[0], name[0]), shares)
+
+
+def _task_facts(arms: Sequence[ArmResults]) -> list[TaskFacts]:
     found: dict[TaskFacts, None] = {}
     for arm in arms:
         for task, runs in arm.runs.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.documents import check_file_name, read_json
+from subtoken_train.outputs import write_whole
 from subtoken_train.typed import shown, typed
 from subtoken_train.types import Protocol
 
@@ -99,10 +100,8 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json`` into ``folder``, whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{MANIFEST_FILE}.partial"
-        temporary.write_text(json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(folder / MANIFEST_FILE)
+        content = {"schema": SCHEMA_VERSION, **asdict(self)}
+        write_whole(folder / MANIFEST_FILE, json.dumps(content, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -1,4 +1,7 @@
-"""Read and append the records of an arm on a task. What is finished stays; a line that was cut off is taken away."""
+"""The records of an arm on a task: one line of JSON per sample, read and appended.
+
+What is finished stays; a line that was cut off is taken away.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,13 @@ from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.results.manifest import SAMPLES_GLOB
 from subtoken_train.inference.accounting import Measured
 from subtoken_train.typed import shown, typed
+
+_HEX = re.compile("(?:[0-9a-f]{2})*")
+_COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
+TIMES = ("prefill_seconds", "decode_seconds")
+"""The fields in which two runs of the same arm differ."""
+MAX_LINE = 2**24
+"""Bytes of one record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,21 +87,9 @@ class SampleRecord(Measured):
         return record
 
 
-_HEX = re.compile("(?:[0-9a-f]{2})*")
-
-_COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
-
-TIMES = ("prefill_seconds", "decode_seconds")
-"""The fields in which two runs of the same arm differ."""
-
-
 def prompt_digest(prompt: str, choices: tuple[str, ...] = ()) -> str:
     """SHA-256 of what was asked, in hexadecimal."""
     return hashlib.sha256(json.dumps([prompt, *choices], ensure_ascii=False).encode()).hexdigest()
-
-
-MAX_LINE = 2**24
-"""Bytes of one record."""
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:

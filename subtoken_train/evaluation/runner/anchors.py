@@ -9,12 +9,12 @@ ratio: an untrained anchor, named so, since LoRA adapts to what it was trained u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm, load_arm
 from subtoken_train.inference.arm_spec import DRAWING, ArmSpec
-from subtoken_train.inference.loading import ModelPool
+from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.ledger import KVBudget, exact, solve_anchor
 from subtoken_train.reducers.base import Reducer
 
@@ -51,16 +51,8 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
     return named + added, notes
 
 
-@dataclass(frozen=True)
-class Solved:
-    """A matched anchor: its reducer, and the tokens of a nominal prompt that it keeps."""
-
-    reducer: Reducer
-    kept: int
-
-
-def solve(arm: Arm) -> Solved:
-    """The anchor of a routed arm.
+def solve(arm: Arm) -> Reducer:
+    """The reducer of a routed arm's anchor.
 
     Raises:
         ValueError: there is none: no token reducer, or layers below its cut that alone cost more.
@@ -70,14 +62,13 @@ def solve(arm: Arm) -> Solved:
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
     value = KVBudget(1.0, arm.routing.num_groups, arm.routing.kept_groups).exact_total
     ratio = exact(arm.reducer.keep_ratio) * value
-    depth, cut = arm.shape.num_layers, arm.cut_layer
+    depth, cut = arm.shape.num_layers, arm.reducer.cut_layer
     # layers below the cut hold every token with every group, in both arms
     solve_anchor(arm.shape, arm.tokens, (cut + (depth - cut) * ratio) / depth, cut)
-    config = replace(arm.reducer, keep_ratio=float(ratio), round_up=True)
-    return Solved(config, config.kept_tokens(arm.tokens))
+    return replace(arm.reducer, keep_ratio=float(ratio), round_up=True)
 
 
-def _serves(other: Arm, arm: Arm, solved: Solved) -> bool:
+def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
     """Whether an arm is token-only, of the same reducer, compression and backbone, and keeps as many tokens.
 
     Its LoRA is the arm's own, or was trained under just that. Prompts of other lengths than the nominal one must not
@@ -87,10 +78,10 @@ def _serves(other: Arm, arm: Arm, solved: Solved) -> bool:
     return (
         other.routing is None
         and other.facts.backbone == arm.facts.backbone
-        and _kind(other.reducer) == _kind(solved.reducer)
-        and other.kept == solved.kept
+        and _kind(other.reducer) == _kind(solved)
+        and other.kept == solved.kept_tokens(arm.tokens)
         and other.reducer.round_up
-        and other.reducer.keep_ratio >= solved.reducer.keep_ratio * (1 - WRITTEN)
+        and other.reducer.keep_ratio >= solved.keep_ratio * (1 - WRITTEN)
         and _compression(other.spec) == _compression(arm.spec)
         and (known or other.spec.adapter == arm.spec.adapter)
     )
@@ -113,7 +104,7 @@ def _compression(spec: ArmSpec) -> tuple[object, ...]:
     return spec.eviction, keep, dict(spec.eviction_options), scope, spec.kv_dtype, spec.protocol
 
 
-def _untrained(arm: Arm, solved: Solved) -> ArmSpec:
+def _untrained(arm: Arm, solved: Reducer) -> ArmSpec:
     """Named after the arm as it was trained: one anchor serves all selectors."""
     drawn = set(DRAWING) & {arm.spec.reducer, arm.spec.eviction}
     base = replace(arm.spec, selector=None, seed=arm.spec.seed if drawn else None)
@@ -121,6 +112,6 @@ def _untrained(arm: Arm, solved: Solved) -> ArmSpec:
         base,
         name=f"{arm.spec.name or arm_name(base)}-{SUFFIX}",
         selector="none",
-        keep_ratio=solved.reducer.keep_ratio,
+        keep_ratio=solved.keep_ratio,
         reducer_options={**arm.spec.reducer_options, "round_up": True},
     )

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
-from subtoken_train.artifact.digest import adapter_digest
+from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.tasks.task import Modality
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.loading import ModelPool
 from subtoken_train.inference.opening import check_context_first
+from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
@@ -33,9 +33,7 @@ class Arm:
         spec: as the grid wrote it.
         facts: what tables say of it.
         reducer: its token reducer's settings.
-        cut_layer: first layer that sees the reduced set.
         tokens: tokens of a nominal prompt's compressed region, before reduction.
-        kept: those that the reducer keeps.
         routing: groups, where the arm selects any.
         shape: cache geometry.
         modality: what its model sees.
@@ -45,13 +43,16 @@ class Arm:
     spec: ArmSpec
     facts: ArmFacts
     reducer: Reducer
-    cut_layer: int
     tokens: int
-    kept: int
     routing: RoutingConfig | None
     shape: KVShape
     modality: Modality
     adapter_sha256: str | None
+
+    @property
+    def kept(self) -> int:
+        """Of ``tokens``, those that the reducer keeps."""
+        return self.reducer.kept_tokens(self.tokens)
 
     def compression(self) -> Compression:
         """What happens after the prompt's pass; rounded as the reducer is, up for anchors."""
@@ -121,20 +122,20 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         check_context_first(backbone, compression)
     tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()
     routing = backbone.active_routing
-    reduces = reducer.name != "none" and reducer.keep_ratio < 1
     config = None if spec.adapter is None else _adapter(spec.adapter)
     seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
-    kept = backbone.reducer.kept_tokens(tokens)
+    # a budget in tokens or bytes is no share of anything before a prompt is there
+    evicted = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
     facts = ArmFacts(
         name=spec.name or arm_name(spec),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
         adapter=spec.adapter,
-        reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reduces else "-",
+        reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "-",
         groups=groups_words(routing),
         eviction=compression.label,
         protocol=spec.protocol,
-        acts=_acts(reduces or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=nominal_fraction(backbone, tokens, kept, compression),
+        acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
+        nominal_kv=backbone.promised_fraction(tokens, reducer.kept_tokens(tokens)) * evicted,
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=seed,
@@ -143,9 +144,7 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
         spec=spec,
         facts=facts,
         reducer=reducer,
-        cut_layer=backbone.reducer.cut_layer,
         tokens=tokens,
-        kept=kept,
         routing=routing,
         shape=family.shape,
         modality="text" if family.image_token_id is None else "image",
@@ -156,15 +155,6 @@ def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
 def groups_words(routing: RoutingConfig | None) -> str:
     """``S16K4 linear``, or ``-`` where whole values are kept."""
     return "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
-
-
-def nominal_fraction(backbone: CompressedBackbone, tokens: int, kept: int, compression: Compression) -> float:
-    """Share of the compressed region's KV that the ledger promises, without the index and in the model's dtype.
-
-    A budget in tokens or bytes is no share of anything before a prompt is there: it is left out.
-    """
-    share = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
-    return backbone.promised_fraction(tokens, kept) * share
 
 
 def arm_name(spec: ArmSpec) -> str:

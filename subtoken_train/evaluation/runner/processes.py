@@ -1,4 +1,4 @@
-"""The processes of one evaluation, as torchrun starts them: who does what, and waiting for the others."""
+"""The processes of one evaluation, as torchrun starts them: who does what, waiting for the others, and their folder."""
 
 from __future__ import annotations
 

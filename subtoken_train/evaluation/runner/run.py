@@ -22,7 +22,7 @@ from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples
-from subtoken_train.inference.loading import ModelPool
+from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.reducers import split_settings
 

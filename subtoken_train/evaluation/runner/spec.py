@@ -17,7 +17,7 @@ from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.documents import read_yaml
 from subtoken_train.errors import unknown_name
 from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec, Written
-from subtoken_train.resources import resource
+from subtoken_train.resources import named_recipe, resource
 
 Anchors = Literal["auto", "none"]
 
@@ -107,9 +107,7 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     Raises:
         ValueError: no such file, no YAML, or keys or values that a grid does not have.
     """
-    if not path.is_file():
-        raise ValueError(f"grid {path} is not a file; recipes/eval holds some")
-    content = read_yaml(path)
+    content = read_yaml(named_recipe(path, "grid"))
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping with arms, tasks and out")
     known = {spec.name for spec in fields(Grid)}

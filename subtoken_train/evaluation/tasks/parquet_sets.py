@@ -19,7 +19,7 @@ from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.documents import check_regular
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.task import Task
-from subtoken_train.families.hub import hub_asked, silence
+from subtoken_train.families.online import hub_asked, silence
 
 _ORGANISATIONS = ("lmms-lab", "lmms-lab-encoder")  # renamed; releases of lmms-eval up to 0.7.2 use the first
 

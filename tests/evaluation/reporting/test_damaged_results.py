@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from subtoken_train.evaluation.reporting.csv_file import report_csv
-from subtoken_train.evaluation.reporting.latex import report_latex
+from subtoken_train.evaluation.reporting.exports import report_csv, report_latex
 from subtoken_train.evaluation.reporting.markdown import report_markdown
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from subtoken_train.evaluation.reporting.curves import area, make_curves, method_words, within
-from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.reporting.runs import read_results
 from tests.support.report_results import answers, facts, register, write_run
 
 
@@ -44,7 +44,7 @@ def test_a_familys_curve(tmp_path, monkeypatch):
     # the arm that answered pope alone takes gqa out of the family
     assert (curve.name, curve.tasks, curve.reference) == ("fastv", ("pope",), True)
     assert [point.kv for point in curve.points] == [1.0, 0.75, 0.5, 0.25]
-    assert [point.figure.value for point in curve.points] == pytest.approx([1.0, 1.0, 0.9, 0.7])
+    assert [point.estimate.value for point in curve.points] == pytest.approx([1.0, 1.0, 0.9, 0.7])
     assert [point.loss for point in curve.points] == pytest.approx([0, 0, 0.1, 0.3])
     assert curve.span == (0, 0.75)
     assert curve.area == pytest.approx((0.25 * 1 + 0.25 * 0.95 + 0.25 * 0.8) / 0.75)
@@ -58,7 +58,7 @@ def test_the_loss_is_a_mean_over_tasks_of_relative_losses(tmp_path, monkeypatch)
         write_run(tmp_path, facts("fastv", 0.5, reducer="fastv 0.5"), task, answers(range(less)))
     (curve,) = make_curves(read_results([tmp_path]))
     assert curve.points[1].loss == pytest.approx((0.5 + 0) / 2)
-    assert curve.points[1].figure.value == pytest.approx((0.5 + 0.25) / 2)
+    assert curve.points[1].estimate.value == pytest.approx((0.5 + 0.25) / 2)
     assert curve.reached == pytest.approx({0.1: 0.2, 0.2: 0.4})
 
 

@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 VOID = {"meta", "link", "img", "br"}
@@ -71,7 +71,7 @@ def html(tmp_path, monkeypatch):
 
 def test_tables_plots_and_pictures(html):
     page = Page(html)
-    assert page.count("table") == 2 + 2 + 2 + 1  # scores, budgets, curves and their points, tasks
+    assert page.count("table") == 2 + 2 + 2 + 8 + 1  # scores, budgets, curves and their points, kinds, how asked
     charts = [attributes for tag, attributes in page.elements if tag == "svg"]
     assert len(charts) == 2 + 1 + 1 + 8  # both means' differences, pope's alone are in the table, curves, kinds
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
@@ -86,7 +86,16 @@ def test_tables_plots_and_pictures(html):
     assert links
     assert {link.removeprefix("#") for link in links} <= ids
     text = " ".join("".join(page.text).split())
-    for words in ("MMBench", "3-mean", "7-mean", "Δ to fastv25_s16k4_anchor", "n = 280", "no ", "visual tokens kept"):
+    for words in (
+        "MMBench",
+        "3-mean",
+        "7-mean",
+        "Δ to FastV 15.6 %",
+        "fastv25_s16k4_anchor",
+        "n = 280",
+        "no ",
+        "visual tokens kept",
+    ):
         assert words in text
 
 
@@ -96,11 +105,32 @@ def test_nothing_outside_is_referenced(html):
     for tag, attributes in page.elements:
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
-            if name in {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "style", "background"}:
+            if name in {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "background"}:
                 assert value.startswith(("#", "data:")), (tag, name, value[:80])
+            if name in {"style", "clip-path"}:
+                assert re.sub(r"url\(#[\w-]+\)", "", value).count("url(") == 0, (tag, name, value[:80])
+                assert not re.search(r"@import|expression|https?:", value)
     (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     assert not re.search(r"@import|url\(|expression|https?:", style)
     assert "prefers-color-scheme: dark" in style
+
+
+def test_it_begins_with_the_verdicts_and_stays_small(html):
+    text = " ".join("".join(Page(html).text).split())
+    first = "FastV 25 % + S16K4 router against FastV 15.6 %, both at 15.625% of the KV: "
+    assert text.index(first) < text.index("Scores are computed")
+    assert len(html) < 600_000
+
+
+def test_scores_that_compression_could_not_change_are_grey(tmp_path, monkeypatch):
+    register(monkeypatch, "pope")
+    late = facts("late", 0.2, acts="after prefill", eviction="snapkv 0.2")
+    write_run(tmp_path, late, "pope", answers(range(9)), new_tokens=1)
+    page = Page(report_html(make_report([tmp_path])))
+    assert [
+        attributes for tag, attributes in page.elements if tag == "td" and "moot" in (attributes.get("class") or "")
+    ]
+    assert "22.50 †" in "".join(page.text)
 
 
 def test_what_models_say_is_text(html):
@@ -116,7 +146,7 @@ def test_without_anchors_pictures_and_kinds(tmp_path, monkeypatch):
     register(monkeypatch, "ruler")
     write_run(tmp_path, facts("a"), "ruler", answers(range(9)))
     page = Page(report_html(make_report([tmp_path])))
-    assert page.count("table") == 3
+    assert page.count("table") == 4
     assert page.count("svg") == 1
     assert page.count("img") == 0
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from subtoken_train.evaluation.reporting.layout import PAPER_TASKS
 from subtoken_train.evaluation.reporting.paper import compare_paper, recomputed_means
-from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 CELLS = dict(zip(PAPER_TASKS.values(), [60.0, 50.0, 40.0, 80.0, 70.0, 65.0, 75.0], strict=True))

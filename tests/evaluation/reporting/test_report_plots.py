@@ -1,4 +1,4 @@
-"""Where things stand in the drawings, and that names are escaped in them."""
+"""Where things stand in the drawings, in which colours, and that names are escaped and whole in them."""
 
 from __future__ import annotations
 
@@ -6,88 +6,155 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from matplotlib.colors import to_hex
 
-from subtoken_train.evaluation.reporting.curves import make_curves
-from subtoken_train.evaluation.reporting.kinds import MAX_ARMS, make_kinds
-from subtoken_train.evaluation.reporting.layout import make_tables
-from subtoken_train.evaluation.reporting.plots import BOTTOM, curve_chart, difference_chart, kind_chart
-from subtoken_train.evaluation.reporting.reading import read_results
-from subtoken_train.evaluation.reporting.svg import Drawing, ticks_between
+from subtoken_train.evaluation.charts import COLORS, svg_of
+from subtoken_train.evaluation.reporting.plots import (
+    MOOT,
+    MOOT_WORDS,
+    curve_chart,
+    difference_chart,
+    kind_chart,
+    series_of,
+)
+from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.score_tables import MAX_ARMS
+from tests.support.drawings import clipped_texts
 from tests.support.report_results import KINDS, answers, facts, register, write_run
+
+LONG = "an_arm_with_a_name_that_goes_on_and_on" * 4
 
 
 @pytest.fixture
-def arms(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     register(monkeypatch, "pope")
     write_run(tmp_path, facts("lora"), "pope", answers(range(40)))
     write_run(tmp_path, facts("anchor", 0.25, reducer="fastv 0.25"), "pope", answers(range(20)))
     for name, right in (("better", 30), ("worse", 5), ("same", 20)):
         write_run(tmp_path, facts(name, 0.25, reducer="x 0.5", anchor="anchor"), "pope", answers(range(right)))
-    return read_results([tmp_path])
+    return tmp_path
 
 
-def parsed(drawing: Drawing) -> ElementTree.Element:
-    return ElementTree.fromstring(drawing.markup("name"))
+@pytest.fixture
+def report(folder):
+    return make_report([folder])
 
 
-@given(st.floats(-100, 100), st.floats(0, 200))
-def test_ticks_hold_the_range_in_round_steps(low, width):
-    ticks = ticks_between(low, low + width)
-    assert ticks[0] <= low + 1e-6
-    assert ticks[-1] >= low + width - 1e-6
-    assert 2 <= len(ticks) <= 9
-    assert ticks_between(40, 92.5) == [40, 50, 60, 70, 80, 90, 100]
+def words_of(figure) -> set[str]:
+    return {text.get_text() for text in figure.legends[0].get_texts()}
 
 
-def test_points_of_a_curve(arms):
-    (curve,) = [curve for curve in make_curves(arms) if curve.name == "fastv"]
-    drawing = parsed(curve_chart([curve], "title <&>"))
-    assert drawing.find("title").text == "title <&>"
-    assert drawing.find("desc").text == "fastv: 100.00 at 100.00%, 50.00 at 25.00%"
-    full, reduced, legend = drawing.findall("circle")
-    assert float(full.get("cy")) < float(reduced.get("cy")) <= BOTTOM
-    assert float(full.get("cx")) > float(reduced.get("cx"))
-    assert full.find("title").text == "lora: 100.00 ± 0.00 at 100.00% of the KV, n = 40"
-    line = drawing.find("polyline[@class='curve c0']").get("points").split()
-    assert line == [f"{dot.get('cx')},{dot.get('cy')}" for dot in (full, reduced)]
-    assert legend.find("title").text == "fastv"
-    labels = [text.text for text in drawing.findall("text")]
-    assert {"25%", "50%", "100%", "score, %"} <= set(labels)
+def test_points_of_a_curve(report):
+    (curve,) = [curve for curve in report.curves if curve.name == "fastv"]
+    figure = curve_chart([curve], series_of(report))
+    (axes,) = figure.axes
+    line = axes.lines[0]
+    assert line.get_xydata().tolist() == [[100, 100], [25, 50]]
+    assert axes.get_xscale() == "log"
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["25%", "50%", "100%"]
+    assert axes.get_ylabel() == "score, %"
+    assert words_of(figure) == {"FastV"}
+    whiskers = [collection.get_segments()[0] for collection in axes.collections]
+    error = 100 * curve.points[1].estimate.error
+    assert whiskers[1][:, 1].tolist() == pytest.approx([50 - error, 50 + error])
+    assert clipped_texts(figure) == []
 
 
-def test_differences_are_coloured_by_their_intervals(arms):
-    (table,) = make_tables(arms)
-    drawing = parsed(difference_chart(table, "pope"))
-    bars = {bar.find("title").text.split(":")[0]: bar for bar in drawing.findall("rect")}
-    assert {name: bar.get("class") for name, bar in bars.items()} == {"better": "c2", "same": "c7", "worse": "c1"}
-    places = {name: float(bar.get("x")) + 4 for name, bar in bars.items()}
-    (zero,) = {line.get("points").split(",")[0] for line in drawing.findall("polyline[@class='axis']")}
-    assert places["worse"] < places["same"] == pytest.approx(float(zero), abs=0.2)
-    assert places["same"] < places["better"]
-    assert difference_chart(table, "3-mean") is None
+def test_differences_stand_at_their_numbers_in_the_arms_colours(report):
+    (table,) = report.tables
+    series = series_of(report)
+    figure = difference_chart(table, "pope", series)
+    (axes,) = figure.axes
+    names = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
+    assert names == [f"x 50 % ({name})" for name in ("better", "same", "worse")]
+    *points, zero = axes.lines
+    assert [point.get_xdata()[0] for point in points] == pytest.approx([25, 0, -37.5])
+    assert list(zero.get_xdata()) == [0, 0]
+    assert [point.get_color() for point in points] == [series[name].color for name in ("better", "same", "worse")]
+    (low, _), (high, _) = axes.collections[0].get_segments()[0]
+    its = next(row.differences["pope"] for row in table.rows if row.arm.name == "better")
+    assert (low, high) == pytest.approx((100 * its.low, 100 * its.high))
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first at the top
+    assert difference_chart(table, "3-mean", series) is None
+    assert clipped_texts(figure) == []
 
 
-def test_bars_per_kind_with_the_compared_arms_first(arms, tmp_path):
+def test_bars_per_kind_with_the_compared_arms_first(folder):
     for i in range(MAX_ARMS):
-        write_run(tmp_path, facts(f"a{i}", 0.5, reducer="y 0.5"), "pope", answers(range(i)))
-    (scores,) = make_kinds(read_results([tmp_path]))
+        write_run(folder, facts(f"a{i}", 0.5, reducer="y 0.5"), "pope", answers(range(i)))
+    report = make_report([folder])
+    (scores,) = report.kinds
     assert len(scores.arms) == MAX_ARMS + 5
     assert len(scores.drawn) == MAX_ARMS
     assert {"anchor", "better", "worse", "same"} <= set(scores.drawn)
-    drawing = parsed(kind_chart(scores))
-    bars = [bar for bar in drawing.findall("rect") if "," in bar.find("title").text]
+    series = series_of(report)
+    figure = kind_chart(scores, series)
+    (axes,) = figure.axes
+    bars = sorted(axes.patches, key=lambda bar: bar.get_y())
     assert len(bars) == MAX_ARMS * len(KINDS)
-    widths = {bar.find("title").text.split(":")[0]: float(bar.get("width")) for bar in bars}
-    assert widths["better, colour"] == pytest.approx(3 * widths["worse, colour"] * 5 / 3, rel=0.01)  # 15 and 3 of 20
+    for place, kind in enumerate(scores.kinds):
+        group = bars[place * MAX_ARMS : (place + 1) * MAX_ARMS]
+        assert [bar.get_width() for bar in group] == [100 * scores.arms[arm][kind].value for arm in scores.drawn]
+        assert [to_hex(bar.get_edgecolor()) for bar in group] == [series[arm].color for arm in scores.drawn]
+    assert words_of(figure) == {series[arm].title for arm in scores.drawn}
+    assert clipped_texts(figure) == []
 
 
-def test_names_are_text():
-    drawing = Drawing(10, 10, "</title><script>", "\"'&")
-    drawing.text((1, 2), "<b>", turned=True)
-    drawing.bar(1, 2, 3, 4, "c0", "<i>")
-    drawing.marker((1, 2), 1, "<u>")
-    text = drawing.markup("name")
-    assert not re.search(r"<(script|b|i|u)>", text)
-    assert [element.tag for element in ElementTree.fromstring(text)] == ["title", "desc", "text", "rect", "polygon"]
+def test_an_arm_has_one_look_of_its_own_and_curves_one_colour(folder):
+    for keep in (0.5, 0.1):
+        write_run(folder, facts(f"fastv{keep}", keep, reducer=f"fastv {keep}"), "pope", answers(range(int(30 * keep))))
+    for i in range(6):
+        write_run(folder, facts(f"a{i}", 0.5, reducer=f"y{i} 0.5"), "pope", answers(range(i)))
+    report = make_report([folder])
+    series = series_of(report)
+    assert set(series) == {arm.name for arm in report.arms}
+    assert len({(its.color, its.turn) for its in series.values()}) == len(series) > len(COLORS)
+    assert len({series[arm].color for arm in ("anchor", "fastv0.5", "fastv0.1")}) == 1
+    (curve,) = [curve for curve in report.curves if curve.name == "fastv"]
+    figure = curve_chart([curve], series)
+    line, *points = figure.axes[0].lines[:1] + figure.axes[0].lines[1::3]
+    assert line.get_color() == series["anchor"].color
+    assert {point.arm.name for point in curve.points} == {"lora", "anchor", "fastv0.5", "fastv0.1"}
+    assert [point.get_color() for point in points][1:] == [line.get_color()] * 3
+    assert clipped_texts(curve_chart(report.curves, series)) == []
+
+
+def test_what_compression_could_not_change_is_grey(folder):
+    late = facts("late", 0.25, acts="after prefill", eviction="snapkv 0.25", anchor="anchor")
+    write_run(folder, late, "pope", answers(range(40)), new_tokens=1)
+    report = make_report([folder])
+    series = series_of(report)
+    bars = kind_chart(report.kinds[0], series)
+    grey = [bar for bar in bars.axes[0].patches if to_hex(bar.get_edgecolor()) == MOOT]
+    assert [bar.get_width() for bar in grey] == [100] * len(KINDS)
+    points = difference_chart(report.tables[0], "pope", series)
+    assert [line.get_xdata()[0] for line in points.axes[0].lines if line.get_color() == MOOT] == [50]
+    curves = curve_chart(report.curves, series)
+    assert any(line.get_color() == MOOT for line in curves.axes[0].lines)
+    for figure in (bars, points, curves):
+        assert MOOT_WORDS in words_of(figure)
+        assert clipped_texts(figure) == []
+
+
+def test_names_are_whole_text(report):
+    (table,) = report.tables
+    names = [LONG, "$\\frac{<b>}$", "<script>alert(1)</script>", "\x07\ud800 & co", "名前"]
+    series = series_of(report)
+    titled = {arm: its._replace(title=title) for (arm, its), title in zip(series.items(), names, strict=True)}
+    for figure in (
+        difference_chart(table, "pope", titled),
+        kind_chart(report.kinds[0], titled),
+        curve_chart(report.curves, titled),
+    ):
+        assert clipped_texts(figure) == []
+        text = svg_of(figure, "name", "<&>", "more")
+        assert not re.search(r"<(script|b)>", text)
+        drawn = ElementTree.fromstring(text)
+        assert drawn.get("role") == "img"
+        assert [element.text for element in drawn][:2] == ["<&>", "more"]
+        ids = [element.get("id") for element in drawn.iter() if element.get("id")]
+        assert len(ids) == len(set(ids))
+        assert all(name.startswith("name-") for name in ids)
+        links = [value for element in drawn.iter() for key, value in element.items() if key.endswith("href")]
+        assert all(link.removeprefix("#") in ids for link in links)

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from subtoken_train.evaluation.reporting.pictures import FOG, SIDE, TaskFiles, kept_bits, kept_over
-from subtoken_train.evaluation.reporting.reading import read_results
-from subtoken_train.evaluation.reporting.regressions import WORST, worst_regressions
+from subtoken_train.evaluation.reporting.regressions import (
+    FOG,
+    SIDE,
+    WORST,
+    TaskFiles,
+    kept_bits,
+    kept_over,
+    worst_regressions,
+)
+from subtoken_train.evaluation.reporting.runs import read_results
 from tests.support.report_results import answers, facts, record, register, write_run
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
-from subtoken_train.evaluation.reporting.csv_file import HEADINGS, report_csv
-from subtoken_train.evaluation.reporting.latex import escape as latex_escape
-from subtoken_train.evaluation.reporting.latex import report_latex
-from subtoken_train.evaluation.reporting.markdown import escape, report_markdown
-from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.exports import HEADINGS, latex_escape, report_csv, report_latex
+from subtoken_train.evaluation.reporting.markdown import markdown_escape, report_markdown
+from subtoken_train.evaluation.reporting.report import human_names, make_report
+from subtoken_train.evaluation.reporting.sections import verdicts
 from tests.support.report_results import answers, facts, register, write_run
 
 
@@ -29,19 +29,18 @@ def small(tmp_path, monkeypatch):
 def test_latex(small):
     assert (
         report_latex(small)
-        == r"""% \usepackage{booktabs}
+        == r"""% \usepackage{booktabs,xcolor}
 
 \begin{table}
 \centering
 \caption{Scores, image tasks}
-\begin{tabular}{lrrrr}
+\begin{tabular}{lrrrrr}
 \toprule
-arm & KV nominal & KV measured & query-aware & ruler\_4k \\
+arm & id & KV nominal & KV measured & query-aware & ruler\_4k (n = 40) \\
 \midrule
-$n$ &  &  &  & 40 \\
-our\_arm\_anchor & 25.000\% & 25.000\% & yes & 0.00 {\scriptsize n = 30; incomplete: 30 of 40} \\
-our\_arm & 25.000\% & 25.000\% & yes & 100.00 \\
-\quad $\Delta$ to our\_arm\_anchor &  &  &  & $+100.00$ {\scriptsize [+100.00, +100.00] n = 30; incomplete: 30 of 40} \\
+FastV 25 \% & our\_arm\_anchor & 25.000\% & 25.000\% & yes & 0.00 {\scriptsize n = 30; incomplete: 30 of 40} \\
+FastV 50 \% + S8K0 router & our\_arm & 25.000\% & 25.000\% & yes & 100.00 \\
+$\Delta$ to FastV 25 \% &  &  &  &  & $+100.00$ {\scriptsize [+100.00, +100.00] n = 30; incomplete: 30 of 40} \\
 \bottomrule
 \end{tabular}
 \end{table}
@@ -72,25 +71,100 @@ def test_markdown(small):
     assert (
         r"""## Scores, image tasks
 
-| arm | ruler\_4k (n = 40) |
-| --- | --- |
-| our\_arm\_anchor | 0.00 [0.00, 0.00] (n = 30; incomplete: 30 of 40) |
-| our\_arm | 100.00 [100.00, 100.00] |
-| Δ to our\_arm\_anchor | +100.00 [+100.00, +100.00] (n = 30; incomplete: 30 of 40) |
+| arm | id | KV nominal | KV measured | query-aware | ruler\_4k (n = 40) |
+| --- | --- | --- | --- | --- | --- |
+| FastV 25 % | our\_arm\_anchor | 25.000% | 25.000% | yes | 0.00 \[0.00, 0.00\] (n = 30; incomplete: 30 of 40) |
+| FastV 50 % + S8K0 router | our\_arm | 25.000% | 25.000% | yes | 100.00 \[100.00, 100.00\] |
+| Δ to FastV 25 % |  |  |  |  | +100.00 \[+100.00, +100.00\] (n = 30; incomplete: 30 of 40) |
 """
         in text
     )
     assert "| method | tasks | points | r | AUC | r within 10% | r within 20% |" in text
     assert (
-        r"| fastv + S8K0 linear | ruler\_4k | 1 | 0.7500 to 0.7500 | - | no uncompressed arm | no uncompressed arm |"
+        r"| FastV + S8K0 linear | ruler\_4k | 1 | 0.7500 to 0.7500 | - | no uncompressed arm | no uncompressed arm |"
         in text
     )
-    assert "| colour (n = 20) | 0.00 [0.00, 0.00] (n = 15; incomplete: 30 of 40) | 100.00 [100.00, 100.00] |" in text
+    assert (
+        r"| colour (n = 20) | 0.00 \[0.00, 0.00\] (n = 15; incomplete: 30 of 40) | 100.00 \[100.00, 100.00\] |" in text
+    )
     widths = {line.count(" | ") for line in text.split("### Budgets")[1].strip().splitlines()[:4]}
     assert len(widths) == 1
 
 
 def test_text_is_printed_as_it_is():
-    assert escape("a|b\n*c* <x>") == r"a\|b \*c\* \<x\>"
+    assert markdown_escape("a|b\n*c* <x>") == r"a\|b \*c\* \<x\>"
     assert latex_escape(r"50% of $x_1 & {\y}#") == r"50\% of \$x\_1 \& \{\textbackslash{}y\}\#"
     assert latex_escape("~^|<") == r"\textasciitilde{}\textasciicircum{}\textbar{}\textless{}"
+
+
+@pytest.fixture
+def compared(tmp_path, monkeypatch):
+    """Five arms against one anchor that is right on 20 of 40; only some of them at its budget."""
+    register(monkeypatch, "pope")
+    write_run(tmp_path, facts("anchor", 0.25, reducer="fastv 0.25"), "pope", answers(range(20)))
+    for name, right, changes in (
+        ("better", range(35), {}),
+        ("worse", range(5), {}),
+        ("level", range(2, 23), {}),
+        ("late", range(40), {"acts": "after prefill", "eviction": "snapkv 0.25"}),
+    ):
+        arm = facts(name, 0.25, **{"reducer": "fastv 0.5", "groups": "S8K4 linear", "anchor": "anchor", **changes})
+        write_run(tmp_path, arm, "pope", answers(right), new_tokens=1)
+    write_run(tmp_path, facts("fat", 0.5, reducer="fastv 0.5", anchor="anchor"), "pope", answers(range(40)))
+    return make_report([tmp_path])
+
+
+def test_verdicts_say_what_the_intervals_say(compared):
+    method = "FastV 50 % + S8K4 router"
+    first = "against FastV 25 %"
+    lines = {line.split(f" {first}")[0]: line.split(first)[1] for line in verdicts(compared)}
+    same = ", both at 25.000% of the KV: "
+    assert lines[f"{method} (better)"].startswith(f"{same}better on POPE (+37.50 [+")
+    assert lines[f"{method} (worse)"].startswith(f"{same}worse on POPE (-37.50 [-")
+    assert lines[f"{method} (level)"] == f"{same}level on POPE."
+    assert lines[f"{method} + SnapKV 25 %"] == f"{same}nothing to say on POPE."
+    fat = ": no verdict, the budgets differ (nominal 50.000% against 25.000%; measured, its over ours 0.5000)."
+    assert lines["FastV 50 %"] == fat
+    assert len(lines) == 5
+    text = report_markdown(compared)
+    assert all(markdown_escape(line) in text for line in verdicts(compared))
+
+
+def test_where_less_is_better_the_verdict_turns(compared):
+    estimate = next(row.differences["pope"] for row in compared.tables[0].rows if row.arm.name == "better")
+    assert estimate.verdict == "better"
+    assert replace(estimate, falling=True).verdict == "worse"
+    assert replace(estimate, low=0.0).verdict == "level"
+    assert replace(estimate, low=None).verdict is None
+    assert replace(estimate, signed=False).verdict is None
+
+
+def test_without_anchors_no_verdict(tmp_path, monkeypatch):
+    register(monkeypatch, "pope")
+    write_run(tmp_path, facts("a"), "pope", answers(range(9)))
+    assert verdicts(make_report([tmp_path])) == ["No arm was compared: none names an anchor that has results here."]
+
+
+def test_what_compression_could_not_change_is_marked(compared):
+    assert r"\textcolor{gray}{100.00 \dag{}}" in report_latex(compared)
+    assert r"| 100.00 † \[100.00, 100.00\] |" in report_markdown(compared)
+    assert r"\textcolor{gray}{$+50.00 \dag{}$" in report_latex(compared)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "no compression"),
+        ({"adapter": None}, "no compression, no adapter"),
+        ({"reducer": "fastv 0.15625"}, "FastV 15.6 %"),
+        ({"reducer": "fastv 0.25", "groups": "S16K4 linear"}, "FastV 25 % + S16K4 router"),
+        ({"groups": "S16K4 value_norm", "trained": False}, "S16K4 by value norm, untrained"),
+        ({"eviction": "snapkv 1,024 tokens all int8"}, "SnapKV 1,024 tokens all int8"),
+        ({"eviction": "kvcompose 0.2", "protocol": "context_first"}, "KVCompose 20 %, context first"),
+        ({"reducer": "theirs 0.5"}, "theirs 50 %"),
+    ],
+)
+def test_arms_have_human_names(changes, words):
+    arm = facts("an_arm", **changes)
+    assert human_names({"a": arm}) == {"a": words}
+    assert human_names({"a": arm, "b": arm}) == {"a": f"{words} (a)", "b": f"{words} (b)"}

@@ -9,7 +9,7 @@ import pytest
 from subtoken_train.evaluation.runner.anchors import solve, with_anchors
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.inference.loading import ModelPool
+from subtoken_train.inference.pool import ModelPool
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE
 
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.5, "scope": "visual"}
@@ -113,8 +113,8 @@ def test_layers_below_the_cut_are_paid_for(pool):
     """Six layers, cut at 2: both arms hold every token there; above it the anchor keeps r (1 + K/S) / 2 = 10 of 64."""
     (arm,) = prepare([replace(ROUTED, reducer="fastv", reducer_options={"stage": "decoder"})], pool)
     solved = solve(arm)
-    assert arm.cut_layer == 2
-    assert solved.kept == 10
+    assert arm.reducer.cut_layer == 2
+    assert solved.kept_tokens(arm.tokens) == 10
     assert arm.facts.nominal_kv == pytest.approx((2 + 4 * 0.15625) / 6)
 
 

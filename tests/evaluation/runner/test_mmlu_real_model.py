@@ -12,7 +12,7 @@ from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.processes import ONE
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.inference.loading import ModelPool
+from subtoken_train.inference.pool import ModelPool
 
 
 @pytest.fixture

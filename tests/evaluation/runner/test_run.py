@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.evaluation.reporting.layout import make_tables
-from subtoken_train.evaluation.reporting.reading import read_results
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.reporting.score_tables import make_tables
 from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
-from subtoken_train.inference import loading as pool
+from subtoken_train.inference import pool
 from tests.support.eval_runs import ANCHOR, ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
 
 KILLED = ("scenes_pope", "scenes_gqa", "scenes_caption")

@@ -1,0 +1,146 @@
+r"""The report for other programs: CSV in long format, and LaTeX tables for ``\input`` where ``booktabs`` is loaded.
+
+The CSV has a row per arm, task and score; nothing is rounded away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pandas as pd
+
+from subtoken_train.evaluation.reporting.estimates import Estimate, estimate_of, score_part
+from subtoken_train.evaluation.reporting.paper import PaperComparison
+from subtoken_train.evaluation.reporting.report import Report
+from subtoken_train.evaluation.reporting.score_tables import MEANS, ArmRow, KindScores, ScoreTable
+from subtoken_train.evaluation.reporting.sections import (
+    Cell,
+    Section,
+    query_aware_text,
+    sections,
+)
+
+TEXTS = ("arm", "backbone", "adapter", "reducer", "groups", "eviction", "query_aware", "acts", "trained", "seeds")
+NUMBERS = ("kv_nominal", "kv_measured", "kv_with_index", "kv_prompt")
+SCORES = ("value", "low", "high", "standard_error", "n")
+DIFFERENCES = ("difference", "difference_low", "difference_high", "difference_n")
+HEADINGS = (*TEXTS, *NUMBERS, "anchor", "task", "score", "unit", *SCORES, *DIFFERENCES, "marks")
+"""Fractions are fractions here, not %. ``score`` is the task's own name of it; ``kind:NAME`` for a question kind."""
+KINDS = {
+    **dict.fromkeys(HEADINGS, object),
+    **dict.fromkeys((*NUMBERS, *SCORES, *DIFFERENCES), "float64"),
+    **dict.fromkeys(("n", "difference_n"), "Int64"),
+}
+"""Heading -> what the column holds, in pandas' words; numbers may be missing."""
+
+
+def report_csv(report: Report) -> str:
+    """All scores of all arms; costs are those of the table that holds the task."""
+    rows = [
+        {**_facts(row), **cells}
+        for table in report.tables
+        for row in table.rows
+        for column in table.columns
+        for cells in _scores_of(row, column, report.kinds)
+    ]
+    return frame_csv(pd.DataFrame(rows, columns=list(HEADINGS), dtype=object).astype(KINDS))
+
+
+def frame_csv(frame: pd.DataFrame) -> str:
+    """The file of a frame with the columns of ``HEADINGS``, each of its kind in ``KINDS``."""
+    text: str = frame.to_csv(index=False, float_format="%.6f", lineterminator="\n")
+    return text
+
+
+def _facts(row: ArmRow) -> dict[str, object]:
+    facts, cost = row.arm.facts, row.cost
+    methods = (facts.reducer, facts.groups, facts.eviction, query_aware_text(row.arm), facts.acts)
+    texts = (row.arm.name, facts.backbone, facts.adapter or "", *methods, "yes" if facts.trained else "no")
+    shares = (facts.nominal_kv, cost.shares["measured"], cost.shares["with_index"], cost.shares["prompt"])
+    return {
+        **dict(zip(TEXTS, [*map(text_cell, texts), " ".join(map(str, row.arm.seeds))], strict=True)),
+        **dict(zip(NUMBERS, shares, strict=True)),
+        "anchor": text_cell(facts.anchor or ""),
+    }
+
+
+def _scores_of(row: ArmRow, column: str, kinds: tuple[KindScores, ...]) -> Iterator[dict[str, object]]:
+    """The cells of a column: the printed score first, then the task's other ones, then its kinds."""
+    printed = row.scores[column]
+    if printed is None:
+        return
+    if column in MEANS:
+        yield _cells(column, "mean", printed, row.differences.get(column))
+        return
+    runs = [run for run in row.arm.runs[column].values() if run.ids]
+    primary = runs[0].manifest.primary
+    yield _cells(column, primary, printed, row.differences.get(column))
+    for name in runs[0].scores:
+        everywhere = name != primary and all(name in run.scores for run in runs)  # limited runs lack some of MME's
+        part = score_part(row.arm, column, name) if everywhere else None
+        if part is not None:
+            yield _cells(column, name, estimate_of([part]))
+    for scores in (part for part in kinds if part.task == column):
+        for kind, estimate in scores.arms.get(row.arm.name, {}).items():
+            yield _cells(column, f"kind:{kind}", estimate)
+
+
+def _cells(task: str, score: str, its: Estimate, difference: Estimate | str | None = None) -> dict[str, object]:
+    paired = difference if isinstance(difference, Estimate) else None
+    apart = [difference] if isinstance(difference, str) else [] if paired is None else paired.marks
+    notes = "; ".join([*its.marks, *(f"difference: {words}" for words in apart)])
+    cells: dict[str, object] = {"task": task, "score": text_cell(score), "unit": its.form, "marks": text_cell(notes)}
+    cells |= zip(SCORES, (its.value, its.low, its.high, its.error, its.n), strict=True)
+    if paired is not None:
+        cells |= zip(DIFFERENCES, (paired.value, paired.low, paired.high, paired.n), strict=True)
+    return cells
+
+
+def text_cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: a quotation mark goes before what could begin one."""
+    return f"'{text}" if text != "-" and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "Δ": r"$\Delta$",
+    "†": r"\dag{}",
+}
+SPECIAL = re.compile("|".join(map(re.escape, ESCAPES)))
+
+
+def report_latex(report: Report) -> str:
+    """All score tables, and the comparison with printed rows where there is one."""
+    shown = [part for part in sections(report) if isinstance(part.about, ScoreTable | PaperComparison)]
+    return "\n\n".join([r"% \usepackage{booktabs,xcolor}", *map(_latex_table, shown)]) + "\n"
+
+
+def _latex_table(part: Section) -> str:
+    frame = part.written(_latex_cell)
+    styler = frame.rename(columns=latex_escape).style.hide(axis="index")
+    columns = f"l{'r' * (frame.shape[1] - 1)}"
+    caption = latex_escape(part.title)
+    text: str = styler.to_latex(column_format=columns, caption=caption, position_float="centering", hrules=True)
+    return text.rstrip()
+
+
+def _latex_cell(cell: Cell, samples: int) -> str:
+    if not isinstance(cell, Estimate):
+        return "--" if cell is None else latex_escape(cell)
+    number = latex_escape(cell.value_text)
+    words = " ".join(filter(None, [cell.interval_text if cell.signed else "", cell.remark(samples)]))
+    small = rf" {{\scriptsize {latex_escape(words)}}}" if words else ""
+    text = (f"${number}$" if cell.signed else number) + small
+    return rf"\textcolor{{gray}}{{{text}}}" if cell.moot else text
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it is; one pass, so that nothing is escaped twice."""
+    return SPECIAL.sub(lambda found: ESCAPES[found[0]], " ".join(text.split()))

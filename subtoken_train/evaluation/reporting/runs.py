@@ -1,0 +1,244 @@
+"""Results folders -> arms with their runs, one per task and seed.
+
+Scores are computed anew from the records with the task's metric; ``scores.json`` is not read, so that nothing stale is
+shown. Of the records only what statistics need is held: one number or word a sample, and the sums
+of what their caches cost, measured.
+
+Legend: n samples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, ArmFacts, Manifest
+from subtoken_train.evaluation.results.store import SampleRecord, read_samples
+from subtoken_train.evaluation.tasks import TASKS, build_task
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Sums over samples of what ``SampleRecord`` says of one; ``emptied`` counts those that lost a whole region."""
+
+    kv_bytes: int = 0
+    dense_kv_bytes: int = 0
+    region_bytes: int = 0
+    region_dense_bytes: int = 0
+    index_bytes: int = 0
+    entries_before: int = 0
+    entries_after: int = 0
+    values_after: float = 0.0
+    emptied: int = 0
+
+    @classmethod
+    def of(cls, records: Iterable[SampleRecord]) -> Cost:
+        """The records' sums."""
+        kept = list(records)
+        summed = [field.name for field in fields(cls) if field.name != "emptied"]
+        sums = {name: sum(getattr(record, name) for record in kept) for name in summed}
+        return cls(**sums, emptied=sum(bool(record.emptied) for record in kept))
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """What stayed of all that there was; None where there was nothing.
+
+        ``measured`` is the compressed region without its index, as a nominal budget promises; ``with_index`` all of
+        that region; ``prompt`` everything, the text included; ``entries`` the (token, layer) entries.
+        """
+        parts = {
+            "measured": (self.region_bytes - self.index_bytes, self.region_dense_bytes),
+            "with_index": (self.region_bytes, self.region_dense_bytes),
+            "prompt": (self.kv_bytes, self.dense_kv_bytes),
+            "entries": (self.entries_after, self.entries_before),
+        }
+        return {name: part / whole if whole else None for name, (part, whole) in parts.items()}
+
+    @property
+    def acted(self) -> bool:
+        """Whether an entry or a value part left the cache, or what stayed takes fewer bytes."""
+        fewer = self.entries_after < self.entries_before or self.values_after < self.entries_after
+        return fewer or self.region_bytes < self.region_dense_bytes
+
+
+SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)
+SAME_FACTS = ("reducer", "groups", "eviction", "protocol", "acts", "nominal_kv", "trained")
+"""What runs of one arm must share; paths of backbone and adapter differ between machines and seeds."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm, trained with one seed, on one task.
+
+    Attributes:
+        folder: where it lies.
+        manifest: what it says of itself.
+        ids: of the answered samples, in order of the files.
+        kinds: their question kinds.
+        scores_n: their scores, each of its sample alone.
+        scores: of the task's metric, over all of them.
+        cost: of all samples together.
+        higher_is_better: whether a larger score of a sample is the better one.
+        one_token: whether no answer needed a second token but the end of text, or only log-likelihoods were asked.
+        grid_bits: bits of ``kept_visual`` where they are the same number in all samples; None otherwise.
+    """
+
+    folder: Path
+    manifest: Manifest
+    ids: list[str]
+    kinds: list[str]
+    scores_n: npt.NDArray[np.float64]
+    scores: dict[str, float]
+    cost: Cost
+    higher_is_better: bool
+    one_token: bool
+    grid_bits: int | None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the printed score is the mean of the samples' scores: only then resampling samples describes it."""
+        primary = self.scores.get(self.manifest.primary)
+        return primary is not None and bool(np.isclose(primary, self.scores_n.mean(), rtol=0, atol=1e-5))
+
+
+@dataclass(frozen=True)
+class ArmResults:
+    """An arm with all of its seeds.
+
+    Attributes:
+        name: without the seed.
+        facts: of the first run; ``anchor`` without its seed.
+        runs: task -> seed -> run, both in order.
+    """
+
+    name: str
+    facts: ArmFacts
+    runs: dict[str, dict[int | None, Run]]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All known seeds, ascending."""
+        return sorted({seed for runs in self.runs.values() for seed in runs if seed is not None})
+
+    @property
+    def compressed(self) -> bool:
+        """Whether anything acts on its cache."""
+        return self.facts.acts != "-"
+
+    def is_moot(self, task: str) -> bool:
+        """Whether compression could not change some answers: it acted after the prompt, which gives the first token."""
+        if self.facts.acts != "after prefill" or self.facts.protocol != "query_aware":
+            return False
+        return any(run.one_token for run in self.runs.get(task, {}).values() if run.ids)
+
+
+def without_seed(name: str) -> str:
+    """``tiny_fastv25-seed1`` -> ``tiny_fastv25``."""
+    return SEED_WORD.sub("", name)
+
+
+def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
+    """All arms of some results folders; an arm may be spread over them, by task or by seed.
+
+    Args:
+        folders: of results.
+        progress: called with (done, total) after every run.
+
+    Raises:
+        ValueError: no results, an unknown task, records that cannot be read (file and line), the same run twice, or
+            runs of one arm that differ in what they did or were asked.
+    """
+    places = [place for folder in folders for place in _runs_in(folder)]
+    arms: dict[str, ArmResults] = {}
+    for done, place in enumerate(places, start=1):
+        _add(arms, _read_run(place))
+        if progress is not None:
+            progress(done, len(places))
+    return list(arms.values())
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    found = sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
+    if not found:
+        wanted = f"ARM/TASK/{MANIFEST_FILE}; 'subtoken-train evaluate' writes them"
+        raise ValueError(f"{folder} holds no results ({wanted})")
+    return found
+
+
+def _add(arms: dict[str, ArmResults], run: Run) -> None:
+    """Put a run to the others of its arm."""
+    facts = run.manifest.arm
+    name = without_seed(facts.name)
+    anchor = None if facts.anchor is None else without_seed(facts.anchor)
+    arm = arms.setdefault(name, ArmResults(name, replace(facts, anchor=anchor), {}))
+    for fact in SAME_FACTS:
+        mine, other = getattr(facts, fact), getattr(arm.facts, fact)
+        if mine != other:
+            raise ValueError(f"{run.folder}: arm {name} has {fact} {mine}, but {other} elsewhere; rename one of them")
+    if anchor != arm.facts.anchor:
+        raise ValueError(f"{run.folder}: arm {name} names anchor {anchor}, but {arm.facts.anchor} elsewhere")
+    runs = arm.runs.setdefault(run.manifest.task, {})
+    if facts.seed in runs:
+        raise ValueError(
+            f"arm {name}, seed {facts.seed} is twice on {run.manifest.task}: {runs[facts.seed].folder} and "
+            f"{run.folder}; name one of them"
+        )
+    for other_run in runs.values():
+        if other_run.manifest.samples_sha256 != run.manifest.samples_sha256:
+            raise ValueError(
+                f"arm {name} answered different samples of {run.manifest.task} in {other_run.folder} and "
+                f"{run.folder}: these cannot be compared; evaluate both with the same files and options"
+            )
+    runs[facts.seed] = run
+
+
+def _read_run(folder: Path) -> Run:
+    """Read a folder and score its records."""
+    manifest = Manifest.read(folder)
+    if manifest.task not in TASKS:
+        raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('task', manifest.task, TASKS)}")
+    records = list(read_samples(folder).values())
+    if len(records) > manifest.rows:
+        raise ValueError(
+            f"{folder} holds {len(records)} samples, but its manifest says {manifest.rows}; remove the folder"
+        )
+    try:
+        task = build_task(manifest.task, manifest.source, **manifest.options)
+    except (TypeError, ValueError) as error:  # two options of one name, or a value that the task refuses
+        raise ValueError(f"{folder / MANIFEST_FILE}: {error}") from None
+    metric = task.metric()
+    scores: dict[str, float] = {}
+    if records:
+        try:
+            metric.update([record.prediction for record in records], [record.reference for record in records])
+            scores = {name: float(value) for name, value in metric.compute().items()}
+            scores_n = np.array([metric.score(record.prediction, record.reference) for record in records])
+        except Exception as error:  # references are whatever the files hold, and metrics take theirs apart
+            words = str(error)[:200] if type(error) is ValueError else "not of the form that the task gives them"
+            raise ValueError(f"{folder}: its references and predictions cannot be scored ({words})") from error
+        if manifest.primary not in scores:
+            raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('score', manifest.primary, scores)}")
+    else:
+        scores_n = np.empty(0)
+    lengths = {4 * len(record.kept_visual or "") for record in records}
+    return Run(
+        folder,
+        manifest,
+        [record.id for record in records],
+        [record.kind for record in records],
+        scores_n,
+        scores,
+        Cost.of(records),
+        bool(metric.higher_is_better),
+        one_token=all(isinstance(record.prediction, list) or record.new_tokens <= 2 for record in records),
+        grid_bits=lengths.pop() if len(lengths) == 1 and lengths != {0} else None,
+    )

@@ -1,0 +1,236 @@
+"""The paper's layout: arms in rows, tasks in columns, means over them, each arm below its matched anchor.
+
+Scores per question kind are made here, too, from the samples' own scores.
+Tasks outside the paper's seven make tables of their own, images apart from text, without means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from subtoken_train.evaluation.reporting.estimates import (
+    Estimate,
+    Part,
+    difference_estimate,
+    estimate_of,
+    marks,
+    mean_difference,
+    mean_estimate,
+    sample_table,
+    score_estimate,
+    shared_ids,
+)
+from subtoken_train.evaluation.reporting.runs import ArmResults, Cost, Run
+from subtoken_train.evaluation.tasks import TASKS
+from subtoken_train.evaluation.tasks.task import Modality
+
+PAPER_TASKS = {
+    "mmbench": "MMBench",
+    "textvqa": "TextVQA",
+    "gqa": "GQA",
+    "pope": "POPE",
+    "mme": "MME",
+    "scienceqa": "SciQA",
+    "vqav2": "VQAv2",
+}
+"""Task -> the paper's name of the column."""
+
+MEANS = {"3-mean": ("mmbench", "textvqa", "gqa"), "7-mean": tuple(PAPER_TASKS)}
+"""Declared in the paper's section 4.1; computed here, and only where all of the tasks are there."""
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    """An arm in a table.
+
+    Attributes:
+        arm: with all seeds.
+        anchor: what it is compared with; None where it names none or that one is not among the results.
+        scores: column -> score.
+        differences: column -> arm minus anchor; words where the two cannot be paired; empty without an anchor.
+        cost: of the table's tasks, all seeds together.
+        anchor_ratio: measured share of KV that the anchor keeps over ours, without the index of value groups, on the
+            tasks of both; None without an anchor.
+        flags: what a reader must know, in words.
+    """
+
+    arm: ArmResults
+    anchor: ArmResults | None
+    scores: dict[str, Estimate | None]
+    differences: dict[str, Estimate | str | None]
+    cost: Cost
+    anchor_ratio: float | None
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Arms and columns.
+
+    Attributes:
+        title: in words.
+        columns: key (task or mean) -> heading.
+        samples: column -> samples that its largest cell rests on.
+        rows: in the paper's order.
+    """
+
+    title: str
+    columns: dict[str, str]
+    samples: dict[str, int]
+    rows: tuple[ArmRow, ...]
+
+
+def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
+    """The table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
+    present = sorted({task for arm in arms for task in arm.runs})
+    tables = []
+    if any(task in PAPER_TASKS for task in present):
+        columns = {**PAPER_TASKS, **{mean: mean for mean in MEANS}}
+        tables.append(_table("Scores, the paper's layout", columns, arms))
+    for modality in get_args(Modality):
+        others = [task for task in present if task not in PAPER_TASKS and TASKS[task].modality == modality]
+        if others:
+            tables.append(_table(f"Scores, {modality} tasks", {task: task for task in others}, arms))
+    return tuple(tables)
+
+
+def anchor_of(arm: ArmResults, arms: Sequence[ArmResults]) -> ArmResults | None:
+    """The arm that ``arm`` names as its anchor."""
+    return next((other for other in arms if other.name == arm.facts.anchor), None)
+
+
+def ordered(arms: Sequence[ArmResults]) -> list[ArmResults]:
+    """By backbone, then uncompressed arms, then reducers with their largest budget first; an anchor above its arms."""
+
+    def place(arm: ArmResults) -> tuple[str, bool, str, float, str, bool, str]:
+        facts = (anchor_of(arm, arms) or arm).facts
+        compressed = facts.acts != "-"
+        block = arm.facts.anchor or arm.name
+        return (
+            facts.backbone,
+            compressed,
+            facts.reducer.split()[0],
+            -facts.nominal_kv,
+            block,
+            arm.facts.anchor is not None,
+            arm.name,
+        )
+
+    return sorted(arms, key=place)
+
+
+def _table(title: str, columns: dict[str, str], arms: Sequence[ArmResults]) -> ScoreTable:
+    tasks = [column for column in columns if column not in MEANS]
+    shown = [arm for arm in ordered(arms) if any(task in arm.runs for task in tasks)]
+    rows = tuple(_row(arm, anchor_of(arm, arms), columns, tasks) for arm in shown)
+    figures = {column: [row.scores[column] for row in rows] for column in columns}
+    samples = {column: max((part.n for part in parts if part), default=0) for column, parts in figures.items()}
+    return ScoreTable(title, columns, samples, rows)
+
+
+def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], tasks: list[str]) -> ArmRow:
+    scores: dict[str, Estimate | None] = {}
+    differences: dict[str, Estimate | str | None] = {}
+    for column in columns:
+        mean = MEANS.get(column)
+        scores[column] = score_estimate(arm, column) if mean is None else mean_estimate(arm, mean)
+        if anchor is not None:
+            differences[column] = (
+                difference_estimate(arm, anchor, column) if mean is None else mean_difference(arm, anchor, mean)
+            )
+    ratio = None if anchor is None else _anchor_ratio(arm, anchor, tasks)
+    cost = cost_of(arm, tasks)
+    return ArmRow(arm, anchor, scores, differences, cost, ratio, tuple(_flags(arm, anchor, cost, ratio, tasks)))
+
+
+def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
+    """What the arm's caches cost on these tasks, all seeds together."""
+    return sum((run.cost for task in tasks for run in arm.runs.get(task, {}).values()), Cost())
+
+
+def _anchor_ratio(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> float | None:
+    shared = [task for task in tasks if task in arm.runs and task in anchor.runs]
+    ours, its = cost_of(arm, shared).shares["measured"], cost_of(anchor, shared).shares["measured"]
+    return its / ours if ours and its else None
+
+
+def _flags(
+    arm: ArmResults, anchor: ArmResults | None, cost: Cost, ratio: float | None, tasks: Sequence[str]
+) -> list[str]:
+    facts, flags = arm.facts, []
+    if facts.anchor is not None and anchor is None:
+        flags.append(f"its anchor {facts.anchor} has no results here")
+    if anchor is not None and anchor.facts.nominal_kv < facts.nominal_kv:
+        flags.append(f"the anchor keeps less: {anchor.facts.nominal_kv:.3%} of the KV against {facts.nominal_kv:.3%}")
+    if ratio is not None and ratio < 1:
+        flags.append(f"measured, the anchor takes {1 - ratio:.2%} fewer bytes")
+    if facts.acts != "-" and cost.dense_kv_bytes and not cost.acted:
+        flags.append("compression did not act: nothing left the cache")
+    runs = [run for task in tasks for run in arm.runs.get(task, {}).values() if run.ids]
+    if cost.emptied:
+        of = sum(len(run.ids) for run in runs)
+        flags.append(f"nothing is left of a whole region in some layer of {cost.emptied:,} of {of:,} prompts")
+    if facts.acts == "after prefill" and facts.protocol == "query_aware" and any(run.one_token for run in runs):
+        names = ", ".join(dict.fromkeys(run.manifest.task for run in runs if run.one_token))
+        flags.append(f"compression after prefill cannot change a first token or a log-likelihood ({names})")
+    return flags
+
+
+MAX_ARMS = 8
+
+"""Arms in one chart; the CSV file has all."""
+
+
+@dataclass(frozen=True)
+class KindScores:
+    """One task's kinds.
+
+    Attributes:
+        task: its name.
+        kinds: in order of their first samples.
+        arms: arm's name -> kind -> mean of the samples' scores; a kind without samples is left out.
+        drawn: the arms that a chart shows: of more than ``MAX_ARMS`` those with an anchor and the anchors first.
+    """
+
+    task: str
+    kinds: tuple[str, ...]
+    arms: dict[str, dict[str, Estimate]]
+    drawn: tuple[str, ...]
+
+
+def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
+    """All tasks with more kinds than one whose samples have scores in 0..1."""
+    tasks = {task: None for arm in arms for task in arm.runs}
+    found = [_of_task(task, arms) for task in tasks]
+    return [kinds for kinds in found if len(kinds.kinds) > 1]
+
+
+def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
+    estimates: dict[str, dict[str, Estimate]] = {}
+    order: dict[str, None] = {}
+    for arm in arms:
+        runs = [run for run in arm.runs.get(task, {}).values() if run.ids]
+        if runs and all(((run.scores_n >= 0) & (run.scores_n <= 1)).all() for run in runs):
+            order |= {kind: None for run in runs for kind in run.kinds}
+            estimates[arm.name] = _of_arm(runs, arm.is_moot(task))
+    anchors = {arm.facts.anchor for arm in arms}
+    compared = {arm.name for arm in arms if arm.facts.anchor is not None or arm.name in anchors}
+    first = sorted(estimates, key=lambda name: name not in compared)[:MAX_ARMS]
+    return KindScores(task, tuple(order), estimates, tuple(name for name in estimates if name in first))
+
+
+def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
+    """The kinds' means over samples and seeds; a sample counts where every seed answered it."""
+    kind_of = dict(zip(runs[0].ids, runs[0].kinds, strict=True))
+    kinds = np.array([kind_of[name] for name in shared_ids(runs)])
+    table_sn = sample_table(runs)
+    estimates = {}
+    for kind in dict.fromkeys(kinds.tolist()):
+        part_sn = table_sn[:, kinds == kind]
+        plain = Estimate(float(part_sn.mean()), None, None, None, part_sn.shape[1], marks=marks(runs), moot=moot)
+        estimates[kind] = estimate_of([Part(plain, part_sn)])
+    return estimates

@@ -1,0 +1,232 @@
+"""What a report says, in order: headings, notes and one frame of cells per table. Every format writes these.
+
+A cell is text, an ``Estimate`` or None; ``cell_text`` makes it plain text, which each format escapes in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import pandas as pd
+
+from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve
+from subtoken_train.evaluation.reporting.estimates import MOOT, Estimate
+from subtoken_train.evaluation.reporting.paper import PaperComparison
+from subtoken_train.evaluation.reporting.report import Report, spoken
+from subtoken_train.evaluation.reporting.runs import ArmResults
+from subtoken_train.evaluation.reporting.score_tables import ArmRow, KindScores, ScoreTable
+from subtoken_train.ledger.ledger import share_words
+
+Cell = Estimate | str | None
+NOTHING = "-"
+NOTES = (
+    "Scores are computed from the stored answers; fractions are shown in %. Means are computed, and only where all of "
+    "their tasks are there: 3-mean = MMBench, TextVQA, GQA; 7-mean = all seven.",
+    "In brackets: bootstrap 95 % interval over samples, of several seeds over seeds and samples; for means samples are "
+    "resampled within each task. Differences (Δ) to the anchor are paired by sample and seed. A score without brackets "
+    "is no mean over samples.",
+    "Better and worse: the whole interval of the paired difference lies on one side of zero; level: it holds zero, so "
+    "these samples do not tell the two apart. Each interval is a 95 % one by itself.",
+    f"{MOOT} and grey: the cache was compressed after the prompt, whose pass gives the first token and the "
+    "log-likelihoods. One-word answers come from there: such a score says nothing of the compression.",
+    "KV nominal: what the ledger promises of the compressed region's bytes. KV measured: the same from the packed "
+    "tensors; with index: and what finds the stored value groups; KV prompt: everything, the text included. Anchor KV "
+    "over ours is of KV measured, and must not be below 1.",
+)
+CURVE_NOTE = (
+    "r: share of the compressed region's KV that is gone, measured. AUC: mean score over the range of r; compare it "
+    "over one range only. r within 10% (20%): the largest r whose relative loss, a mean over tasks, is not above that."
+)
+MATCHED = 0.01
+"""Budgets differ where nominal or measured bytes are further apart than this share; then no verdict is given."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table under its heading.
+
+    Attributes:
+        title: of the heading.
+        frame: a column of names first; cells as this module says.
+        samples: column -> samples that its largest cell rests on; of columns of estimates only.
+        notes: what a reader must know, below the table.
+        level: of the heading.
+        about: what a chart of the same numbers is drawn from.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    samples: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    level: int = 2
+    about: ScoreTable | KindScores | PaperComparison | tuple[Curve, ...] | None = None
+
+    def written(self, write: Callable[[Cell, int], str]) -> pd.DataFrame:
+        """The frame as text: ``write`` gets a cell and its column's samples, which stand in the column's heading."""
+        columns = {}
+        for name, cells in self.frame.items():
+            counted = f" (n = {self.samples[name]:,})" if name in self.samples else ""
+            columns[f"{name}{counted}"] = [write(cell, self.samples.get(name, 0)) for cell in cells]
+        return pd.DataFrame(columns)
+
+
+def sections(report: Report) -> list[Section]:
+    """All tables of the report; charts and pictures are in the HTML page."""
+    found = [part for table in report.tables for part in (_scores(table, report), _budgets(table, report))]
+    if report.curves:
+        methods = pd.DataFrame([_curve_row(curve) for curve in report.curves])
+        found.append(Section("Accuracy against KV", methods, notes=(CURVE_NOTE,), about=report.curves))
+        points = pd.DataFrame([row for curve in report.curves for row in _point_rows(curve, report)])
+        found.append(Section("Points", points, level=3))
+    found += [_kinds(kinds, report) for kinds in report.kinds]
+    found += [_comparison(comparison) for comparison in report.comparisons]
+    tasks = pd.DataFrame([{**asdict(facts), "arms": ", ".join(facts.arms)} for facts in report.tasks])
+    return [*found, Section("How the tasks were asked", tasks.rename(columns={"source": "read from"}))]
+
+
+def verdicts(report: Report) -> list[str]:
+    """A sentence for every arm with an anchor: where its paired differences say better or worse, and where neither."""
+    lines = [_verdict(row, table, report) for table in report.tables for row in table.rows if row.anchor is not None]
+    return lines or ["No arm was compared: none names an anchor that has results here."]
+
+
+def _verdict(row: ArmRow, table: ScoreTable, report: Report) -> str:
+    assert row.anchor is not None
+    facts, its = row.arm.facts, row.anchor.facts
+    who = f"{report.titles[row.arm.name]} against {report.titles[row.anchor.name]}"
+    apart = abs(its.nominal_kv / facts.nominal_kv - 1) if facts.nominal_kv else 1.0
+    if row.anchor_ratio is None or max(apart, abs(row.anchor_ratio - 1)) > MATCHED:
+        measured = "not measured" if row.anchor_ratio is None else f"measured, its over ours {row.anchor_ratio:.4f}"
+        shares = f"{share_words(facts.nominal_kv)} against {share_words(its.nominal_kv)}; {measured}"
+        return f"{who}: no verdict, the budgets differ (nominal {shares})."
+    found: dict[str, list[str]] = {}
+    for column, heading in table.columns.items():
+        cell = row.differences.get(column)
+        if isinstance(cell, Estimate):
+            kind = "nothing to say" if cell.moot else cell.verdict or "without an interval"
+            numbers = f" ({cell_text(cell, cell.n)})" if kind in {"better", "worse"} else ""
+            found.setdefault(kind, []).append(heading + numbers)
+        elif cell is not None:
+            found.setdefault("not paired", []).append(f"{heading} ({cell})")
+    parts = [f"{kind} on {', '.join(found[kind])}" for kind in _VERDICTS if kind in found]
+    return f"{who}, both at {share_words(facts.nominal_kv)} of the KV: {'; '.join(parts) or 'no task of both'}."
+
+
+_VERDICTS = ("better", "worse", "level", "without an interval", "nothing to say", "not paired")
+
+
+def cell_text(cell: Cell, samples: int = 0) -> str:
+    """A whole cell as plain text: value, interval, and its own n where it is not the column's."""
+    if cell is None or isinstance(cell, str):
+        return cell or NOTHING
+    remark = cell.remark(samples)
+    return " ".join(filter(None, [cell.value_text, cell.interval_text, f"({remark})" if remark else ""]))
+
+
+def share_text(share: float | None) -> str:
+    """``15.625%``, see ``share_words``."""
+    return NOTHING if share is None else share_words(share)
+
+
+def query_aware_text(arm: ArmResults) -> str:
+    """Whether the question was there when the cache was compressed."""
+    return "yes" if arm.facts.protocol == "query_aware" else "no"
+
+
+def _scores(table: ScoreTable, report: Report) -> Section:
+    """Every arm's scores, and below them its differences to the anchor."""
+    rows = []
+    for row in table.rows:
+        budget = {
+            "KV nominal": share_text(row.arm.facts.nominal_kv),
+            "KV measured": share_text(row.cost.shares["measured"]),
+            "query-aware": query_aware_text(row.arm),
+        }
+        scores = {heading: row.scores[key] for key, heading in table.columns.items()}
+        rows.append({"arm": report.titles[row.arm.name], "id": row.arm.name, **budget, **scores})
+        if row.anchor is not None:
+            apart = {heading: row.differences[key] for key, heading in table.columns.items()}
+            name = f"Δ to {report.titles[row.anchor.name]}"
+            rows.append({"arm": name, "id": "", **dict.fromkeys(budget, ""), **apart})
+    samples = {heading: table.samples[key] for key, heading in table.columns.items()}
+    flags = tuple(f"{report.titles[row.arm.name]}: {flag}" for row in table.rows for flag in row.flags)
+    return Section(table.title, pd.DataFrame(rows, dtype=object), samples, flags, about=table)
+
+
+def _budgets(table: ScoreTable, report: Report) -> Section:
+    rows = []
+    for row in table.rows:
+        facts, cost = row.arm.facts, row.cost
+        rows.append(
+            {
+                "arm": report.titles[row.arm.name],
+                "backbone": facts.backbone,
+                "adapter": facts.adapter or NOTHING,
+                "reducer": facts.reducer,
+                "groups": facts.groups,
+                "cache": facts.eviction,
+                "trained": "yes" if facts.trained else "no",
+                "seeds": ", ".join(map(str, row.arm.seeds)) or NOTHING,
+                "acts": facts.acts,
+                "with index": share_text(cost.shares["with_index"]),
+                "KV prompt": share_text(cost.shares["prompt"]),
+                "entries kept": share_text(cost.shares["entries"]),
+                "anchor": facts.anchor or NOTHING,
+                "anchor KV / ours": NOTHING if row.anchor_ratio is None else f"{row.anchor_ratio:.4f}",
+            }
+        )
+    return Section("Budgets", pd.DataFrame(rows, dtype=object), level=3)
+
+
+def _kinds(kinds: KindScores, report: Report) -> Section:
+    columns = {report.titles[arm]: scores for arm, scores in kinds.arms.items()}
+    rows = []
+    for kind in kinds.kinds:
+        largest = max(scores[kind].n for scores in columns.values() if kind in scores)
+        cells = {title: cell_text(scores.get(kind), largest) for title, scores in columns.items()}
+        rows.append({"kind": f"{kind} (n = {largest:,})", **cells})
+    return Section(f"{kinds.task} by question kind", pd.DataFrame(rows), about=kinds)
+
+
+def _curve_row(curve: Curve) -> dict[str, str]:
+    low, high = curve.span
+    return {
+        "method": spoken(curve.name),
+        "tasks": ", ".join(curve.tasks),
+        "points": str(len(curve.points)),
+        "r": f"{low:.4f} to {high:.4f}",
+        "AUC": NOTHING if curve.area is None else f"{100 * curve.area:.2f}",
+        **{f"r within {tolerance:.0%}": curve.reached_text(tolerance) or NOTHING for tolerance in TOLERANCES},
+    }
+
+
+def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:
+    return [
+        {
+            "method": spoken(curve.name),
+            "arm": report.titles[point.arm.name],
+            "KV with index": share_text(point.kv),
+            "score": point.estimate.value_text,
+            "standard error": NOTHING if point.estimate.error is None else f"{100 * point.estimate.error:.2f}",
+            "n": f"{point.estimate.n:,}",
+        }
+        for point in curve.points
+    ]
+
+
+def _comparison(comparison: PaperComparison) -> Section:
+    """A printed row, its means computed anew, and ours."""
+
+    def texts(values: dict[str, float]) -> dict[str, str]:
+        return {name: f"{value:{'+' if name.startswith('Δ') else ''}.2f}" for name, value in values.items()}
+
+    rows = {
+        "printed": texts(comparison.printed),
+        "recomputed": texts(comparison.recomputed),
+        "ours": {column: cell_text(cell, cell.n) for column, cell in comparison.ours.items()},
+        "n": {column: f"{cell.n:,}" for column, cell in comparison.ours.items()},
+    }
+    cells = [{"": name, **dict.fromkeys(comparison.columns, NOTHING), **row} for name, row in rows.items()]
+    frame = pd.DataFrame(cells, columns=["", *comparison.columns])
+    return Section(f"{comparison.arm}: {comparison.words}", frame, about=comparison)

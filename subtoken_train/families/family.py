@@ -1,0 +1,250 @@
+"""What every backbone family provides; one file per family implements it.
+
+Legend: B batch, N positions, D model width, V vocabulary, H query heads, d head width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
+from transformers.masking_utils import create_causal_mask
+
+from subtoken_train.families.backbone_files import check_full_attention
+from subtoken_train.functional.gather import count_positions
+from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.reducers.base import PositionPolicy
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.types import Batch, Region, VisualStates
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange: what the user says (``<image>`` marks each image) and the answer (None: to be generated)."""
+
+    prompt: str
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A conversation as the model's text.
+
+    Attributes:
+        text: the whole prompt; ``image_marker`` stands once per image.
+        answer_spans: (start, end) character spans of the answers, end-of-turn token included.
+        image_marker: the text of one image placeholder.
+    """
+
+    text: str
+    answer_spans: list[tuple[int, int]]
+    image_marker: str
+
+
+class Family(ABC):
+    """A loaded Hugging Face model behind the interface that reducers, routers and training use.
+
+    Subclasses say where its parts are. The loop over decoder layers lives here: one code for training and inference.
+    """
+
+    name: str
+    published: ClassVar[dict[str, Callable[[], Any]]] = {}
+    """Hub ids whose configuration is known here, for checks without network; each is made when it is called."""
+    lora_pattern: str
+    """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
+    sees_images: ClassVar[bool] = True
+    """False for a language model."""
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
+    """Modules that quantisation leaves alone: all outside the decoder."""
+    auto_model: Any = AutoModelForImageTextToText
+    auto_processor: Any = AutoProcessor
+    tower_positions: PositionPolicy = "renumber"
+    """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
+    nominal_image: tuple[int, int] | None = None
+    """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
+    paper_text: ClassVar[dict[str, int]]
+    """Text tokens beside the image in the paper's prompt (Table 8), by region."""
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        check_full_attention(model.config)
+        self.model = model
+        self.processor = processor
+
+    @property
+    def output_pattern(self) -> str:
+        """Modules of the LoRA on the output projection: ``lora_pattern`` with ``o_proj`` in the place of q and v."""
+        pattern = self.lora_pattern.replace("(q_proj|v_proj)", "o_proj")
+        assert pattern != self.lora_pattern
+        return pattern
+
+    @property
+    @abstractmethod
+    def decoder(self) -> Any:
+        """The language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
+
+    @property
+    @abstractmethod
+    def image_token_id(self) -> int | None:
+        """Id of the placeholder that stands once per visual token; None for a text-only family."""
+
+    @abstractmethod
+    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
+        """Write a conversation in the model's chat format, with the spans of its answers."""
+
+    @abstractmethod
+    def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
+        """Visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
+
+        A fixed-resolution family ignores the size.
+        """
+
+    @abstractmethod
+    def process_images(self, images: list[Any]) -> tuple[Tensor, Tensor | None]:
+        """PIL images to (pixel values, grid of patches per image or None), sized as the tower wants them."""
+
+    @abstractmethod
+    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
+        """The tower's output for every image, without gradient; None for a batch without images.
+
+        ``statistics``: also what VisionZip reads, the attention received and the keys.
+        """
+
+    @abstractmethod
+    def project(self, states_TC: Tensor) -> Tensor:
+        """The tower's output as the language model reads it, [T, D]."""
+
+    @abstractmethod
+    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Apply the family's rotary embedding to [B, H, N, d] queries and keys."""
+
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Cap the pixels of an image.
+
+        Raises:
+            ValueError: the family has one image size, or the cap is too small.
+        """
+        raise ValueError(f"max_pixels={max_pixels}: {self.name} scales every image to one size; remove max_pixels")
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's tokenizer (the processor itself for text-only families)."""
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def shape(self) -> KVShape:
+        """Cache geometry in the model's dtype."""
+        config = self.decoder.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        element = torch.empty((), dtype=self.model.dtype).element_size()
+        return KVShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, element)
+
+    @property
+    def hidden_size(self) -> int:
+        """D, the width that routers read."""
+        return int(self.decoder.config.hidden_size)
+
+    def positions(self, batch: Batch) -> Tensor:
+        """Position ids of the unreduced batch: [B, N], counting real tokens only; [3, B, N] for an mRoPE family."""
+        return count_positions(batch.regions_BN != Region.PADDING)
+
+    @torch.no_grad()
+    def embed(self, batch: Batch) -> Tensor:
+        """Input embeddings [B, N, D] with the visual features in place."""
+        states = self.visual_states(batch)
+        return self.place(batch, None if states is None else self.project(torch.cat(states.tokens)))
+
+    @torch.no_grad()
+    def place(self, batch: Batch, features_TD: Tensor | None, keep_BN: Tensor | None = None) -> Tensor:
+        """Input embeddings [B, N, D] whose image tokens (of ``keep_BN``, if given) hold ``features``, in order.
+
+        Raises:
+            ValueError: the tower made more or fewer features than there are image tokens.
+        """
+        embeds_BND: Tensor = self.model.get_input_embeddings()(batch.input_ids_BN)
+        if features_TD is None:
+            return embeds_BND
+        assert self.image_token_id is not None
+        is_image = batch.input_ids_BN.eq(self.image_token_id)
+        if keep_BN is not None:
+            is_image = is_image & keep_BN
+        batch.check_features(int(is_image.sum()), len(features_TD))
+        return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND.dtype))
+
+    def run_layers(
+        self,
+        hidden_BND: Tensor,
+        attention_mask_BN: Tensor,
+        position_ids: Tensor,
+        cache: Cache | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
+
+        The padding mask is always passed: without one, transformers takes jumps in the position ids (of shortened
+        inputs) for packed sequences and silently cuts the attention between the pieces.
+        ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
+        """
+        decoder = self.decoder
+        position_embeddings = decoder.rotary_emb(hidden_BND, position_ids)
+        text_positions = position_ids if position_ids.dim() == 2 else None
+        mask = create_causal_mask(
+            config=decoder.config,
+            inputs_embeds=hidden_BND,
+            attention_mask=attention_mask_BN,
+            past_key_values=cache,
+            position_ids=text_positions,
+            layer_idx=start,
+        )
+        for layer in decoder.layers[start:stop]:
+            hidden_BND = layer(
+                hidden_BND,
+                attention_mask=mask,
+                position_ids=text_positions,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                position_embeddings=position_embeddings,
+                **options,
+            )
+        return hidden_BND
+
+    def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
+        """All decoder layers on new tokens after a packed prompt, without the final norm.
+
+        No mask is made: packed storage holds no padding, and new tokens see each other causally. ``position_ids`` are
+        [B, q], or [3, B, q] under mRoPE.
+        """
+        decoder = self.decoder
+        position_embeddings = decoder.rotary_emb(hidden_BqD, position_ids)
+        for layer in decoder.layers:
+            hidden_BqD = layer(
+                hidden_BqD,
+                attention_mask=None,
+                position_ids=position_ids if position_ids.dim() == 2 else None,
+                past_key_values=cache,
+                use_cache=True,
+                position_embeddings=position_embeddings,
+            )
+        return hidden_BqD
+
+    def enable_checkpointing(self, bank: RouterBank | None) -> None:
+        """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with.
+
+        transformers only checkpoints layers in training mode, and the frozen backbone is not: the layers' own flags are
+        set here (not those of what is in them), which nothing else reads.
+        """
+        options = {"use_reentrant": False, **({} if bank is None else {"context_fn": bank.checkpoint_contexts})}
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        for layer in self.decoder.layers:
+            layer.training = True
+
+    def logits(self, hidden_BND: Tensor) -> Tensor:
+        """Final norm and language-model head, [B, N, V]."""
+        logits: Tensor = self.model.get_output_embeddings()(self.decoder.norm(hidden_BND))
+        return logits

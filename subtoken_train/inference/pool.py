@@ -1,0 +1,180 @@
+"""From names to models in evaluation mode: an adapter with the backbone that it names, or a backbone alone.
+
+``ModelPool`` hands out several, one after another, on one loaded backbone; ``load_backbone`` is for one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from subtoken_train.artifact.config import AdapterConfig, read_config
+from subtoken_train.artifact.folder import put_adapter
+from subtoken_train.artifact.source import find_adapter
+from subtoken_train.artifact.whole_folder import CONFIG_FILE
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import unknown_name
+from subtoken_train.families.family import Family
+from subtoken_train.families.load import BackboneConfig, load_family, resolve
+from subtoken_train.families.lora import remove_lora
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import Reducer
+
+
+def device_of(name: str) -> torch.device:
+    """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    known = ["auto", "cpu", *[f"cuda:{i}" for i in range(torch.cuda.device_count())]]
+    if name not in (*known, "cuda") or (name == "cuda" and "cuda:0" not in known):
+        raise unknown_name("device of this machine", name, known)
+    return torch.device(name)
+
+
+FreeSelector = Literal["none", "value_norm", "output_norm", "random", "static"]
+
+
+class ModelPool:
+    """Hands out backbones with an adapter's LoRA, reducer and routers, and reads weights as seldom as it can.
+
+    Arms that name the same backbone (path, revision, dtype, ...) take turns on one loaded family: the LoRA and the
+    routers of the arm before are taken out first, so only the arm that was handed out last runs. One family is held at
+    a time; arms should come backbone by backbone.
+
+    Args:
+        device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded.
+
+    Attributes:
+        loads: how many times weights of a backbone were read.
+    """
+
+    def __init__(self, device_map: str | None = None) -> None:
+        self.loads = 0
+        self._device = None if device_map is None else device_of(device_map)
+        self._source: BackboneConfig | None = None
+        self._family: Family | None = None
+        self._current: CompressedBackbone | None = None
+
+    def get(
+        self,
+        path: str | Path,
+        *,
+        revision: str | None = None,
+        backbone: BackboneConfig | str | None = None,
+        reducer: Reducer | None = None,
+        selector: str | None = None,
+        seed: int | None = None,
+    ) -> CompressedBackbone:
+        """An arm in evaluation mode, until the next call.
+
+        Args:
+            path: an adapter (folder, merged folder or Hub id), or a backbone alone.
+            revision: branch, tag or commit of a Hub id.
+            backbone: for an adapter: where its backbone is, or how to load it; for a backbone alone: how to load it.
+            reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
+            selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
+                at the same S and K. None: the adapter's own.
+            seed: of that selector where it draws; None: the adapter's.
+
+        Raises:
+            ValueError: no such name, or settings that do not fit the adapter or its backbone.
+        """
+        if selector is not None and selector not in get_args(FreeSelector):
+            raise unknown_name("selector in the place of an adapter's routers", selector, get_args(FreeSelector))
+        folder = find_adapter(path, revision)
+        if folder is None:
+            return self._plain(str(path), revision, backbone, reducer, selector)
+        config = read_config(folder)
+        if config.merged and isinstance(backbone, str):
+            raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
+        source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
+        source = config.backbone if source is None else source
+        if config.merged:
+            source = replace(source, path=str(folder), revision=None)
+        changed = _with(config, reducer, selector, seed, str(path))
+        family = self._cleared(source)
+        self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
+        return self._placed(self._current)
+
+    def _plain(
+        self,
+        path: str,
+        revision: str | None,
+        backbone: BackboneConfig | str | None,
+        reducer: Reducer | None,
+        selector: str | None,
+    ) -> CompressedBackbone:
+        """A backbone without an adapter."""
+        if isinstance(backbone, str):
+            raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
+        if selector not in (None, "none"):
+            raise ValueError(
+                f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
+            )
+        source = backbone or BackboneConfig()
+        family = self._cleared(replace(source, path=path, revision=revision or source.revision))
+        self._current = CompressedBackbone(family, reducer or build_reducer("none"))
+        return self._placed(self._current)
+
+    def _cleared(self, source: BackboneConfig) -> Family:
+        """The family that ``source`` names, as it was loaded."""
+        if self._current is not None:
+            self._current.detach()
+            self._current = None
+        wanted = replace(source, path=_place(source.path))
+        if self._family is not None and wanted == self._source:
+            remove_lora(self._family)
+            return self._family
+        self._source = self._family = None  # its memory is free before the next one is read
+        self._family, self._source = load_family(source), wanted
+        self.loads += 1
+        return self._family
+
+    def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
+        if self._device is not None:
+            backbone.to(self._device)
+        return backbone.eval()
+
+
+def load_backbone(
+    path: str | Path,
+    revision: str | None = None,
+    backbone: BackboneConfig | str | None = None,
+    reducer: Reducer | None = None,
+) -> CompressedBackbone:
+    """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
+
+    Raises:
+        ValueError: no such name or revision, or arguments of the other kind.
+    """
+    if reducer is not None and find_adapter(path, revision) is not None:
+        raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
+    return ModelPool().get(path, revision=revision, backbone=backbone, reducer=reducer)
+
+
+def _with(
+    config: AdapterConfig, reducer: Reducer | None, selector: str | None, seed: int | None, name: str
+) -> AdapterConfig:
+    """The adapter's settings under another reducer or selector."""
+    changed = config if reducer is None else replace(config, reducer=reducer)
+    if selector is None or (selector == "none" and config.routing is None):
+        return changed
+    if selector == "none":
+        return replace(changed, routing=None)
+    if config.routing is None:
+        raise ValueError(f"selector={selector!r}: {name} routes nothing, so there is no S and K to take it at")
+    free = replace(config.routing, selector=selector, value_gate=False, score_prior="none", query_conditioned=False)
+    return replace(changed, routing=free if seed is None else replace(free, seed=seed))
+
+
+def _place(path: str) -> str:
+    """One name for a folder, however it was written."""
+    found = resolve(path)
+    return str(Path(found).resolve()) if Path(found).is_dir() else path

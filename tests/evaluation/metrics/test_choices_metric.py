@@ -1,0 +1,168 @@
+"""Which option an answer names, and MMBench's and ScienceQA's scores."""
+
+import pytest
+
+from subtoken_train.evaluation.metrics.choices import (
+    LETTERS,
+    MMBenchScores,
+    ScienceQAScores,
+    llava_choice,
+    llava_letter,
+    lmms_letter,
+    lmms_right,
+    lmms_static_letter,
+    plain_letter,
+    vlmevalkit_letter,
+)
+from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
+
+OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "lmms", "static", "vlmevalkit"),
+    [
+        ("B", "B", "B", "B", "B"),
+        ("(C).", "C", "C", "C", "C"),
+        ("B. red dog", "B", "B", "B", "B"),
+        ("a", None, None, None, None),
+        ("D", None, "D", "D", None),
+        ("A red dog", None, "A", "A", "A"),
+        ("A big red dog", None, "B", "B", "A"),
+        ("a red dog", None, "B", "B", "B"),
+        ("The answer is A", None, None, "A", "A"),
+        ("I can see the answer: B, and the reasons are many", None, "B", "B", None),
+        ("**C**", None, None, "C", "C"),
+        ("A cat or B", None, "A", "A", "A"),
+        ("Z", None, None, None, "Z"),
+        ("Cannot determine the answer", None, None, "C", "Z"),  # the static task's last resort: a C in any word
+        ("", None, None, None, None),
+    ],
+)
+def test_known_answers(text, plain, lmms, static, vlmevalkit):
+    found = plain_letter(text, OPTIONS), lmms_letter(text, OPTIONS), lmms_static_letter(text, OPTIONS)
+    assert (*found, vlmevalkit_letter(text, OPTIONS)) == (plain, lmms, static, vlmevalkit)
+
+
+def test_reference_answers(shared):
+    cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "match"]
+    assert len(cases) >= 300
+    for case in cases:
+        assert (lmms_letter(case["pred"], case["choices"]) or False) == case["lmms_can_infer"]
+        assert (vlmevalkit_letter(case["pred"], case["choices"]) or False) == case["vlmevalkit_can_infer"]
+
+
+def scores_of(rows):
+    metric = MMBenchScores()
+    metric.update([prediction for prediction, _ in rows], [reference for _, reference in rows])
+    return {name: value.item() for name, value in metric.compute().items()}
+
+
+def reference(index, answer, options):
+    return {"index": index, "answer": answer, "options": options}
+
+
+def test_all_rotations_must_be_right():
+    options = {"A": "cat", "B": "dog"}
+    rows = [
+        ("A", reference(7, "A", options)),
+        ("B.", reference(1_000_007, "B", options)),
+        ("A", reference(8, "A", options)),
+        ("A", reference(1_000_008, "B", options)),
+    ]
+    scores = scores_of(rows)
+    assert (scores["accuracy"], scores["unrotated_accuracy"], scores["circular"]) == (0.75, 1, 0.5)
+    assert "unrotated_accuracy" not in scores_of(rows[1::2])
+    assert MMBenchScores.score("B.", rows[1][1]) == 1
+    assert "circular" not in scores_of(rows[::2])
+
+
+def test_readings_are_not_mixed():
+    scores = scores_of([("the dog", reference(1, "B", {"A": "cat", "B": "dog"}))])
+    assert scores["accuracy"] == 0
+    assert scores["lmms_accuracy"] == scores["lmms_static_accuracy"] == scores["vlmevalkit_accuracy"] == 1
+
+
+def test_reference_rotations(shared):
+    cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "circular"]
+    for case in cases:
+        rows = [
+            (
+                row["prediction"],
+                reference(row["index"], row["answer"], {k: row[k] for k in "ABCD" if known(row.get(k))}),
+            )
+            for row in case["rows"]
+        ]
+        scores = scores_of(rows)
+        assert scores["lmms_static_circular"] == pytest.approx(case["lmms_static_circular_overall"], abs=1e-6)
+        vanilla = case["vanilla_accuracy_over_all_rows_lmms_can_infer"]
+        assert scores["lmms_accuracy"] == pytest.approx(vanilla, abs=1e-6)
+        unrotated = case["vanilla_accuracy_index_lt_1e6"]
+        assert scores["lmms_unrotated_accuracy"] == pytest.approx(unrotated, abs=1e-6)
+        for category, expected in case["per_category"].items():
+            own = [pair for pair, row in zip(rows, case["rows"], strict=True) if row["category"] == category]
+            assert scores_of(own)["lmms_static_circular"] == pytest.approx(expected, abs=1e-6)
+    assert cases
+
+
+def known(option):
+    return option not in (None, "nan")
+
+
+def test_real_answers_of_llava(shared):
+    lines = real_answers(shared, "mmbench_dev_llava15_13b")
+    expected = expected_scores(shared, "mmbench_dev_20230712_llava15_13b")
+    rows = [
+        (line["pred"], reference(line["index"], line["answer"], dict.fromkeys("ABCD"[: line["n_options"]], "?")))
+        for line in lines
+    ]
+    scores = scores_of(rows)
+    for reading in ("", "lmms_", "lmms_static_", "vlmevalkit_"):
+        assert scores[f"{reading}accuracy"] == pytest.approx(expected["vanilla_over_all_rows"], abs=1e-6)
+        assert scores[f"{reading}circular"] == pytest.approx(expected["circular"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "letter", "lmms"),
+    [
+        ("B", "B", True),
+        ("B. dogs", "B", True),
+        ("b", None, True),
+        ("B.", None, True),
+        ("The answer is B.", "B", False),
+        ("The answer is B", None, False),
+        ("The answer is B. The answer is C.", None, False),
+        ("", None, False),
+    ],
+)
+def test_what_an_answer_means(text, letter, lmms):
+    assert llava_letter(text) == letter
+    assert lmms_right(text, "B") is lmms
+
+
+def test_a_letter_beyond_the_choices_is_wrong():
+    assert llava_choice("C", 2) == -1
+    assert ScienceQAScores.score("C", {"answer": 1, "choices": 2, "image": True}) == 0
+
+
+def test_reference_items(shared):
+    cases = reference_cases(shared, "scienceqa")
+    items = [case for case in cases if case["kind"] == "item"]
+    aggregates = [case for case in cases if case["kind"] == "aggregate"]
+    assert len(items) >= 300
+    for item in items:
+        assert (llava_letter(item["pred"]) or "FAILED") == item["llava_parsed_ans"]
+        assert llava_choice(item["pred"], len(item["choices"])) == item["llava_pred_idx"]
+        assert lmms_right(item["pred"], LETTERS[item["answer"]]) == item["lmms_exact_match"]
+    metric = ScienceQAScores()
+    references = [{"answer": i["answer"], "choices": len(i["choices"]), "image": i["image"]} for i in items]
+    metric.update([item["pred"] for item in items], references)
+    scores = metric.compute()
+    # one question more was never answered, and their program counts it as wrong
+    assert scores["accuracy"].item() * len(items) == pytest.approx(
+        sum(case["correct"] for case in aggregates), abs=1e-6
+    )
+    if len(aggregates) == 1:
+        assert f"IMG-Accuracy: {100 * scores['llava_image_accuracy'].item():.2f}%" in aggregates[0]["stdout"]
+    lmms = sum(item["lmms_exact_match"] for item in items) / len(items)
+    assert scores["lmms_accuracy"].item() == pytest.approx(lmms, abs=1e-6)

@@ -1,0 +1,284 @@
+"""Panels alone: they read the device on logging steps only; dead tensors are named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy
+
+from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.families.load import BackboneConfig
+from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
+from subtoken_train.reducers import build_reducer
+from subtoken_train.routing.bank import RoutingState
+from subtoken_train.training.module import SubTokenModule
+from subtoken_train.training.panels.alive import FirstGradients, SilentTensors
+from subtoken_train.training.panels.per_layer import RoutingPanel, TrainedPanel
+from subtoken_train.training.panels.readings import by_kind_and_layer, kind_and_layer, logs_next, logs_now, stepped
+from subtoken_train.training.panels.throughput import Stopwatch, Throughput, flops_of, peak_flops, step_work
+from subtoken_train.training.step_record import StepRecord
+
+LAYER = "compressed.model.model.layers.{}.self_attn.{}.lora_{}.default.weight"
+ROUTER = "compressed.bank.selectors.{}.token.weight"
+
+
+class Notes:
+    """A logger that remembers the last call."""
+
+    def log_metrics(self, metrics, step):
+        self.found, self.step = metrics, step
+
+    def taken(self):
+        """What was logged since the last time, or nothing."""
+        found, self.found = vars(self).get("found", {}), {}
+        assert found.pop("epoch", 1) == 1
+        return found
+
+
+NOTES = Notes()
+
+
+def trainer(step=0, every=2, accumulate=1, last=False, strategy=None, scaler=None):
+    """What panels read of a trainer."""
+    return SimpleNamespace(
+        global_step=step,
+        log_every_n_steps=every,
+        accumulate_grad_batches=accumulate,
+        is_last_batch=last,
+        strategy=strategy,
+        precision_plugin=SimpleNamespace(scaler=scaler),
+        optimizers=[SimpleNamespace(param_groups=[{"name": "lora", "lr": 0.5}])],
+        loggers=[NOTES],
+        current_epoch=1,
+    )
+
+
+def module(**parameters):
+    """A module that trains ``parameters`` and notes what is logged."""
+    built = SubTokenModule(backbone=BackboneConfig(path="none"), reducer=build_reducer("none"))
+    built.trained = lambda: parameters
+    built.logged = {}
+    built.log = lambda name, value, **_: built.logged.update({name: value})
+    NOTES.taken()
+    return built
+
+
+def parameter(values, gradient=None):
+    tensor = torch.nn.Parameter(torch.tensor(values, dtype=torch.float32))
+    tensor.grad = None if gradient is None else torch.tensor(gradient, dtype=torch.float32)
+    return tensor
+
+
+def record(device="cpu", state=None, kept=None):
+    """Two samples, 5 and 3 tokens, of which 3 and 3 ran."""
+    codes = [[1, 2, 2, 2, 4], [1, 2, 4, 0, 0]]
+    regions = torch.tensor(codes, device=device)
+    rows_regions = torch.tensor([[1, 2, 4], [1, 2, 4]], device=device)
+    rows = Rows.whole(rows_regions, rows_regions)
+    return StepRecord(regions, rows, [(0, 2, rows)], state, kept or {})
+
+
+@pytest.mark.parametrize(
+    ("step", "batch_idx", "options", "ended", "logs"),
+    [
+        (2, 1, {}, True, True),
+        (3, 2, {}, True, False),
+        (2, 4, {"accumulate": 4}, False, False),  # a micro-batch of the step after a logging step
+        (2, 7, {"accumulate": 4}, True, True),
+        (2, 5, {"accumulate": 4, "last": True}, True, True),
+        (2, 1, {"every": 0}, True, False),
+    ],
+)
+def test_logging_steps(step, batch_idx, options, ended, logs):
+    found = trainer(step, **options)
+    assert stepped(found, batch_idx) is ended
+    assert logs_now(found, batch_idx) is logs
+    assert logs_next(trainer(step - 1, **options)) == (options.get("every", 2) > 0 and step % 2 == 0)
+
+
+def test_throughput_reads_the_device_on_logging_steps_only():
+    """Tensors on the meta device have no values: reading one is an error."""
+    panel, pl = Throughput(), module()
+    panel._flops, panel._peak = TrainingFlops(DecoderSize(8, 8, 2, 2, 4, 10), [1, 1]), 1.0
+    pl.last_step = record("meta")
+    panel.on_train_batch_end(trainer(1), pl, None, None, 0)
+    assert not pl.logged
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        panel.on_train_batch_end(trainer(2), pl, None, None, 1)
+
+
+def test_throughput_counts_every_micro_batch_since_the_last_reading():
+    panel, pl = Throughput(), module()
+    flops = panel._flops, panel._peak = TrainingFlops(DecoderSize(8, 8, 2, 2, 4, 10), [1, 1]), 2.0
+    pl.last_step = record()
+    panel.watch.seconds = lambda: 4.0
+    panel.on_train_batch_end(trainer(1), pl, None, None, 0)
+    panel.on_train_batch_end(trainer(2), pl, None, None, 1)
+    before, after = step_work(flops[0], pl.last_step).tolist()
+    lengths = torch.tensor([5, 3])
+    assert before == float(flops[0].layers(lengths, 0, 2) + flops[0].head(lengths))
+    assert pl.logged == {
+        "tokens_per_s/before": 2 * 8 / 4,
+        "tokens_per_s/after": 2 * 6 / 4,
+        "train/kept_visual_fraction": 2 / 4,
+        "mfu/before": pytest.approx(2 * before / 4 / 2),
+        "mfu/after": pytest.approx(2 * after / 4 / 2),
+        "learning_rate/lora": 0.5,
+    }
+
+
+def test_routing_panel_reads_the_device_on_logging_steps_only():
+    panel, pl = RoutingPanel(), module()
+    empty = torch.zeros(2, 3, dtype=torch.long, device="meta")
+    state = RoutingState(empty == 0, empty == 1, empty, empty[:, 0])
+    state.masks[0] = torch.ones(2, 3, 4, dtype=torch.bool, device="meta")
+    pl.last_step = record("meta", state)
+    panel.on_train_batch_end(trainer(1), pl, None, None, 0)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        panel.on_train_batch_end(trainer(2), pl, None, None, 1)
+
+
+def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():
+    panel, pl = RoutingPanel(), module()
+    zeros = torch.zeros(1, 3, dtype=torch.long)
+    state = RoutingState(torch.tensor([[True, True, True]]), zeros == 1, zeros, zeros[:, 0])
+    state.masks[1] = torch.tensor([[[True, False], [True, True], [True, False]]])  # the second is not kept
+    pl.last_step = record(state=state, kept={1: torch.tensor([[True, False, True]])})
+    panel.on_train_batch_end(trainer(2), pl, None, None, 1)
+    assert NOTES.step == 1
+    assert NOTES.taken() == {
+        "mask_entropy/layer_1": 0.0,
+        "group_usage_entropy/layer_1": 0.0,
+        "group_usage_max/layer_1": 1.0,
+    }
+
+
+def test_routing_panel_is_silent_on_batches_that_route_nothing():
+    panel, pl = RoutingPanel(), module()
+    zeros = torch.zeros(1, 3, dtype=torch.long)
+    state = RoutingState(zeros == 1, zeros == 1, zeros, zeros[:, 0])
+    state.masks[0] = torch.ones(1, 3, 2, dtype=torch.bool)
+    pl.last_step = record(state=state)
+    panel.on_train_batch_end(trainer(2), pl, None, None, 1)
+    assert NOTES.taken() == {}
+
+
+def test_trained_panel_takes_a_layers_tensors_together():
+    tensors = {
+        LAYER.format(0, "q_proj", "B"): parameter([0.0, 0.0], [3.0, 0.0]),
+        LAYER.format(0, "v_proj", "B"): parameter([6.0, 8.0], [0.0, 4.0]),
+        ROUTER.format(1): parameter([2.0], [12.0]),
+    }
+    pl = module(**tensors)
+    panel = TrainedPanel()
+    panel.on_before_optimizer_step(trainer(0), pl, None)
+    assert NOTES.taken() == {}
+    panel.on_before_optimizer_step(trainer(1), pl, None)
+    assert NOTES.taken() == {
+        "gradient_norm/lora_B/layer_0": 5.0,
+        "gradient_norm/router/layer_1": 12.0,
+        "gradient_norm/total": 13.0,
+        "weight_norm/lora_B/layer_0": 10.0,
+        "weight_norm/router/layer_1": 2.0,
+    }
+
+
+def test_deepspeed_keeps_its_gradients(caplog):
+    pl = module(**{ROUTER.format(0): parameter([2.0]), ROUTER.format(1): parameter([])})
+    strategy = DeepSpeedStrategy.__new__(DeepSpeedStrategy)
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        TrainedPanel().on_train_start(trainer(0, strategy=strategy), pl)
+    assert "gradient_norm is not logged" in caplog.text
+    TrainedPanel().on_before_optimizer_step(trainer(1, strategy=strategy), pl, None)
+    assert NOTES.taken() == {"weight_norm/router/layer_0": 2.0}  # stage 3 leaves empty tensors
+    FirstGradients().on_before_optimizer_step(trainer(0, strategy=strategy), pl, None)
+
+
+def test_a_tensor_without_a_gradient_ends_the_run():
+    names = [ROUTER.format(layer) for layer in range(5)]
+    pl = module(**{name: parameter([1.0], [0.0] if layer == 2 else None) for layer, name in enumerate(names)})
+    check = FirstGradients()
+    with pytest.raises(
+        RuntimeError, match=r"no gradient reached 4 of 5 trained tensors: .*selectors\.0.*selectors\.3.*\.\.\."
+    ):
+        check.on_before_optimizer_step(trainer(0), pl, None)
+    check.on_before_optimizer_step(trainer(1), pl, None)  # the first step only
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run():
+    name = LAYER.format(3, "v_proj", "A")
+    pl = module(**{name: parameter([1.0, 1.0], [1.0, float("nan")]), ROUTER.format(0): parameter([1.0], [0.0])})
+    with pytest.raises(ValueError, match=r"not finite in 1 of 2 trained tensors: .*layers\.3.*bf16-mixed"):
+        FirstGradients().on_before_optimizer_step(trainer(0), pl, None)
+    FirstGradients().on_before_optimizer_step(trainer(0, scaler=object()), pl, None)  # the scaler answers an overflow
+
+
+def test_silent_tensors_are_named_once(recwarn):
+    moves = parameter([0.0], [1.0])
+    tensors = {
+        LAYER.format(0, "q_proj", "B"): moves,
+        LAYER.format(1, "q_proj", "B"): parameter([0.0], [0.0]),
+        LAYER.format(2, "v_proj", "B"): parameter([0.0], [1.0]),
+        LAYER.format(2, "v_proj", "A"): parameter([1.0], [0.0]),  # A is not watched: its gradient starts at zero
+        ROUTER.format(3): parameter([1.0], [0.0]),
+    }
+    pl, watcher = module(**tensors), SilentTensors(after=2)
+    watcher.on_train_start(trainer(0), pl)
+    for step in range(4):
+        watcher.on_before_optimizer_step(trainer(step, every=50), pl, None)
+        with torch.no_grad():
+            moves += 1
+        watcher.on_train_batch_end(trainer(step + 1, every=50), pl, None, None, step)
+    assert [str(warning.message) for warning in recwarn] == [
+        "some of what should train does not, after 2 steps. no gradient but zeros: lora_B of layers 1 and router of "
+        "layers 3; no change: lora_B of layers 2. Check that the learning rate is not 0 and that labels and routed "
+        "tokens reach the loss"
+    ]
+
+
+def test_what_moves_is_not_mentioned(recwarn):
+    pl, watcher = module(**{ROUTER.format(0): parameter([1.0], [1.0])}), SilentTensors(after=1)
+    watcher.on_train_start(trainer(0), pl)
+    watcher.on_before_optimizer_step(trainer(0), pl, None)
+    with torch.no_grad():
+        pl.trained()[ROUTER.format(0)].add_(1)
+    watcher.on_train_batch_end(trainer(1), pl, None, None, 0)
+    assert not recwarn.list
+
+
+def test_names():
+    assert kind_and_layer(LAYER.format(11, "v_proj", "A")) == ("lora_A", 11)
+    assert kind_and_layer("compressed.bank.gates.2.beta") == ("gate", 2)
+    assert by_kind_and_layer({ROUTER.format(1): 1, ROUTER.format(1) + ".bias": 2}) == {("router", 1): [1, 2]}
+    with pytest.raises(ValueError, match="belongs to no router"):
+        kind_and_layer("compressed.model.lm_head.weight")
+
+
+def test_stopwatch_leaves_pauses_out(monkeypatch):
+    times = iter([10.0, 12.0, 17.0, 20.0])
+    monkeypatch.setattr("subtoken_train.training.panels.throughput.time.perf_counter", lambda: next(times))
+    watch = Stopwatch()
+    with watch.pause():
+        pass
+    assert watch.seconds() == 20 - 10 - 5
+
+
+def test_a_cpu_has_no_peak():
+    assert peak_flops(torch.device("cpu"), torch.float32) is None
+
+
+def test_flops_of_a_module_know_where_its_weights_train(tiny_family):
+    first, second = "q_proj", "v_proj"
+    tensors = {
+        LAYER.format(1, first, "A"): parameter([1.0, 2.0]),
+        LAYER.format(1, second, "B"): parameter([1.0]),
+        ROUTER.format(3): parameter([1.0] * 5),
+    }
+    pl = module(**tensors)
+    pl.compressed = SimpleNamespace(family=tiny_family)
+    flops = flops_of(pl)
+    assert flops.trained == [0, 3, 0, 5]
+    weights = [p.numel() for name, p in tiny_family.decoder.layers[0].named_parameters() if p.dim() == 2]
+    assert flops.size.layer_weights == sum(weights)
