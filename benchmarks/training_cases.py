@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, CLIPVisionConfig, LlavaConfig
 
 from benchmarks.shaped import llama_config
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import published_config, resolve
 from subtoken_train.families.lora import LoraSettings

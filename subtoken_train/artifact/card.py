@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from subtoken_train.artifact.scores import Evaluation, model_index, score_table
+from subtoken_train.families import FAMILIES
 from subtoken_train.families.load import is_hub_id
 from subtoken_train.ledger.ledger import KVBudget
 
@@ -174,7 +175,7 @@ def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
     """The Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
     base = record["backbone"]["path"]
     licence, merged = licence_of(base), record["merged"]
-    sees_images = record["identity"]["model_type"] in ("llava", "qwen2_5_vl")
+    sees_images = FAMILIES.find(record["identity"]["model_type"]).sees_images
     tags = ["subtoken_train", "kv-cache-compression"]
     scored, task = sections.evaluation, "visual-question-answering" if sees_images else "question-answering"
     return ModelCardData(

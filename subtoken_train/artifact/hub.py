@@ -57,7 +57,7 @@ class Destination:
     message: str | None = None
 
 
-def check_backbone(path: str) -> None:
+def check_published(path: str) -> None:
     """Raise a worded ``ValueError`` unless a backbone can be found by those who load the adapter."""
     if not is_hub_id(path):
         raise ValueError(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from subtoken_train.evaluation.diagnostics_files import LayerRow
-    from subtoken_train.families.base import Family
+    from subtoken_train.families.family import Family
     from subtoken_train.types import Batch
 
 SCENES = "data/scenes/dev.json"

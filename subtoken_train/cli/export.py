@@ -64,14 +64,14 @@ def run(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     from subtoken_train.artifact.folder import write_adapter, write_merged
-    from subtoken_train.artifact.hub import check_backbone, check_destination
+    from subtoken_train.artifact.hub import check_destination, check_published
     from subtoken_train.cli.recipe import RecipeCLI
 
     cli = None if source.recipe is None else RecipeCLI(recipe)
     destination = _destination(args)
     if destination is not None:
         if not args.merge_lora:  # a merged folder holds its own
-            check_backbone(args.backbone or _backbone_of(source, cli))
+            check_published(args.backbone or _backbone_of(source, cli))
         check_destination(destination)
     config, parts, peft_model = _read(source, cli, args.backbone)
     sections = replace(_sections(source, cli, parts, config, args.metrics), repo_id=args.push_to_hub)

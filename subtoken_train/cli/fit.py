@@ -37,7 +37,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.artifact.hub import check_backbone, check_destination
+    from subtoken_train.artifact.hub import check_destination, check_published
     from subtoken_train.cli.anchor import anchor_words
     from subtoken_train.cli.export import publish
     from subtoken_train.cli.loggers import finish_remote
@@ -58,7 +58,7 @@ def run_raw(argv: list[str]) -> int:
             check_held(cli)
             folder.check(resume is not None)
             if destination is not None:
-                check_backbone(cli.model.backbone_config.path)
+                check_published(cli.model.backbone_config.path)
                 check_destination(destination)
             open_run(cli, resume, folder)
         code = train(cli, resume, folder)
@@ -111,9 +111,9 @@ def open_run(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.families.load import with_processor
     from subtoken_train.training.preflight import lay_out, nominal_prompt
-    from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
     from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
+    from subtoken_train.training.trained_tensors import check_resumable
 
     saved, note = cli.output_dir / "recipe.yaml", ""
     if resume:

@@ -16,7 +16,7 @@ import torch
 import yaml
 from lightning.pytorch.strategies import Strategy
 
-from subtoken_train.artifact.hub import check_backbone, check_name
+from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import read_recipe
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
@@ -67,7 +67,7 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
             zero_settings(settings.stage, settings.offload, _plain(settings.config))
     cli.check_watchers(read=not offline)
     if (destination := cli.destination) is not None:
-        check_backbone(cli.model.backbone_config.path)
+        check_published(cli.model.backbone_config.path)
         check_name(destination.repo_id)
     check_cpus(trainer.devices, trainer.accelerator)
     if isinstance(data, CorpusDataModule):

@@ -23,7 +23,7 @@ from subtoken_train.datasets.loaders import (
 )
 from subtoken_train.datasets.unknown_tokens import SomeTexts
 from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.types import Batch
 
 MAX_WORKERS = 64

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from subtoken_train.engine.modes import evaluation_mode, gathered_weights
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows
 
 ROW_BLOCK = 32

@@ -18,7 +18,7 @@ from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed
 from subtoken_train.engine.attention_rows import attention_row, scouted_row
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, routing_state, rows_read
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.ledger import KVBudget, promised_fraction

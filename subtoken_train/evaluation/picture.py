@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.images import pad_to_square
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
-    from subtoken_train.families.base import Family
+    from subtoken_train.families.family import Family
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -22,7 +22,7 @@ FAMILIES: Registry[Family] = Registry(
     "backbone family (model_type)",
     group="subtoken_train.families",
     package=__name__,
-    base="base:Family",
+    base="family:Family",
     builtin={
         "llava": "llava:LlavaFamily",
         "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from subtoken_train.errors import unknown_name
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_files import check_full_attention, check_local_files
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.quantize import check_quantization, prepare_quantised, quantization_config
 from subtoken_train.functional.quantized import Quantization

@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from subtoken_train.errors import check_range
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 
 MAIN_ADAPTER = "default"
 OUTPUT_ADAPTER = "output"

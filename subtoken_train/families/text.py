@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.families.base import Family, RenderedPrompt, Turn
+from subtoken_train.families.family import Family, RenderedPrompt, Turn
 from subtoken_train.types import Batch
 
 
@@ -20,6 +20,7 @@ class TextFamily(Family):
     """``LlamaForCausalLM``, ``Qwen2ForCausalLM`` or ``MistralForCausalLM``; full attention in every layer."""
 
     name = "a language model"
+    sees_images = False
     auto_model = AutoModelForCausalLM
     auto_processor = AutoTokenizer
     published: ClassVar[dict[str, Callable[[], Any]]] = {

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subtoken_train.documents import check_characters
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.families.base import Family, Turn
+from subtoken_train.families.family import Family, Turn
 from subtoken_train.families.images import to_rgb
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region

@@ -17,7 +17,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Scope
-from subtoken_train.families.base import Turn
+from subtoken_train.families.family import Turn
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype

@@ -15,7 +15,7 @@ from subtoken_train.cache.cache import PackedCache, PackedLayer
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
 from subtoken_train.inference.second_pass import repeated, second_pass
 from subtoken_train.types import Batch, Plan, Region

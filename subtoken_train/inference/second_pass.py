@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from subtoken_train.engine.prompt_pass import PromptPass
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 
 BLOCK = 1024  # rows whose attention mask exists at a time

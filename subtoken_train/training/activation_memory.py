@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.training.optimizer import OptimizerName
 

@@ -10,7 +10,7 @@ import torch
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.artifact.folder import put_lora
 from subtoken_train.artifact.identity import identify
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family
 from subtoken_train.training.checkpoints import read_marker, state_path
 from subtoken_train.training.module import FIRST_STAGE_KEY, SubTokenModule

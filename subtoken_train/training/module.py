@@ -16,7 +16,7 @@ from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
 from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, predicting_rows

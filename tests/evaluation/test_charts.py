@@ -1,5 +1,7 @@
 """Charts: what is drawn is what the numbers say, and its colours can be read by everybody."""
 
+import subprocess
+import sys
 from itertools import combinations
 
 import numpy as np
@@ -115,3 +117,10 @@ def test_the_settings_of_others_stay():
     before = dict(rcParams)
     line_chart({"a": [1.0, 2.0]}, "t", "x", "y")
     assert dict(rcParams) == before
+
+
+def test_commands_load_what_draws_only_when_they_draw():
+    imports = "; ".join(f"import subtoken_train.cli.{name}" for name in ("main", "report", "diagnose", "evaluate"))
+    program = f"import sys; {imports}; print([name for name in ('matplotlib', 'pandas') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.engine.attention_rows import attention_row
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Batch, Region

@@ -20,7 +20,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.engine.build import build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.base import Eviction, LayerScores, LayerView
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.types import Batch, Plan, Region
 
 NAME = "truth_eager"

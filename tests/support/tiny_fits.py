@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from tests.support.helpers import save_backbone
 from tests.support.places import recipe
 

@@ -8,7 +8,7 @@ import torch
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from checkpoints.tiny_llava import build_processor
-from subtoken_train.families.base import Family
+from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.types import Batch, Region
 from tests.support.qwen_tiny import qwen_family

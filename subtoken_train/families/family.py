@@ -57,6 +57,8 @@ class Family(ABC):
     """Hub ids whose configuration is known here, for checks without network; each is made when it is called."""
     lora_pattern: str
     """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
+    sees_images: ClassVar[bool] = True
+    """False for a language model."""
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
     """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
@@ -237,9 +239,7 @@ class Family(ABC):
         transformers only checkpoints layers in training mode, and the frozen backbone is not: the layers' own flags are
         set here (not those of what is in them), which nothing else reads.
         """
-        options: dict[str, Any] = {"use_reentrant": False}
-        if bank is not None:
-            options["context_fn"] = bank.checkpoint_contexts
+        options = {"use_reentrant": False, **({} if bank is None else {"context_fn": bank.checkpoint_contexts})}
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         for layer in self.decoder.layers:
             layer.training = True
