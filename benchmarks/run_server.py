@@ -121,7 +121,7 @@ def _die_writing(nth: int) -> None:
 
     def cut_and_die(descriptor: int) -> None:
         nonlocal seen
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("state.ckpt.partial"):
+        if os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2].startswith(".state.ckpt."):
             seen += 1
             if seen == nth:
                 os.truncate(descriptor, os.fstat(descriptor).st_size // 2)

@@ -111,9 +111,9 @@ def open_run(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.families.load import with_processor
     from subtoken_train.training.preflight import lay_out, nominal_prompt
-    from subtoken_train.training.resume import check_resumable
     from subtoken_train.training.run_checkpoints import trained_shapes
     from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
+    from subtoken_train.training.trained_tensors import check_resumable
 
     saved, note = cli.output_dir / "recipe.yaml", ""
     if resume:

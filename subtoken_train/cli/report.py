@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.documents import read_json
 from subtoken_train.errors import plain, unknown_name
 from subtoken_train.outputs import check_new, write_whole
 
@@ -83,11 +82,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _writer(name: str) -> Callable[[Report], str]:
+    if name == "html":  # the only one that draws
+        from subtoken_train.evaluation.reporting.page import report_html
+
+        return report_html
     from subtoken_train.evaluation.reporting.exports import report_csv, report_latex
     from subtoken_train.evaluation.reporting.markdown import report_markdown
-    from subtoken_train.evaluation.reporting.page import report_html
 
-    return {"markdown": report_markdown, "csv": report_csv, "latex": report_latex, "html": report_html}[name]
+    return {"markdown": report_markdown, "csv": report_csv, "latex": report_latex}[name]
 
 
 def print_summary(report: Report) -> None:
@@ -148,6 +150,8 @@ def untouched(path: Path) -> bool:
 
 
 def _recorded(folder: Path) -> dict[str, str]:
+    from subtoken_train.documents import read_json
+
     path = folder / _RECORD
     content = read_json(path) if path.is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -1,1 +1,1 @@
-"""Answering questions under compression, scoring, intervals, and comparison tables."""
+"""Answering questions under compression: tasks, metrics, runs with their records, intervals, reports and drawings."""

@@ -24,12 +24,14 @@ LOCK_SECONDS = 8.0
 """How long a run waits for the folder: the data-loading workers of a killed one live on for up to five seconds."""
 
 _ADAPTER_FOLDER = r"adapter(\.(partial|replaced)-[0-9a-f]{8})?"
+_BEGUN = r"\.[0-9a-f]{8}"  # what ``write_whole`` leaves of a file, behind a dot and its name, if it is killed
 RUN = Layout(
     files=re.compile(
-        rf"\.subtoken-run\.json(\.partial)?|\.lock|\.probe|recipe\.yaml(\.partial)?"
-        r"|checkpoints/step-\d+(\.partial)?/(COMPLETE|state\.ckpt(\.partial)?|state\.ckpt/.+)"
+        r"\.subtoken-run\.json(\.partial)?|\.lock|\.probe|recipe\.yaml(\.partial)?"
+        rf"|\.(\.subtoken-run\.json|recipe\.yaml){_BEGUN}"
+        rf"|checkpoints/step-\d+(\.partial)?/(COMPLETE|state\.ckpt(\.partial)?|\.state\.ckpt{_BEGUN}|state\.ckpt/.+)"
         r"|logs/csv(-\d+)?/(metrics\.csv|hparams\.yaml)|logs/tb/(events\.out\.tfevents\..+|hparams\.yaml)"
-        rf"|logs/samples-rank\d+\.(jsonl|partial)|logs/wandb/.+|{_ADAPTER_FOLDER}/({ADAPTER_FILES})"
+        rf"|logs/samples-rank\d+\.(jsonl|partial)|logs/\.samples-rank\d+\.jsonl{_BEGUN}|logs/wandb/.+|{_ADAPTER_FOLDER}/({ADAPTER_FILES})"
     ),
     folders=re.compile(
         r"checkpoints(/step-\d+(\.partial)?(/state\.ckpt(/.+)?)?)?|logs(/(csv(-\d+)?|tb|wandb(/.+)?))?"
@@ -93,10 +95,18 @@ def has_work(folder: Path) -> bool:
     return newest_complete(folder / "checkpoints") is not None or (folder / "adapter" / CONFIG_FILE).is_file()
 
 
-def begun_by_this_job(folder: Path) -> bool:
-    """Whether the SLURM job that this process belongs to began the run in ``folder``; a run of 0.1 does not say."""
+def requeued_with_work(folder: Path, overwrite: bool) -> bool:
+    """Whether SLURM runs this job again (it repeats the first command) and there is a checkpoint to go on from.
+
+    Args:
+        folder: of the run.
+        overwrite: whether the job replaces a run: one that another job began is not its own work.
+    """
+    again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0 and newest_complete(folder / "checkpoints") is not None
+    if not again or not overwrite:
+        return again
     marker = read_run_marker(folder)
-    return marker is None or marker.job == os.environ.get("SLURM_JOB_ID")
+    return marker is None or marker.job == os.environ.get("SLURM_JOB_ID")  # a run of 0.1 does not say
 
 
 def lock_run(folder: Path, seconds: float | None = None) -> FileLock:

@@ -84,7 +84,8 @@ def _is_old_run(folder: Path) -> bool:
 
 def _is_bare(place: Path) -> bool:
     """Whether a folder was made for a run that was killed before it could mark it."""
-    return all(name in (LOCK_FILE, MARKER_FILE + PARTIAL) for name in os.listdir(place))
+    begun = (MARKER_FILE + PARTIAL, f".{MARKER_FILE}.")  # of 0.1, of ``write_whole``
+    return all(name == LOCK_FILE or name.startswith(begun) for name in os.listdir(place))
 
 
 def places_beside(real: Path) -> Iterator[Path]:

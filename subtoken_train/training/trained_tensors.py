@@ -1,4 +1,7 @@
-"""What a run trained, as plain whole tensors: out of a checkpoint of any strategy, or out of a model in training."""
+"""What a run trained, as plain whole tensors: out of a checkpoint of any strategy, or out of a model in training.
+
+Whether a run can go on from a checkpoint is found out before anything is loaded or overwritten.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from peft import PeftModel
 from torch import Tensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.load import layout_family
+from subtoken_train.training.checkpoints import STATE, Marker, read_marker
 from subtoken_train.training.sharding import gathered
 from subtoken_train.training.state_file import check_archive, read_state
 
+_ONE_FILE = {"SingleDeviceStrategy", "DDPStrategy"}  # they write and read the same file
 DEEPSPEED_TAG = "checkpoint"
 """The folder that Lightning's strategy lets DeepSpeed write into."""
 
@@ -61,6 +67,29 @@ def check_same_shapes(
             f"{where} does not fit this recipe: {len(differing)} trained tensors differ, first {first} (there "
             f"{found.get(first)}, here {wanted.get(first)}); resume with the recipe that wrote it"
         )
+
+
+def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:
+    """Compare a checkpoint with the run that wants to go on from it, and read its state through.
+
+    Args:
+        checkpoint: a folder.
+        trainer: of the run.
+        here: the run's trained tensors, see ``shapes_of``.
+
+    Raises:
+        ValueError: a damaged state, other trained tensors, a strategy that cannot read it, or another number of
+            processes where each wrote a part of its own.
+    """
+    marker = read_marker(checkpoint)
+    _check_strategy(checkpoint, marker, trainer)
+    check_same_shapes(here, marker.trained, checkpoint)
+    state = checkpoint / STATE
+    if state.is_dir() and marker.strategy not in _ONE_FILE:
+        for part in sorted(state.rglob("*.pt")):
+            check_archive(part)
+    else:
+        check_same_shapes(here, shapes_of(read_state(state, resumes=True)["state_dict"]), checkpoint)
 
 
 def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
@@ -114,3 +143,17 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
     if tensor.numel() == 0:
         raise ValueError(f"tensor {name} is empty: it was taken from a model whose weights are shared out")
     return tensor
+
+
+def _check_strategy(checkpoint: Path, marker: Marker, trainer: L.Trainer) -> None:
+    here = type(trainer.strategy).__name__
+    if here != marker.strategy and not {here, marker.strategy} <= _ONE_FILE:
+        raise ValueError(
+            f"{checkpoint} was written by {marker.strategy} and cannot be read by {here}; resume with the trainer."
+            "strategy that wrote it"
+        )
+    if (checkpoint / STATE).is_dir() and trainer.world_size != marker.world_size:
+        raise ValueError(
+            f"{checkpoint} holds the parts of {marker.world_size} process(es), this run has {trainer.world_size}; "
+            "resume with as many as wrote it"
+        )

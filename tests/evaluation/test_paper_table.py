@@ -158,7 +158,7 @@ def test_all_formats_name_all_arms_and_columns(report):
 def block(report: Path, title: str) -> list[list[str]]:
     """The rows of a comparison in the Markdown report."""
     lines = (report / "report.md").read_text().splitlines()
-    start = lines.index(title)
+    start = lines.index(f"## {title}")
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start + 2 : start + 8]]
 
 

@@ -1,12 +1,14 @@
 """Into which folders a run may be written, and who else may not at the same time."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from subtoken_train.outputs import write_whole
 from subtoken_train.training import run_marker
 from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.run_marker import MARKER_FILE, has_work, lock_run, new_marker, write_run_marker
+from subtoken_train.training.run_marker import MARKER_FILE, RUN, has_work, lock_run, new_marker, write_run_marker
 from subtoken_train.training.run_places import place_beside
 from tests.support.run_folders import checkpoint, made_run, states
 
@@ -157,3 +159,20 @@ def test_a_link_in_the_place_of_a_temporary_file_leads_nowhere(tmp_path):
     write_run_marker(run, new_marker())
     assert (tmp_path / "mine").read_text() == "mine"
     assert not (run / MARKER_FILE).is_symlink()
+
+
+@pytest.mark.parametrize(
+    "name", [".subtoken-run.json", "recipe.yaml", "checkpoints/step-3.partial/state.ckpt", "logs/samples-rank0.jsonl"]
+)
+def test_what_a_killed_write_leaves_is_part_of_the_run(tmp_path, monkeypatch, name):
+    def killed(*paths):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / name, "{}")
+    monkeypatch.undo()
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+    assert RUN.others(tmp_path) == []
+    assert RUN.remove(tmp_path) == []

@@ -181,7 +181,6 @@ def _flags(
 
 
 MAX_ARMS = 8
-
 """Arms in one chart; the CSV file has all."""
 
 

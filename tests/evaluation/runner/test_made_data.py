@@ -33,5 +33,5 @@ def test_a_device_that_is_not_there_leaves_no_suite(tmp_path, capsys):
 
 def test_a_split_has_records(tmp_path, capsys):
     assert main(["data", "scenes", "--out", str(tmp_path / "scenes"), "--dev", "0"]) == 2
-    assert "--dev 0 must be at least 1 record" in capsys.readouterr().err
+    assert "--dev 0 must be at least 1" in capsys.readouterr().err
     assert not (tmp_path / "scenes").exists()
