@@ -23,7 +23,7 @@ def test_every_path_exists():
 
 
 def test_a_path_that_is_not_there_is_found():
-    assert missing("`engine/rows.py` and `engine/nowhere.py`, `nowhere/`") == ["engine/nowhere.py", "nowhere/"]
+    assert missing("`types.py` and `engine/nowhere.py`, `nowhere/`") == ["engine/nowhere.py", "nowhere/"]
 
 
 def test_the_picture_shows_every_room():
