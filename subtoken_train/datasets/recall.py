@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from subtoken_train.datasets.english import SPLITS, documents
 from subtoken_train.datasets.text_batches import TextSample
+from subtoken_train.errors import unknown_name
 
 NAMES = tuple(
     first + last
@@ -137,7 +138,7 @@ class RecallRecords(Dataset[RecallSample]):
 
     def __init__(self, task: RecallTask, split: str, count: int, seed: int = 0) -> None:
         if split not in SPLITS:
-            raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+            raise unknown_name("split", split, SPLITS)
         if count < 1:
             raise ValueError(f"{count} recall samples; at least 1 is needed")
         self.task, self.split, self.count, self.seed = task, split, count, seed

@@ -14,9 +14,10 @@ from torch import nn
 
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import RecallDataModule
+from subtoken_train.datasets.image_reading import open_image
 from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.records import InstructionRecords, open_image
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import BackboneConfig, layout_family, with_processor
