@@ -61,11 +61,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
         self.images_outside_folder, self.max_image_pixels = images_outside_folder, max_image_pixels
 
     def read(self, training: bool = True) -> None:
-        """Parse and check the data files, once; a command calls it before it touches the run's folder.
-
-        Raises:
-            ValueError: see ``InstructionRecords``.
-        """
+        """Parse and check the data files (``InstructionRecords``), once."""
         if training and self._train is None:
             self._train = InstructionRecords(self.train_file, self.image_folder, self.images_outside_folder)
         if self.val_file is not None and self._val is None:

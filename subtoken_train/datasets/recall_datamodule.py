@@ -59,11 +59,7 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         """Nothing to read: samples are drawn once the tokenizer is there."""
 
     def setup(self, stage: str) -> None:
-        """Make the records that ``stage`` (``fit`` | ``validate``) needs.
-
-        Raises:
-            ValueError: see ``RecallTask`` and ``RecallRecords``.
-        """
+        """Make the records that ``stage`` (``fit`` | ``validate``) needs; ``RecallTask`` checks the counts."""
         super().setup(stage)
         task = RecallTask(self.family.tokenizer, self.context_length, self.num_facts, self.num_questions)
         if stage == "fit":

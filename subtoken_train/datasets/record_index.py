@@ -88,11 +88,7 @@ def file_state(path: Path | int) -> bytes:
 
 
 def build_table(path: Path) -> pa.RecordBatch:
-    """Parse and check every record; columns ``start``, ``stop``, ``characters`` (int64), ``images`` (list of names).
-
-    Raises:
-        ValueError: see ``open_index``.
-    """
+    """Parse and check every record; columns ``start``, ``stop``, ``characters`` (int64), ``images`` (list of names)."""
     start, stop, characters = array("q"), array("q"), array("q")
     record_ends, name_ends, names = array("i", [0]), array("q", [0]), bytearray()  # flat: no object per record
     for place, (begin, end, row) in enumerate(scan_records(path)):
@@ -110,14 +106,10 @@ def build_table(path: Path) -> pa.RecordBatch:
     texts = pa.LargeStringArray.from_buffers(len(name_ends) - 1, pa.py_buffer(name_ends), pa.py_buffer(names))
     offsets = pa.Array.from_buffers(pa.int32(), len(record_ends), [None, pa.py_buffer(record_ends)])
     columns = {
-        **{name: _column(values) for name, values in (("start", start), ("stop", stop), ("characters", characters))},
-        "images": pa.ListArray.from_arrays(offsets, texts),
+        name: pa.Array.from_buffers(pa.int64(), len(start), [None, pa.py_buffer(values)])
+        for name, values in (("start", start), ("stop", stop), ("characters", characters))
     }
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def _column(values: array[int]) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+    return pa.RecordBatch.from_pydict({**columns, "images": pa.ListArray.from_arrays(offsets, texts)})
 
 
 def _write(table: pa.RecordBatch, path: Path, state: bytes) -> None:

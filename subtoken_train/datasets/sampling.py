@@ -70,8 +70,8 @@ class ResumableSampler(DistributedSampler[int]):
             assert sizes is not None
             self._key = sizes[:, 0] * 64 + np.frexp(sizes[:, 1])[1]
         self.batches_per_pass = self._count_batches()
-        share = int(self.batches_per_pass * limit)
-        self.batches_per_epoch = min(self.batches_per_pass, limit) if isinstance(limit, int) else share
+        share = limit if isinstance(limit, int) else int(self.batches_per_pass * limit)
+        self.batches_per_epoch = min(self.batches_per_pass, share)
         if self.batches_per_pass == 0:
             raise ValueError(
                 f"{num_records} training records do not fill one batch of batch_size {batch_size} on {world_size} "
@@ -144,11 +144,8 @@ class ResumableSampler(DistributedSampler[int]):
 
     def _count_batches(self) -> int:
         size, images = self.batch_size * self.num_replicas, int(self._images.sum())
-        (texts_full, texts_left), (images_full, images_left) = (
-            divmod(self.num_records - images, size),
-            divmod(images, size),
-        )
-        return texts_full + images_full + self._mixed_batch(texts_left, images_left)
+        texts = self.num_records - images
+        return texts // size + images // size + self._mixed_batch(texts % size, images % size)
 
     def _mixed_batch(self, texts: int, images: int) -> bool:
         """Whether what is left of both kinds fills a batch in which every process has an image."""
@@ -159,13 +156,7 @@ def validation_order(sizes: NDArray[np.int64] | None, num_records: int, rank: in
     """One process's share of the validation records, in file order (records with images first where not all have some).
 
     Processes take equal steps, and at every step all of them have images or none has: up to ``world_size - 1`` records
-    of each kind are repeated.
-
-    Args:
-        sizes: (images, characters of text) of every record, [R, 2]; None: all records are of one kind.
-        num_records: R.
-        rank: this process.
-        world_size: processes.
+    of each kind are repeated. Arguments as ``ResumableSampler``'s.
     """
     images = np.zeros(num_records, bool) if sizes is None else sizes[:, 0] > 0
     share: list[int] = []
