@@ -27,9 +27,6 @@ Trains LoRA and routers from a recipe. Any key of the recipe can be overridden a
 
 def run_raw(argv: list[str]) -> int:
     """Parse the recipe, train, write ``output_dir/adapter``."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(HELP)
-        return 0
     from subtoken_train.cli.recipe_source import read_source
 
     wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
@@ -39,10 +36,10 @@ def run_raw(argv: list[str]) -> int:
     quiet_libraries()
     from subtoken_train.artifact.hub import check_destination, check_published
     from subtoken_train.cli.anchor import anchor_words
+    from subtoken_train.cli.earlier_run import check_held
     from subtoken_train.cli.export import publish
     from subtoken_train.cli.loggers import finish_remote
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_checks import check_held
     from subtoken_train.training.run_folder import RunFolder
     from subtoken_train.training.run_places import settle_after_kill
 
@@ -107,7 +104,7 @@ def open_run(cli: Any, resume: Path | None, folder: RunFolder) -> None:
         ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
     """
     from subtoken_train.artifact.whole_folder import check_target
-    from subtoken_train.cli.run_checks import compare_recipes
+    from subtoken_train.cli.earlier_run import compare_recipes
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.families.load import with_processor
     from subtoken_train.training.preflight import lay_out, nominal_prompt
