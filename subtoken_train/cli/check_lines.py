@@ -1,4 +1,4 @@
-"""What ``subtoken-train check`` prints, one function per step."""
+"""What ``subtoken-train check`` prints of a recipe's settings, and of what it trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from subtoken_train.training.preflight import (
 )
 
 _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, offline: bool) -> Iterator[str]:
@@ -43,8 +42,8 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
             yield f"o_proj     LoRA {_lora_words(stage2.output_lora)}"
     routers = "" if (rate := optimizer.router_learning_rate) is None else f" (routers {rate:g})"
     yield (
-        f"optimiser  {_OPTIMIZERS[optimizer.name]} at {optimizer.learning_rate:g}{routers}, weight decay {optimizer.weight_decay:g}, "
-        f"{optimizer.warmup_steps:,} warm-up steps, then {optimizer.schedule}"
+        f"optimiser  {_OPTIMIZERS[optimizer.name]} at {optimizer.learning_rate:g}{routers}, "
+        f"weight decay {optimizer.weight_decay:g}, {optimizer.warmup_steps:,} warm-up steps, then {optimizer.schedule}"
     )
     checkpointing = "with" if module.gradient_checkpointing else "without"
     yield f"trainer    precision {cli.config.trainer.precision or '32-true'}, {checkpointing} gradient checkpointing"
