@@ -13,15 +13,8 @@ from torch import Tensor, nn
 
 from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.training import checkpoints
-from subtoken_train.training.interrupt import (
-    CheckpointFailed,
-    Health,
-    LossWatch,
-    StopSignals,
-    TrainingDiverged,
-    TrainingInterrupted,
-    weights_are_finite,
-)
+from subtoken_train.training.finiteness import FAULTS, LossWatch
+from subtoken_train.training.interrupt import CheckpointFailed, StopSignals, TrainingDiverged, TrainingInterrupted
 from subtoken_train.training.trained_tensors import shapes_of
 
 
@@ -92,9 +85,9 @@ class RunCheckpoints(Checkpoint):
         self._hold_stop(trainer)
         if self._inside_window:
             return
-        health, number = _greatest(trainer, self._health(pl_module), self._signals.number)
-        if health:
-            raise TrainingDiverged(f"{Health(health).reason} after step {trainer.global_step}; it was not saved")
+        fault, number = _greatest(trainer, self._losses.fault(pl_module), self._signals.number)
+        if fault:
+            raise TrainingDiverged(f"{FAULTS[fault]} after step {trainer.global_step}; it was not saved")
         if number or trainer.global_step % self.every == 0 or _is_last(trainer):
             self.save(trainer)
         self._leave(trainer, number)
@@ -196,11 +189,6 @@ class RunCheckpoints(Checkpoint):
         if number:
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
-
-    def _health(self, module: L.LightningModule) -> Health:
-        if self._losses.broken():
-            return Health.LOSS
-        return Health.FINE if weights_are_finite(module) else Health.WEIGHTS
 
     def _between_steps(self) -> bool:
         """Whether training has begun and no window is half-accumulated: what is saved now resumes exactly."""

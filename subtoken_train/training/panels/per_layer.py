@@ -5,6 +5,7 @@ Legend: B batch, N positions, S value groups.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,13 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from subtoken_train.functional.usage import (
-    choice_entropy,
-    group_usage,
-    mask_entropy,
-    masked_moments,
-    usage_entropy,
-)
+from subtoken_train.functional.usage import choice_entropy, group_usage, mask_entropy, masked_moments, usage_entropy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.readings import (
     by_kind_and_layer,
@@ -31,7 +26,7 @@ from subtoken_train.training.panels.readings import (
     logs_next,
     logs_now,
     norms,
-    whole,
+    read_together,
     write,
 )
 
@@ -53,24 +48,19 @@ class TrainedPanel(Callback):
         assert isinstance(pl_module, SubTokenModule)
         if not logs_next(trainer):
             return
-        found: dict[str, Tensor] = {}
-        gradients = gradients_of(trainer, pl_module)
-        if gradients is not None:
-            found |= _by_layer("gradient_norm", {name: grad for name, grad in gradients.items() if grad is not None})
-            if found:
-                found["gradient_norm/total"] = torch.linalg.vector_norm(torch.stack(list(found.values())))
+        found = _by_layer("gradient_norm", gradients_of(trainer, pl_module))
+        if found:
+            found["gradient_norm/total"] = torch.linalg.vector_norm(torch.stack(list(found.values())))
         weights = {name: p.detach() for name, p in pl_module.trained().items() if p.numel()}
         found |= _by_layer("weight_norm", weights)
-        numbers = torch.stack(list(found.values())).tolist() if found else []
-        write(trainer, dict(zip(found, numbers, strict=True)), trainer.global_step + 1)
+        write(trainer, read_together(found), trainer.global_step + 1)
 
 
-def _by_layer(tag: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """Norms by ``tag/kind/layer_N``."""
-    norm_of = dict(zip(tensors, norms([whole(tensor) for tensor in tensors.values()]), strict=True))
     return {
         f"{tag}/{kind}/layer_{layer}": torch.linalg.vector_norm(torch.stack(group))
-        for (kind, layer), group in by_kind_and_layer(norm_of).items()
+        for (kind, layer), group in by_kind_and_layer(norms(tensors)).items()
     }
 
 
@@ -137,7 +127,7 @@ class RoutingPanel(Callback):
                 found[f"router_logit_mean/layer_{layer}"] = mean
                 found[f"router_logit_std/layer_{layer}"] = deviation
                 found[f"router_entropy/layer_{layer}"] = choice_entropy(logits_BNS, routed_BN)
-        numbers = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        numbers = read_together(found)
         for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):
             numbers[f"group_usage_entropy/layer_{layer}"] = usage_entropy(usage_S)
             numbers[f"group_usage_max/layer_{layer}"] = float(usage_S.max())
