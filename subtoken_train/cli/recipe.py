@@ -35,10 +35,11 @@ from subtoken_train.training.panels.early_stopping import VALIDATION_SCORES, Ear
 from subtoken_train.training.panels.midway_scores import EvaluationConfig, MidwayEvaluation
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
+from subtoken_train.training.random_state import RandomState
 from subtoken_train.training.run_checkpoints import RunCheckpoints
 from subtoken_train.training.run_marker import has_work, requeued_with_work
 from subtoken_train.training.run_places import final_names, place_beside
-from subtoken_train.training.state_file import AtomicCheckpointIO, RandomState
+from subtoken_train.training.state_file import AtomicCheckpointIO
 from subtoken_train.training.strategies import build_strategy, check_cpus, check_devices
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
-from subtoken_train.training.preflight import StepPlan, layer_bands, plan_steps
+from subtoken_train.training.nominal_prompt import layer_bands
+from subtoken_train.training.preflight import StepPlan, plan_steps
 from subtoken_train.training.strategies import count_devices
 
 
