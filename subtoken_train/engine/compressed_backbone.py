@@ -28,7 +28,7 @@ from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
-"""Called with (layer, query, key, value, scale, regions_BM) after each layer's attention, see ``attention.Observer``.
+"""Called with (layer, query, key, value, scale, regions_BM) after each layer's attention, see ``Observer``.
 
 ``regions_BM`` are the regions of the layer's rows, PADDING where a row is no entry of its cache.
 """

@@ -51,7 +51,7 @@ def line_chart(
     lines: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
 ) -> Image.Image:
     """Named lines over ``first``, ``first`` + 1, ...; all of one length."""
-    figure, (axes,) = panels(1)
+    figure, (axes,) = axes_in_a_row(1)
     draw_lines(axes, lines, title, x_label, y_label, first)
     return image_of(figure)
 
@@ -59,13 +59,13 @@ def line_chart(
 @styled
 def heat_map(rows: Sequence[Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0) -> Image.Image:
     """A cell per value, row ``first`` at the top; the scale begins at 0."""
-    figure, (axes,) = panels(1)
+    figure, (axes,) = axes_in_a_row(1)
     draw_cells(axes, rows, title, x_label, y_label, first)
     return image_of(figure)
 
 
 @styled
-def panels(count: int) -> tuple[Figure, list[Axes]]:
+def axes_in_a_row(count: int) -> tuple[Figure, list[Axes]]:
     """A figure with axes side by side."""
     figure = Figure(figsize=(7.2 * count, 4.8), layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])

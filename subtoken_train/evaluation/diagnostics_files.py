@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from subtoken_train.evaluation.charts import draw_bars, draw_cells, draw_lines, image_of, panels
+from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_cells, draw_lines, image_of
 from subtoken_train.evaluation.diagnostics import Diagnosis
 from subtoken_train.functional.usage import usage_entropy
 from subtoken_train.routing.base import RoutingConfig
@@ -97,7 +97,7 @@ def write_tables(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
 def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> None:
     """Draw the PNG files into an existing folder."""
     histogram, (_, kept) = diagnosis.figure_LK.sum(0), rank_means(diagnosis)
-    figure, (left, right) = panels(2)
+    figure, (left, right) = axes_in_a_row(2)
     title = f"(a) kept groups, S = {config.num_groups}, mean K = {config.kept_groups}"
     draw_bars(left, (histogram / histogram.sum()).tolist(), title, "kept groups K_j", "share of tokens")
     allotted = {"mean K_j": kept, "budget": [float(config.kept_groups)] * len(kept)}
@@ -109,7 +109,7 @@ def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
         "agreement with value norm": [row.value_norm_agreement for row in rows],
         "agreement by chance": [row.chance for row in rows],
     }
-    figure, (left, right) = panels(2)
+    figure, (left, right) = axes_in_a_row(2)
     draw_cells(left, _usage(diagnosis), "share of kept groups", "group", "layer", first)
     draw_lines(right, lines, "per layer", "layer", "share", first)
     image_of(figure).save(folder / "layers.png")

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 
 from subtoken_train.evaluation.charts import (
     COLORS,
+    axes_in_a_row,
     draw_bars,
     draw_cells,
     draw_lines,
     heat_map,
     image_of,
     line_chart,
-    panels,
     styled,
     svg_of,
 )
@@ -61,7 +61,7 @@ def test_colors_are_told_apart(matrix):
 
 
 def test_bars_are_as_high_as_their_numbers():
-    _, (axes,) = panels(1)
+    _, (axes,) = axes_in_a_row(1)
     draw_bars(axes, [0.0, 0.25, 0.5, 0.1], "t", "x", "y")
     assert [bar.get_height() for bar in axes.patches] == [0.0, 0.25, 0.5, 0.1]
     assert [bar.get_center()[0] for bar in axes.patches] == pytest.approx([0, 1, 2, 3])
@@ -69,7 +69,7 @@ def test_bars_are_as_high_as_their_numbers():
 
 
 def test_lines_go_through_their_points():
-    _, (axes,) = panels(1)
+    _, (axes,) = axes_in_a_row(1)
     draw_lines(axes, {"a": [0, 4, 2], "b": [1, 1, 1]}, "t", "x", "y", first=3)
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[3, 0], [4, 4], [5, 2]], [[3, 1], [4, 1], [5, 1]]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
@@ -78,7 +78,7 @@ def test_lines_go_through_their_points():
 
 
 def test_cells_are_as_dark_as_their_numbers():
-    figure, (axes,) = panels(1)
+    figure, (axes,) = axes_in_a_row(1)
     draw_cells(axes, [[0.0, 1.0], [0.5, 0.25]], "t", "x", "y", first=2)
     (picture,) = axes.images
     assert picture.get_array().tolist() == [[0.0, 1.0], [0.5, 0.25]]
@@ -93,7 +93,7 @@ def test_cells_are_as_dark_as_their_numbers():
 def test_pictures_have_one_size_and_cut_no_words(count):
     assert line_chart({"a": [1.0] * count}, "t", "x", "y", first=3).size == (720, 480)
     assert heat_map([[1.0] * 64] * count, "t", "x", "y", first=2).size == (720, 480)
-    figure, axes = panels(2)
+    figure, axes = axes_in_a_row(2)
     draw_bars(axes[0], [1e-7] * count, "a title of some length", "tokens, most relevant first", "share")
     draw_lines(axes[1], {"agreement with value norm": [1e9] * count}, "t", "x", "y")
     assert clipped_texts(figure) == []
