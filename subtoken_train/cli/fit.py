@@ -112,7 +112,7 @@ def open_run(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     from subtoken_train.families.load import with_processor
     from subtoken_train.training.nominal_prompt import nominal_prompt
     from subtoken_train.training.preflight import lay_out
-    from subtoken_train.training.run_checkpoints import trained_shapes
+    from subtoken_train.training.checkpoint_writing import trained_shapes
     from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
     from subtoken_train.training.trained_tensors import check_resumable
 

@@ -28,6 +28,7 @@ from subtoken_train.cli.wording import own_words, reworded
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
+from subtoken_train.training.devices import check_cpus, check_devices
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import watchers
@@ -40,7 +41,7 @@ from subtoken_train.training.run_checkpoints import RunCheckpoints
 from subtoken_train.training.run_marker import has_work, requeued_with_work
 from subtoken_train.training.run_places import final_names, place_beside
 from subtoken_train.training.state_file import AtomicCheckpointIO
-from subtoken_train.training.strategies import build_strategy, check_cpus, check_devices
+from subtoken_train.training.strategies import build_strategy
 
 
 class RecipeCLI(LightningCLI):

@@ -70,12 +70,14 @@ class StopEarly(EarlyStopping):
     """
 
     def __init__(self, config: EarlyStoppingConfig, mode: str, midway: MidwayEvaluation | None) -> None:
-        super().__init__(config.monitor, min_delta=config.min_delta, patience=config.patience, mode=mode)
+        super().__init__(
+            config.monitor,
+            min_delta=config.min_delta,
+            patience=config.patience,
+            mode=mode,
+            check_on_train_epoch_end=False,  # but where the scores are made, in one epoch several times or never
+        )
         self._midway = midway
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Validation scores are checked where they are made, which in one epoch may be several times or none."""
-        self._check_on_train_epoch_end = False
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check a validation score."""

@@ -72,43 +72,32 @@ class RoutingPanel(Callback):
 
     def __init__(self) -> None:
         self._logits: dict[int, Tensor] = {}
-        self._watching = False
         self._hooks: list[RemovableHandle] = []
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen to the routers."""
-        assert isinstance(pl_module, SubTokenModule)
-        bank = pl_module.parts.bank
-        if bank is not None and bank.learned:
-            self._hooks = [
-                router.register_forward_hook(partial(self._note, layer)) for layer, router in enumerate(bank.selectors)
-            ]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep logits where the step is to be logged."""
-        self._watching = logs_next(trainer)
+        """Listen to the routers where the step is to be logged."""
+        assert isinstance(pl_module, SubTokenModule)
+        bank = pl_module.parts.bank
+        if bank is not None and bank.learned and logs_next(trainer):
+            self._hooks = [
+                router.register_forward_hook(partial(self._note, layer)) for layer, router in enumerate(bank.selectors)
+            ]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log, in one read from the device."""
         assert isinstance(pl_module, SubTokenModule)
-        self._watching = False
-        if logs_now(trainer, batch_idx):
-            write(trainer, self._statistics(pl_module), trainer.global_step)
-        self._logits = {}
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the routers alone."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
+        if logs_now(trainer, batch_idx):
+            write(trainer, self._statistics(pl_module), trainer.global_step)
+        self._logits, self._hooks = {}, []
 
     def _note(self, layer: int, router: nn.Module, args: Any, logits_BNS: Tensor) -> None:
-        if self._watching:
-            self._logits[layer] = logits_BNS.detach()
+        self._logits[layer] = logits_BNS.detach()
 
     def _statistics(self, module: SubTokenModule) -> dict[str, float]:
         """Numbers by tag, read from the device together; none for a batch that routed nothing."""
