@@ -9,9 +9,11 @@ from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.ledger.ledger import Anchor, Ledger
-from subtoken_train.training.activation_memory import Step, image_bytes
+from subtoken_train.training.activation_memory import Step
+from subtoken_train.training.devices import count_devices
+from subtoken_train.training.image_memory import image_bytes
 from subtoken_train.training.memory import estimate_memory
-from subtoken_train.training.preflight import (
+from subtoken_train.training.nominal_prompt import (
     LayerBand,
     NominalPrompt,
     budget_of,
@@ -20,7 +22,6 @@ from subtoken_train.training.preflight import (
     nominal_anchor,
     prompt_ledger,
 )
-from subtoken_train.training.strategies import count_devices
 
 
 def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:

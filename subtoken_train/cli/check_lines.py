@@ -8,13 +8,8 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.preflight import (
-    NominalPrompt,
-    ParameterGroup,
-    frozen_group,
-    lora_groups,
-    trained_groups,
-)
+from subtoken_train.training.nominal_prompt import NominalPrompt
+from subtoken_train.training.preflight import ParameterGroup, frozen_group, lora_groups, trained_groups
 
 _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 

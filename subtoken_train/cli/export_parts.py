@@ -16,7 +16,8 @@ from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.engine.build import build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.scores_file import read_scores
-from subtoken_train.training.export import adapter_config, lay_out_checkpoint, steps_of
+from subtoken_train.training.adapter_parts import adapter_config, lay_out_checkpoint
+from subtoken_train.training.checkpoints import read_marker
 
 
 def backbone_of(source: Source, cli: Any) -> str:
@@ -40,7 +41,7 @@ def read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterC
         module.backbone_config = replace(module.backbone_config, path=backbone, revision=None)
     lay_out_checkpoint(module, source.folder)
     assert source.recipe is not None
-    steps, seed = steps_of(source.folder), cli.config.seed_everything
+    steps, seed = read_marker(source.folder).step, cli.config.seed_everything
     config = adapter_config(module, module.family, {"name": source.recipe.parent.name, "steps": steps, "seed": seed})
     return config, module.parts, module.peft_model
 

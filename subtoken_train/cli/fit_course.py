@@ -10,8 +10,8 @@ from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
+from subtoken_train.training.adapter_parts import adapter_config
 from subtoken_train.training.checkpoints import newest_complete, state_path
-from subtoken_train.training.export import adapter_config
 from subtoken_train.training.interrupt import RunStopped
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.trained_tensors import finished_parts

@@ -13,9 +13,11 @@ from subtoken_train.cli.earlier_run import compare_recipes
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.families.load import with_processor
+from subtoken_train.training.checkpoint_writing import trained_shapes
 from subtoken_train.training.checkpoints import incomplete, newest_complete
-from subtoken_train.training.preflight import lay_out, nominal_prompt
-from subtoken_train.training.run_checkpoints import RunCheckpoints, trained_shapes
+from subtoken_train.training.nominal_prompt import nominal_prompt
+from subtoken_train.training.preflight import lay_out
+from subtoken_train.training.run_checkpoints import RunCheckpoints
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
 from subtoken_train.training.trained_tensors import check_resumable
