@@ -9,7 +9,7 @@ in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale p
 *Kept from the forward pass for the backward pass*, and *on top of that*, the loss or a backward product, whichever is
 larger: ``activation_memory.py``.
 
-*Before all of that*, without gradient: the vision tower (there, too). It counts where it needs more than
+*Before all of that*, without gradient: the vision tower (``image_memory.py``). It counts where it needs more than
 everything that follows.
 
 Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), DDP's copy of the gradients, and
@@ -28,7 +28,8 @@ from torch import nn
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
-from subtoken_train.training.activation_memory import FP32_BYTES, ActivationBytes, Step, tower_bytes
+from subtoken_train.training.activation_memory import FP32_BYTES, ActivationBytes, Step
+from subtoken_train.training.image_memory import tower_bytes
 from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
 
 _STATE_BLOCK = 256
