@@ -83,6 +83,12 @@ class CompressedBackbone(nn.Module):
         """The region that is compressed: what a model sees, or a language model's context."""
         return Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL
 
+    @property
+    def placeless(self) -> bool:
+        """Whether the visual tokens that stay have no place in the picture: the tower's reducer counts them anew."""
+        reducer = self.reducer
+        return reducer.acts and reducer.stage == "tower" and self.family.tower_positions == "renumber"
+
     def promised_fraction(self, tokens: int, kept: int) -> float:
         """Share of the compressed region's KV that reducer and routing promise, see the ledger's function."""
         shape, cut = self.family.shape, self.reducer.cut_layer

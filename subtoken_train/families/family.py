@@ -19,7 +19,6 @@ from subtoken_train.families.backbone_files import check_full_attention
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.ledger.ledger import KVShape
 from subtoken_train.reducers.base import PositionPolicy
-from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, Region, VisualStates
 
 
@@ -121,6 +120,14 @@ class Family(ABC):
     @abstractmethod
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Apply the family's rotary embedding to [B, H, N, d] queries and keys."""
+
+    def image_bytes(self) -> int:
+        """Bytes of one nominal image as a batch holds it (fp32); 0 for a language model."""
+        return 0
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """Most that is live at once in the tower's pass over images of ``pixel_bytes``; 0 for a language model."""
+        return 0
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Cap the pixels of an image.
@@ -232,17 +239,6 @@ class Family(ABC):
                 position_embeddings=position_embeddings,
             )
         return hidden_BqD
-
-    def enable_checkpointing(self, bank: RouterBank | None) -> None:
-        """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with.
-
-        transformers only checkpoints layers in training mode, and the frozen backbone is not: the layers' own flags are
-        set here (not those of what is in them), which nothing else reads.
-        """
-        options = {"use_reentrant": False, **({} if bank is None else {"context_fn": bank.checkpoint_contexts})}
-        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-        for layer in self.decoder.layers:
-            layer.training = True
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
         """Final norm and language-model head, [B, N, V]."""

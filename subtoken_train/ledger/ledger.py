@@ -138,7 +138,7 @@ class Ledger:
     def dense_bytes(self, region: str | None = None) -> int:
         """What the same regions would take uncompressed."""
         chosen = [entry for entry in self.entries if region in (None, entry.region)]
-        return sum(2 * self.shape.side_bytes * entry.tokens_before for entry in chosen)
+        return sum(entry_bytes(self.shape) * entry.tokens_before for entry in chosen)
 
     def fraction(self, region: str | None = None, with_index: bool = False) -> float:
         """Retained KV of a region (None: of the whole cache); the paper's fraction leaves the index out."""

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
 from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import BackboneConfig
@@ -104,7 +105,7 @@ class SubTokenModule(L.LightningModule):
             set_peft_model_state_dict(peft_model, first.tensors(compressed.family, source, peft_model))
             self.first_stage_digest = first.digest()
         if self.gradient_checkpointing:
-            compressed.family.enable_checkpointing(compressed.bank)
+            enable_checkpointing(compressed.family, compressed.bank)
         self.compressed = compressed
         object.__setattr__(self, "peft_model", peft_model)  # not a submodule: its modules are compressed's own
 
