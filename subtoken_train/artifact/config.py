@@ -17,8 +17,8 @@ from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.errors import SubTokenWarning, unknown_name
 from subtoken_train.families import FAMILIES
+from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.backbone_files import PEFT_FILE, check_local_files
-from subtoken_train.families.load import BackboneConfig, check_backbone
 from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers import REDUCERS, split_settings
 from subtoken_train.reducers.base import Reducer

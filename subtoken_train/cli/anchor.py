@@ -104,7 +104,7 @@ def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
 
 
 def _keep_ratio(cli: RecipeCLI) -> float:
-    from subtoken_train.ledger.ledger import KVBudget
+    from subtoken_train.ledger.kv_budget import KVBudget
     from subtoken_train.training.preflight import equal_bytes_anchor, lay_out, nominal_prompt, prompt_ledger
 
     routing, reducer = cli.model.routing_config, cli.model.reducer_config

@@ -10,7 +10,8 @@ from subtoken_train.datasets.datamodule import InstructionDataModule, RecallData
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.ledger.ledger import Anchor, Ledger, entry_bytes
+from subtoken_train.ledger.kv_budget import entry_bytes
+from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.memory import estimate_memory

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,33 +15,11 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from transformers.masking_utils import create_causal_mask
 
 from subtoken_train.families.backbone_files import check_full_attention
+from subtoken_train.families.conversation import RenderedPrompt, Turn
 from subtoken_train.functional.gather import count_positions
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.types import Batch, Region, VisualStates
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One exchange: what the user says (``<image>`` marks each image) and the answer (None: to be generated)."""
-
-    prompt: str
-    answer: str | None = None
-
-
-@dataclass(frozen=True)
-class RenderedPrompt:
-    """A conversation as the model's text.
-
-    Attributes:
-        text: the whole prompt; ``image_marker`` stands once per image.
-        answer_spans: (start, end) character spans of the answers, end-of-turn token included.
-        image_marker: the text of one image placeholder.
-    """
-
-    text: str
-    answer_spans: list[tuple[int, int]]
-    image_marker: str
 
 
 class Family(ABC):

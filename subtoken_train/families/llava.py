@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.families.family import Family, RenderedPrompt, Turn
+from subtoken_train.families.conversation import RenderedPrompt, Turn
+from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
 from subtoken_train.families.text import llama_config
 from subtoken_train.types import Batch, VisualStates

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.by_sample import sample_shares, slice_bytes
-from subtoken_train.cache.cache import PackedCache, PackedLayer
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.prefill import Prefill

@@ -18,9 +18,11 @@ from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords, open_image
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import BackboneConfig, layout_family, with_processor
-from subtoken_train.ledger.ledger import Anchor, Entry, KVBudget, Ledger, nominal_ledger, solve_anchor
+from subtoken_train.families.load import layout_family, with_processor
+from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor
 from subtoken_train.training.module import SubTokenModule
 
 

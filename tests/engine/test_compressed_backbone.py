@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.ledger.ledger import KVBudget
+from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch

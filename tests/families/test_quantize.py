@@ -10,7 +10,8 @@ from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_ad
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import assemble, build
 from subtoken_train.engine.modes import enable_checkpointing
-from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.quantized import dense_weight
 from subtoken_train.reducers import build_reducer

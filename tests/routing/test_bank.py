@@ -12,7 +12,7 @@ from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import ranked_counts
 from subtoken_train.functional.objective import balance_loss
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.routing.base import BudgetKind
