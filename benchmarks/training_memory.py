@@ -113,8 +113,8 @@ def make_parts(case: Case, folder: Path) -> CompressedBackbone:
     kind = json.loads((path / "config.json").read_text())["model_type"]
     config = BackboneConfig(path=str(path), dtype=case.dtype, quantization=case.quantization)
     family = FAMILIES[kind](load_weights(FAMILIES[kind], config), None)
-    settings = {"none": {}, "fastv": {"keep_ratio": 0.25}, "quest": {"keep_ratio": 0.5, "window": 32}}
-    reducer = build_reducer(case.reducer, **settings[case.reducer])
+    settings = {"fastv": {"keep_ratio": 0.25}, "quest": {"keep_ratio": 0.5, "window": 32}}
+    reducer = build_reducer(case.reducer, **settings.get(case.reducer, {}))
     routing = RoutingConfig(num_groups=16, kept_groups=4) if case.routed else None
     parts, _ = assemble(family, LoraSettings(rank=16, dropout=case.dropout), reducer, routing)
     if case.checkpointing:

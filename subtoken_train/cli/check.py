@@ -41,7 +41,8 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.check_data import data_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_checks import check_ready, folder_lines, machine_lines
-    from subtoken_train.training.preflight import lay_out, nominal_prompt
+    from subtoken_train.training.nominal_prompt import nominal_prompt
+    from subtoken_train.training.preflight import lay_out
 
     cli = RecipeCLI(source)
     parts = lay_out(cli.model, offline)

@@ -14,8 +14,8 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
+from subtoken_train.training.devices import count_devices
 from subtoken_train.training.preflight import at_hand, first_sample, plan_steps
-from subtoken_train.training.strategies import count_devices
 from subtoken_train.types import Region
 
 

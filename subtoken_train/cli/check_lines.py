@@ -14,21 +14,18 @@ from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
+from subtoken_train.training.devices import count_devices
 from subtoken_train.training.memory import estimate_memory
-from subtoken_train.training.preflight import (
+from subtoken_train.training.nominal_prompt import (
     LayerBand,
     NominalPrompt,
-    ParameterGroup,
     budget_of,
     equal_bytes_anchor,
-    frozen_group,
     layer_bands,
-    lora_groups,
     nominal_anchor,
     prompt_ledger,
-    trained_groups,
 )
-from subtoken_train.training.strategies import count_devices
+from subtoken_train.training.preflight import ParameterGroup, frozen_group, lora_groups, trained_groups
 
 _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

@@ -159,7 +159,7 @@ def _read(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig
     """Configuration, parts and LoRA of a source, its backbone on the meta device and named ``backbone`` if given."""
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import read_adapter
-    from subtoken_train.training.export import adapter_config, lay_out_checkpoint, steps_of
+    from subtoken_train.training.adapter_parts import adapter_config, lay_out_checkpoint
 
     if source.is_adapter:
         named = read_config(source.folder).backbone
@@ -175,7 +175,7 @@ def _read(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig
         module.backbone_config = replace(module.backbone_config, path=backbone, revision=None)
     lay_out_checkpoint(module, source.folder)
     assert source.recipe is not None
-    steps, seed = steps_of(source.folder), cli.config.seed_everything
+    steps, seed = read_marker(source.folder).step, cli.config.seed_everything
     config = adapter_config(module, module.family, {"name": source.recipe.parent.name, "steps": steps, "seed": seed})
     return config, module.parts, module.peft_model
 

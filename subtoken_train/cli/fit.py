@@ -110,8 +110,9 @@ def open_run(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     from subtoken_train.cli.run_checks import compare_recipes
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.families.load import with_processor
-    from subtoken_train.training.preflight import lay_out, nominal_prompt
-    from subtoken_train.training.run_checkpoints import trained_shapes
+    from subtoken_train.training.checkpoint_writing import trained_shapes
+    from subtoken_train.training.nominal_prompt import nominal_prompt
+    from subtoken_train.training.preflight import lay_out
     from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
     from subtoken_train.training.trained_tensors import check_resumable
 
@@ -169,7 +170,7 @@ def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:
     """Write the adapter folder of a finished run; ``repo_id`` is the Hub name that its card speaks of."""
     from subtoken_train.artifact.folder import write_adapter
     from subtoken_train.cli.run_scores import card_sections
-    from subtoken_train.training.export import adapter_config
+    from subtoken_train.training.adapter_parts import adapter_config
     from subtoken_train.training.trained_tensors import finished_parts
 
     module = cli.model

@@ -24,16 +24,10 @@ from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import UncutError
 from subtoken_train.resources import find_recipe
+from subtoken_train.training.devices import check_cpus, check_devices, count_devices
 from subtoken_train.training.preflight import at_hand
 from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.strategies import (
-    check_cpus,
-    check_devices,
-    check_kind,
-    check_parts,
-    count_devices,
-    strategy_class,
-)
+from subtoken_train.training.strategies import check_kind, check_parts, strategy_class
 from subtoken_train.training.strategies.zero import ZeroStrategy
 from subtoken_train.training.strategies.zero_settings import zero_settings
 

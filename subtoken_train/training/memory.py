@@ -9,7 +9,7 @@ in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale p
 *Kept from the forward pass for the backward pass*, and *on top of that*, the loss or a backward product, whichever is
 larger: ``activation_memory.py``.
 
-*Before all of that*, without gradient: the vision tower (there, too). It counts where it needs more than
+*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``). It counts where it needs more than
 everything that follows.
 
 Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), DDP's copy of the gradients, and

@@ -90,18 +90,20 @@ def test_every_budget_keeps_the_same_number_of_pairs(tiny_family, budget, stage)
         assert mask[~state.routed_BN].all()
 
 
-@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"}, "random": {}}
+
+
 @pytest.mark.parametrize("pad_left", [False, True])
-@pytest.mark.parametrize("name", ["fastv", "random"])
+@pytest.mark.parametrize("name", REDUCERS)
 @torch.no_grad()
-def test_a_ranked_budget_follows_the_reducer(tiny_family, name, pad_left, stage):
+def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad_left):
     """Counts fall with the score that the reducer gave each token, two images of a sample ranked together."""
     sharpen(tiny_family)
     batch = make_batch(MIXED, pad_left)
-    backbone = compress(tiny_family, RoutingConfig(budget="ranked"), name=name, keep_ratio=0.25, stage=stage)
-    seen = []
-    scores_of = backbone.reducer.scores
-    backbone.reducer.scores = lambda view: seen.append(scores_of(view)) or seen[-1]
+    reducer = {"name": name.partition(",")[0], "keep_ratio": 0.25, **REDUCERS[name]}
+    backbone = compress(tiny_family, RoutingConfig(budget="ranked"), **reducer)
+    seen, scores_of = [], backbone.reducer.scores
+    monkeypatch.setattr(type(backbone.reducer), "scores", lambda _, view: seen.append(scores_of(view)) or seen[-1])
     result = backbone.run(batch, pad_left=pad_left)
     assert len(seen) == 1
     rows, state = result.rows, result.state
