@@ -91,7 +91,7 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
         return model
     if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
-    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.acts:
+    if model.backbone.placeless:
         raise ValueError(
             f"--show: {reducer.name} on {family.name} counts its tokens anew, so they have no place in the "
             "picture; leave it out"
