@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from subtoken_train.errors import clipped, unknown_name
+from subtoken_train.typed import WORDS
 
 _UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<key>[\w.\-]+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"unrecognized arguments: (?P<argument>[^\s=]+)")
@@ -17,13 +18,7 @@ _VALUE = re.compile(
 _EMPTY = re.compile(r"(Got value:|Given value:)[ \t]*$", re.MULTILINE)
 _TYPES = re.compile(r"Subtypes: \[(?P<union>.*?)\] Errors|Expected a (?P<one><class '[\w.]+'>|typing\.\w+\[.*?\])")
 _MISSING = re.compile(r"the following arguments are required: (?P<keys>.+?)(?= Expected a |$)")
-_TYPE_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a text",
-    "NoneType": "null",
-}
+_TYPE_WORDS = {kind.__name__: words for kind, words in WORDS.items()}
 _ERRORS = re.compile(r"^Errors:\n(?P<errors>.*?)^Given value", re.MULTILINE | re.DOTALL)
 _TRIED = ("Expected a ", "Not a valid subclass", "Does not validate")
 _GROUP = "a group of keys"
