@@ -40,10 +40,9 @@ def typed(kind: type[T], content: object, place: str) -> T:
         raise ValueError(f"{place}: {unknown_name('key', next(n for n in content if n in unknown), plan.hints)}")
     if missing := [name for name in plan.required if name not in content]:
         raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    made = content
+    made = dict(content)
     for name, value in content.items():
         if type(value) not in plan.exact[name] or not _in_range(value):
-            made = dict(content) if made is content else made
             made[name] = checked(plan.hints[name], value, f"{place}: {name}")
     return kind(**made)
 

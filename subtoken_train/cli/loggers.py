@@ -45,10 +45,7 @@ def csv_parts(folder: Path) -> list[Path]:
 def name_remote_runs(given: Any, name: str, folder: Path) -> None:
     """Name W&B's and MLflow's runs as the run, and keep W&B's files in its folder; what a recipe says itself stays.
 
-    Args:
-        given: ``trainer.logger`` as it is parsed, before anything is built; changed in place.
-        name: the run's.
-        folder: where the run is written.
+    ``given`` is ``trainer.logger`` as it is parsed, before anything is built; it is changed in place.
 
     Raises:
         ValueError: the logger's package is not installed.

@@ -182,11 +182,7 @@ class RecipeCLI(LightningCLI):
             raise ValueError(f"trainer: {error}") from None
 
     def check_watchers(self, read: bool) -> None:
-        """Raise a worded ``ValueError`` where early stopping or the evaluation could not run; builds nothing.
-
-        Args:
-            read: whether the evaluation's data are read.
-        """
+        """Raise a worded ``ValueError`` where early stopping or the evaluation (its data, if read) could not run."""
         self._early_stopping_mode()
         task, attention = self.config_init.evaluation, self.config.model.backbone.attention
         if task is not None and read:

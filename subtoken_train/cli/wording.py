@@ -87,11 +87,8 @@ def _nearest(key: str, keys: list[str]) -> str | None:
 
 def unexpected_argument(argument: str) -> str:
     """The message for a word that is neither an option nor its value."""
-    hint = (
-        f"a recipe is passed as --config {argument}"
-        if argument.endswith((".yaml", ".yml"))
-        else "options start with --"
-    )
+    is_recipe = argument.endswith((".yaml", ".yml"))
+    hint = f"a recipe is passed as --config {argument}" if is_recipe else "options start with --"
     return f"unexpected argument {argument!r}; {hint}"
 
 
