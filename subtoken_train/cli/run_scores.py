@@ -24,10 +24,6 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
     per kind where the records name several.
 
-    Args:
-        config: the band.
-        attention: of the recipe's backbone.
-
     Raises:
         ValueError: data that are missing or wrong, or an attention that cannot read packed caches.
     """
