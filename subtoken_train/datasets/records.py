@@ -25,8 +25,7 @@ from subtoken_train.datasets.image_sources import (
     compare_images,
     inside,
 )
-from subtoken_train.datasets.record_format import image_names, record_id, used_turns
-from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
+from subtoken_train.datasets.record_index import RecordIndex, file_state, image_names, open_index, record_id, used_turns
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.families.conversation import Turn
 
