@@ -50,16 +50,14 @@ class MMBenchScores(GroupedMetric):
         """Scores by name."""
         keys_N, marks_N = self.kept()
         right_NR, unrotated_N = bits_of(marks_N, len(READINGS)), marks_N >> len(READINGS) == 1
-        accuracy_R = right_NR.double().mean(dim=0)
-        scores = {f"{name}accuracy": accuracy_R[i] for i, name in enumerate(READINGS)}
-        if unrotated_N.any():
-            unrotated_R = right_NR[unrotated_N].double().mean(dim=0)
-            scores |= {f"{name}unrotated_accuracy": unrotated_R[i] for i, name in enumerate(READINGS)}
         groups = groups_of(keys_N, right_NR)
+        right = {"accuracy": right_NR}
+        if unrotated_N.any():
+            right["unrotated_accuracy"] = right_NR[unrotated_N]
         if (groups.sizes_G > 1).any():
-            circular_R = groups.all_GM.double().mean(dim=0)
-            scores |= {f"{name}circular": circular_R[i] for i, name in enumerate(READINGS)}
-        return scores
+            right["circular"] = groups.all_GM
+        means = {score: marks.double().mean(dim=0) for score, marks in right.items()}
+        return {f"{name}{score}": mean_R[i] for score, mean_R in means.items() for i, name in enumerate(READINGS)}
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
