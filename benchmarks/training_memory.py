@@ -30,8 +30,10 @@ from benchmarks.pairs import hardware, write
 from subtoken_train.cli.quiet import quiet_libraries
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.load import BackboneConfig, load_weights
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_weights
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
@@ -111,13 +113,12 @@ def make_parts(case: Case, folder: Path) -> CompressedBackbone:
     kind = json.loads((path / "config.json").read_text())["model_type"]
     config = BackboneConfig(path=str(path), dtype=case.dtype, quantization=case.quantization)
     family = FAMILIES[kind](load_weights(FAMILIES[kind], config), None)
-    reducer = build_reducer("none")
-    if case.reducer != "none":
-        reducer = build_reducer(case.reducer, keep_ratio=0.25 if case.reducer == "fastv" else 0.5, window=32)
+    settings = {"fastv": {"keep_ratio": 0.25}, "quest": {"keep_ratio": 0.5, "window": 32}}
+    reducer = build_reducer(case.reducer, **settings.get(case.reducer, {}))
     routing = RoutingConfig(num_groups=16, kept_groups=4) if case.routed else None
     parts, _ = assemble(family, LoraSettings(rank=16, dropout=case.dropout), reducer, routing)
     if case.checkpointing:
-        family.enable_checkpointing(parts.bank)
+        enable_checkpointing(family, parts.bank)
     return parts
 
 

@@ -12,14 +12,19 @@ Recipes, grids and adapters are data: a name that stands in one leads to a class
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from subtoken_train.errors import SubTokenWarning, unknown_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -48,6 +53,10 @@ class Registry(MutableMapping[str, type[T]]):
     def _installed(self) -> dict[str, list[EntryPoint]]:
         """Entry points of other packages by name, read once per process."""
         found: dict[str, list[EntryPoint]] = {}
+        if not _may_be_installed(self.group):
+            return found
+        from importlib.metadata import entry_points
+
         for entry in entry_points(group=self.group):
             if entry.name not in self.builtin:
                 found.setdefault(entry.name, []).append(entry)
@@ -112,6 +121,22 @@ class Registry(MutableMapping[str, type[T]]):
         if self._named and getattr(found, "name", None) != name:
             raise ValueError(f"{where} calls itself {getattr(found, 'name', None)!r}; the two names must be the same")
         return found
+
+
+def _may_be_installed(group: str) -> bool:
+    """Whether a package on the path may bring such an entry point, by a look for the group's name in its metadata.
+
+    For a package in an archive the answer is yes. Without this look every ``--help`` that lists names would take twice
+    as long: ``importlib.metadata`` imports the reader of mails.
+    """
+    for place in map(Path, sys.path):
+        if place.is_file():
+            return True
+        for file in place.glob("*-[iI][nN][fF][oO]/entry_points.txt"):
+            with suppress(OSError):
+                if group in file.read_text("utf-8", "replace"):
+                    return True
+    return False
 
 
 def _origin(entry: EntryPoint) -> str:

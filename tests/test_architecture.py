@@ -141,6 +141,39 @@ def test_the_circle_rule_itself():
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
+METHOD_ROOMS = {"routing", "reducers", "evictions"}
+"""Rooms of one method a file, each with a ``random.py`` of its own."""
+COMMAND = {"add_arguments", "run", "run_raw", "main"}
+"""What the command line calls in a command's file; ``main`` is a program's."""
+
+
+def names_twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names that stand in several places, and where."""
+    places: dict[str, list[str]] = {}
+    for name, place in names:
+        places.setdefault(name, []).append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_a_file_name_means_one_thing():
+    """But for methods' own rooms, their protocols (``base``), and commands, which are called as what they make."""
+    files = [path for path in SOURCES if path.stem not in ("__init__", "__main__", "base")]
+    elsewhere = [path for path in files if room_of(path) not in METHOD_ROOMS]
+    commands = {path for path in elsewhere if path.parent.name == "cli" and "\nHELP = " in path.read_text()}
+    assert names_twice((path.stem, label(path)) for path in elsewhere if path not in commands) == {}
+
+
+def test_a_public_name_means_one_thing():
+    def public() -> Iterator[tuple[str, str]]:
+        for path in SOURCES:
+            for node in ast.parse(path.read_text()).body:
+                named = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+                if named and node.name not in COMMAND:
+                    yield node.name, label(path)
+
+    assert names_twice(public()) == {}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=label)
 def test_public_names_have_docstrings(path):
     assert list(undocumented(ast.parse(path.read_text()), path.stem)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import pytest
@@ -47,6 +48,13 @@ def install(tmp_path, monkeypatch):
         )
 
     return installed
+
+
+def test_a_package_in_an_archive_is_found(install, tmp_path, monkeypatch):
+    registry = install("newest = more_methods:Newest")
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path)
+    monkeypatch.setattr(sys, "path", [archive, *(place for place in sys.path if place != str(tmp_path))])
+    assert list(registry) == ["h2o", "newest"]
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in REGISTRIES for name in REGISTRIES[group]])

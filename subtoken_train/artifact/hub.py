@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from subtoken_train.families.load import is_hub_id
+from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.online import silence
 
 NO_TOKEN = (
@@ -154,31 +154,24 @@ def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
 
 def worded(error: BaseException, repo_id: str, revision: str | None = None) -> str:
     """One line for an error of the client."""
+    offline = silence() or OFFLINE  # who decided that nothing is asked
     fixed = {
         LocalTokenNotFoundError: NO_TOKEN,
         GatedRepoError: f"{repo_id} is gated: ask for access at {constants.ENDPOINT}/{repo_id}, then 'hf auth login'",
         RevisionNotFoundError: f"{repo_id} has no revision {revision!r}; name a branch, a tag or a commit of it",
-        OfflineModeIsEnabled: _offline(),
+        OfflineModeIsEnabled: offline,
     }
     for kind, words in fixed.items():
         if isinstance(error, kind):
             return words
     if isinstance(error, LocalEntryNotFoundError):
         cause = error.__cause__
-        reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else _offline()
-        return f"{repo_id}{_at(revision)} is not in the local cache ({constants.HF_HUB_CACHE}): {reason}"
+        reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else offline
+        name = repo_id if revision is None else f"{repo_id}@{revision}"
+        return f"{name} is not in the local cache ({constants.HF_HUB_CACHE}): {reason}"
     if isinstance(error, HfHubHTTPError):
         return _status(error, repo_id)
     return f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error}); check the network"
-
-
-def _offline() -> str:
-    """Who decided that nothing is asked."""
-    return silence() or OFFLINE
-
-
-def _at(revision: str | None) -> str:
-    return "" if revision is None else f"@{revision}"
 
 
 def _status(error: HfHubHTTPError, repo_id: str) -> str:

@@ -28,23 +28,20 @@ from subtoken_train.cli.wording import own_words, reworded
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
+from subtoken_train.training.devices import check_cpus, check_devices
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels import panels
-from subtoken_train.training.panels.midway_scores import (
-    VALIDATION_SCORES,
-    EarlyStoppingConfig,
-    EvaluationConfig,
-    MidwayEvaluation,
-    StopEarly,
-)
+from subtoken_train.training.panels import watchers
+from subtoken_train.training.panels.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
+from subtoken_train.training.panels.midway_scores import EvaluationConfig, MidwayEvaluation
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
+from subtoken_train.training.random_state import RandomState
 from subtoken_train.training.run_checkpoints import RunCheckpoints
 from subtoken_train.training.run_marker import has_work, requeued_with_work
 from subtoken_train.training.run_places import final_names, place_beside
-from subtoken_train.training.state_file import AtomicCheckpointIO, RandomState
-from subtoken_train.training.strategies import build_strategy, check_cpus, check_devices
+from subtoken_train.training.state_file import AtomicCheckpointIO
+from subtoken_train.training.strategies import build_strategy
 
 
 class RecipeCLI(LightningCLI):
@@ -185,41 +182,35 @@ class RecipeCLI(LightningCLI):
             raise ValueError(f"trainer: {error}") from None
 
     def check_watchers(self, read: bool) -> None:
-        """Raise a worded ``ValueError`` where early stopping or the evaluation could not run; builds nothing.
-
-        Args:
-            read: whether the evaluation's data are read.
-        """
+        """Raise a worded ``ValueError`` where early stopping or the evaluation (its data, if read) could not run."""
         self._early_stopping_mode()
         task, attention = self.config_init.evaluation, self.config.model.backbone.attention
-        if task is not None:
+        if task is not None and read:
+            midway_evaluator(task, attention)
+        elif task is not None:
             check_attention(attention)
-            if read:
-                midway_evaluator(task, attention)
 
     def _early_stopping_mode(self) -> str | None:
         """``min`` or ``max`` of the recipe's early stopping, checked against the scores that the run will have."""
         stopping, data = self.config_init.early_stopping, self.config.data
         if stopping is None:
             return None
-        validates = any(data.get(key) for key in ("val_file", "val", "val_samples"))
-        scores = [
-            *(["eval/accuracy"] if self.config_init.evaluation else []),
-            *(VALIDATION_SCORES if validates else []),
-        ]
+        scores = ["eval/accuracy"] if self.config_init.evaluation else []
+        if any(data.get(key) for key in ("val_file", "val", "val_samples")):
+            scores += VALIDATION_SCORES
         return str(stopping.checked_mode(scores))
 
     def _watchers(self, stop_mode: str | None) -> list[Callback]:
         """Panels, the evaluation in the middle of training, and early stopping."""
         task, stopping, throughput = self.config_init.evaluation, self.config_init.early_stopping, Throughput()
-        watchers, midway = panels(throughput), None
+        callbacks, midway = watchers(throughput), None
         if task is not None:
             evaluate = midway_evaluator(task, self.config.model.backbone.attention)
             midway = MidwayEvaluation(evaluate, task.every_n_steps, throughput.watch)
-            watchers.append(midway)
+            callbacks.append(midway)
         if stop_mode is not None:
-            watchers.append(StopEarly(stopping, stop_mode, midway if stopping.monitor == "eval/accuracy" else None))
-        return watchers
+            callbacks.append(StopEarly(stopping, stop_mode, midway if stopping.monitor == "eval/accuracy" else None))
+        return callbacks
 
     def resolved(self) -> dict[str, Any]:
         """The recipe with every default and override, as plain values."""

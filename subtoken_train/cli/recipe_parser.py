@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn, get_args, get_type_hints
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -31,11 +32,26 @@ class RecipeParser(LightningArgumentParser):
     def add_class_arguments(self, theclass: type[Any], *args: Any, **kwargs: Any) -> Any:
         """Without configuration files in the place of values."""
         settings = {**kwargs, "sub_configs": False}
-        if theclass is not SubTokenModule:
-            return super().add_class_arguments(theclass, *args, **settings)
-        added = super().add_class_arguments(theclass, *args, **settings, skip={"reducer"})
-        super().add_class_arguments(self.reducer, "model.reducer", sub_configs=False)
+        if theclass is SubTokenModule:
+            settings["skip"] = {"reducer"}
+        added = super().add_class_arguments(theclass, *args, **settings)
+        if theclass is SubTokenModule:
+            super().add_class_arguments(self.reducer, "model.reducer", sub_configs=False)
+        self._try_whole_numbers_first()
         return added
+
+    def _try_whole_numbers_first(self) -> None:
+        """Let a whole number stay one where ``int | float`` is asked for, whose parts are tried in order.
+
+        That order is not the one that was written: typing's cache takes ``int | float`` and ``float | int`` for equal,
+        and gives back the one that any library asked for first.
+        """
+        union: Any = Union
+        for settings in map(vars, self._actions):
+            hint = settings.get("_typehint")
+            parts = get_args(hint)
+            if get_origin(hint) in (Union, UnionType) and int in parts and float in parts:
+                settings["_typehint"] = union[tuple(sorted(parts, key=lambda part: part is float))]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise ``message``."""

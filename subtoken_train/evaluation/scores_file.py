@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.artifact.scores import CardColumn, Evaluation, Score
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
@@ -17,7 +17,7 @@ from subtoken_train.evaluation.data_file import Answers, grouped
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.runner.arms import groups_words
-from subtoken_train.ledger.ledger import share_words
+from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.typed import checked, chosen, shown
 
 _KINDS: dict[str, Any] = {

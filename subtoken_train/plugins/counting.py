@@ -8,7 +8,7 @@ from typing import Any
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.batched import Outcome
 from subtoken_train.inference.compression import Compression
-from subtoken_train.ledger.ledger import share_words
+from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.types import Protocol
 

@@ -1,21 +1,16 @@
-"""How a run ends before its last step: signals, a broken state, and the exceptions that the command line words."""
+"""How a run ends before its last step: signals, and the exceptions that the command line words."""
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
 import threading
-from enum import IntEnum
 from types import FrameType
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 
 class RunStopped(BaseException):
@@ -102,54 +97,3 @@ class StopSignals:
         if self.number or not self.saving:
             raise TrainingInterrupted(number, "at once", alone=True)
         self.number = number
-
-
-class Health(IntEnum):
-    """What was found; the greatest of all processes counts."""
-
-    FINE = 0
-    WEIGHTS = 1
-    LOSS = 2
-
-    @property
-    def reason(self) -> str:
-        """What the user is told."""
-        return {
-            Health.FINE: "the training state is finite",
-            Health.WEIGHTS: "a gradient was not finite: the trained weights are NaN or infinite",
-            Health.LOSS: "the loss is NaN or infinite",
-        }[self]
-
-
-def weights_are_finite(module: nn.Module) -> bool:
-    """Whether this process's part of the trained weights is finite.
-
-    Looked at after an optimiser step. A NaN or infinite gradient makes AdamW's weights NaN in the same step, in every
-    strategy, while gradients themselves are out of sight where DeepSpeed reduces them, and under fp16 infinite ones are
-    skipped on purpose.
-    """
-    parts = [_local(parameter) for parameter in module.parameters() if parameter.requires_grad]
-    return math.isfinite(float(get_total_norm([part for part in parts if part.numel()], math.inf)))
-
-
-def _local(parameter: Any) -> Tensor:
-    """The part of a parameter that this process holds (whole, ZeRO-3, FSDP2)."""
-    part = getattr(parameter, "ds_tensor", parameter)
-    tensor: Tensor = part.to_local() if hasattr(part, "to_local") else part
-    return tensor.detach()
-
-
-class LossWatch:
-    """Remembers on the device whether a loss was not finite; asking is one transfer per optimiser step."""
-
-    def __init__(self) -> None:
-        self._broken: Tensor | None = None
-
-    def note(self, loss: Tensor) -> None:
-        """Look at a micro-batch's loss, a scalar."""
-        broken = ~torch.isfinite(loss.detach())
-        self._broken = broken if self._broken is None else self._broken | broken
-
-    def broken(self) -> bool:
-        """Whether any loss so far was NaN or infinite."""
-        return self._broken is not None and bool(self._broken)

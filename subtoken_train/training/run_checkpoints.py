@@ -9,20 +9,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
-from torch import Tensor, nn
+from torch import Tensor
 
 from subtoken_train.errors import MAX_COUNT, check_range
-from subtoken_train.training import checkpoints
-from subtoken_train.training.interrupt import (
-    CheckpointFailed,
-    Health,
-    LossWatch,
-    StopSignals,
-    TrainingDiverged,
-    TrainingInterrupted,
-    weights_are_finite,
-)
-from subtoken_train.training.trained_tensors import shapes_of
+from subtoken_train.training.checkpoint_writing import write_checkpoint
+from subtoken_train.training.finiteness import FAULTS, LossWatch
+from subtoken_train.training.interrupt import StopSignals, TrainingDiverged, TrainingInterrupted
 
 
 class RunCheckpoints(Checkpoint):
@@ -92,9 +84,9 @@ class RunCheckpoints(Checkpoint):
         self._hold_stop(trainer)
         if self._inside_window:
             return
-        health, number = _greatest(trainer, self._health(pl_module), self._signals.number)
-        if health:
-            raise TrainingDiverged(f"{Health(health).reason} after step {trainer.global_step}; it was not saved")
+        fault, number = _greatest(trainer, self._losses.fault(pl_module), self._signals.number)
+        if fault:
+            raise TrainingDiverged(f"{FAULTS[fault]} after step {trainer.global_step}; it was not saved")
         if number or trainer.global_step % self.every == 0 or _is_last(trainer):
             self.save(trainer)
         self._leave(trainer, number)
@@ -143,64 +135,17 @@ class RunCheckpoints(Checkpoint):
         """Write the checkpoint of this step, unless it is there; all processes call it.
 
         Raises:
-            CheckpointFailed: it could not be written; nothing of it is left, the older ones are.
-            OSError: as above, in one process alone.
+            CheckpointFailed: see ``write_checkpoint``.
         """
-        if trainer.global_step == self._saved_step:
-            return
-        step, strategy = trainer.global_step, trainer.strategy
-        partial = self.folder / f"step-{step}{checkpoints.PARTIAL}"
-        self._on_first(trainer, lambda: checkpoints.begin(self.folder, step))
-        failure: OSError | None = None
-        try:
-            trainer.save_checkpoint(partial / checkpoints.STATE, weights_only=False)
-        except OSError as error:
-            if (partial / checkpoints.STATE).is_dir():  # every process writes shards, with barriers in between
-                raise  # and the launcher ends the others
-            failure = error
-            strategy.barrier()  # the other processes wait here, at the end of save_checkpoint
-        shapes = trained_shapes(trainer.lightning_module)
-        marker = checkpoints.Marker(step, trainer.world_size, type(strategy).__name__, shapes)
-
-        def finish() -> None:
-            if failure is not None:
-                raise failure
-            checkpoints.seal(partial, marker)
-            self.on_whole()
-            checkpoints.keep_newest(self.folder, self.keep_last)
-
-        self._on_first(trainer, finish)
-        self._saved_step = step
-
-    def _on_first(self, trainer: L.Trainer, action: Callable[[], object]) -> None:
-        """Let process 0 touch the disk; all of them raise if it fails."""
-        failure: OSError | None = None
-        if trainer.is_global_zero:
-            try:
-                action()
-            except OSError as error:
-                failure = error
-        failure = trainer.strategy.broadcast(failure)
-        if failure is not None:
-            raise self._failed(trainer, failure) from failure
-
-    def _failed(self, trainer: L.Trainer, error: OSError) -> CheckpointFailed:
-        """The exception, once what was written in vain is gone: it may be what fills the disk."""
-        if trainer.is_global_zero:
-            checkpoints.discard(self.folder, trainer.global_step)
-        where = f"the checkpoint of step {trainer.global_step} could not be written to {self.folder}"
-        return CheckpointFailed(f"{where}: {error.strerror or error}")
+        if trainer.global_step != self._saved_step:
+            write_checkpoint(trainer, self.folder, self.keep_last, self.on_whole)
+            self._saved_step = trainer.global_step
 
     def _leave(self, trainer: L.Trainer, number: int) -> None:
         """Stop, here in all processes, if they agreed on a signal."""
         if number:
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
-
-    def _health(self, module: L.LightningModule) -> Health:
-        if self._losses.broken():
-            return Health.LOSS
-        return Health.FINE if weights_are_finite(module) else Health.WEIGHTS
 
     def _between_steps(self) -> bool:
         """Whether training has begun and no window is half-accumulated: what is saved now resumes exactly."""
@@ -228,8 +173,3 @@ def _is_last(trainer: L.Trainer) -> bool:
     last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
     stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
     return stops or trainer.global_step == trainer.max_steps or (last_epoch and trainer.is_last_batch)
-
-
-def trained_shapes(module: nn.Module) -> dict[str, list[int]]:
-    """The whole shape of every trained parameter."""
-    return shapes_of({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})

@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import ranked_counts
 from subtoken_train.functional.objective import balance_loss
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.routing.base import BudgetKind
@@ -89,18 +90,20 @@ def test_every_budget_keeps_the_same_number_of_pairs(tiny_family, budget, stage)
         assert mask[~state.routed_BN].all()
 
 
-@pytest.mark.parametrize("stage", ["embeds", "decoder"])
+REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"}, "random": {}}
+
+
 @pytest.mark.parametrize("pad_left", [False, True])
-@pytest.mark.parametrize("name", ["fastv", "random"])
+@pytest.mark.parametrize("name", REDUCERS)
 @torch.no_grad()
-def test_a_ranked_budget_follows_the_reducer(tiny_family, name, pad_left, stage):
+def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad_left):
     """Counts fall with the score that the reducer gave each token, two images of a sample ranked together."""
     sharpen(tiny_family)
     batch = make_batch(MIXED, pad_left)
-    backbone = compress(tiny_family, RoutingConfig(budget="ranked"), name=name, keep_ratio=0.25, stage=stage)
-    seen = []
-    scores_of = backbone.reducer.scores
-    backbone.reducer.scores = lambda view: seen.append(scores_of(view)) or seen[-1]
+    reducer = {"name": name.partition(",")[0], "keep_ratio": 0.25, **REDUCERS[name]}
+    backbone = compress(tiny_family, RoutingConfig(budget="ranked"), **reducer)
+    seen, scores_of = [], backbone.reducer.scores
+    monkeypatch.setattr(type(backbone.reducer), "scores", lambda _, view: seen.append(scores_of(view)) or seen[-1])
     result = backbone.run(batch, pad_left=pad_left)
     assert len(seen) == 1
     rows, state = result.rows, result.state
@@ -213,7 +216,7 @@ def test_checkpointing_calls_every_router_twice(tiny_family, checkpointing):
     add_lora(tiny_family, LoraSettings(dropout=0.0))
     backbone = compress(tiny_family, RoutingConfig(), name="fastv", keep_ratio=0.25).train()
     if checkpointing:
-        tiny_family.enable_checkpointing(backbone.bank)
+        enable_checkpointing(tiny_family, backbone.bank)
     calls = count_calls(backbone.bank)
     result = backbone.run(make_batch(MIXED))
     assert calls == [0, 1, 2, 3]

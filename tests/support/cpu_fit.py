@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from subtoken_train.training.strategies import STRATEGIES
@@ -80,9 +79,10 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    for name, settings in {"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}}.items():
-        STRATEGIES[name] = partial(CpuZeroStrategy, **settings, config=SPLIT if name == "zero3" else None)
-    STRATEGIES["zero3_offload"] = partial(CpuZeroStrategy, stage=3, offload=True, config=SPLIT)
+    for name, (kind, settings) in STRATEGIES.items():
+        if kind is ZeroStrategy:
+            split = {"config": SPLIT} if settings["stage"] == 3 else {}
+            STRATEGIES[name] = (CpuZeroStrategy, settings | split)
     from subtoken_train.cli.main import main
 
     mix_kinds()

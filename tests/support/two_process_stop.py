@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from subtoken_train.training.checkpoints import newest_complete, state_path
 from subtoken_train.training.interrupt import RunStopped
-from subtoken_train.training.state_file import RandomState
+from subtoken_train.training.random_state import RandomState
 from tests.support.toy_fit import At, Toy, fit_toy, send
 
 

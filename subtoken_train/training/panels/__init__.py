@@ -9,6 +9,6 @@ from subtoken_train.training.panels.per_layer import RoutingPanel, TrainedPanel
 from subtoken_train.training.panels.throughput import Throughput
 
 
-def panels(throughput: Throughput) -> list[Callback]:
+def watchers(throughput: Throughput) -> list[Callback]:
     """The callbacks that watch a run; ``throughput`` is made by the caller, who may pause its watch."""
     return [throughput, RoutingPanel(), TrainedPanel(), FirstGradients(), SilentTensors()]

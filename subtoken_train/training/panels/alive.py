@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels.readings import gradients_of, kind_and_layer, logs_next, norms, whole
+from subtoken_train.training.panels.readings import gradients_of, kind_and_layer, logs_next, norms, read_together, whole
 
 _WATCHED = ("router", "lora_B")
 _NAMED = 3
@@ -38,16 +39,12 @@ class FirstGradients(Callback):
             return
         self._checked = True
         gradients = gradients_of(trainer, pl_module)
-        if gradients is None:
-            return
         missing = [name for name, gradient in gradients.items() if gradient is None]
         if missing:
             raise RuntimeError(f"no gradient reached {_some(missing, len(gradients))}")
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        found = norms([whole(gradient) for gradient in gradients.values() if gradient is not None])
-        finite = torch.stack(found).isfinite().tolist()
-        broken = [name for name, fine in zip(gradients, finite, strict=True) if not fine]
+        broken = [name for name, norm in read_together(norms(gradients)).items() if not math.isfinite(norm)]
         if broken:
             raise ValueError(
                 f"the first step's gradient is not finite in {_some(broken, len(gradients))}; lower the learning rate, "
@@ -82,12 +79,7 @@ class SilentTensors(Callback):
         if not self._initial or not (logs_next(trainer) or trainer.global_step + 1 == self._last):
             return
         gradients = gradients_of(trainer, pl_module)
-        if gradients is None:
-            return
-        chosen = {name: gradients[name] for name in self._initial}
-        found = norms([whole(gradient) for gradient in chosen.values() if gradient is not None])
-        names = [name for name, gradient in chosen.items() if gradient is not None]
-        for name, norm in zip(names, found, strict=True):
+        for name, norm in norms({name: gradients[name] for name in self._initial if name in gradients}).items():
             self._gradient[name] = self._gradient.get(name, 0) + norm
 
     def on_train_batch_end(
@@ -97,11 +89,12 @@ class SilentTensors(Callback):
         if not self._initial or trainer.global_step < self._last:
             return
         now = self._watched(pl_module)
-        still = _where({name: (now[name] == start).all() for name, start in self._initial.items()})
-        silent = _where({name: norm == 0 for name, norm in self._gradient.items()})
+        moved = read_together({name: (now[name] != start).any() for name, start in self._initial.items()})
+        silent = [name for name, norm in read_together(self._gradient).items() if norm == 0]
+        still = [name for name, any_moved in moved.items() if not any_moved and name not in silent]
         self._initial, self._gradient = {}, {}
         if silent or still:
-            kinds = [("no gradient but zeros", silent), ("no change", [name for name in still if name not in silent])]
+            kinds = [("no gradient but zeros", silent), ("no change", still)]
             words = "; ".join(f"{what}: {_by_layer(names)}" for what, names in kinds if names)
             rank_zero_warn(
                 f"some of what should train does not, after {self.after} steps. {words}. Check that the learning rate "
@@ -116,12 +109,6 @@ class SilentTensors(Callback):
             for name, parameter in module.trained().items()
             if parameter.numel() and kind_and_layer(name)[0] in _WATCHED
         }
-
-
-def _where(flags: dict[str, Tensor]) -> list[str]:
-    """Names whose flag is set, in one read from the device."""
-    read = torch.stack(list(flags.values())).tolist() if flags else []
-    return [name for name, flag in zip(flags, read, strict=True) if flag]
 
 
 def _some(names: list[str], of: int) -> str:

@@ -5,6 +5,7 @@ Legend: B batch, N positions, S value groups.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,13 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from subtoken_train.functional.usage import (
-    choice_entropy,
-    group_usage,
-    mask_entropy,
-    masked_moments,
-    usage_entropy,
-)
+from subtoken_train.functional.usage import choice_entropy, group_usage, mask_entropy, masked_moments, usage_entropy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.readings import (
     by_kind_and_layer,
@@ -31,7 +26,7 @@ from subtoken_train.training.panels.readings import (
     logs_next,
     logs_now,
     norms,
-    whole,
+    read_together,
     write,
 )
 
@@ -53,24 +48,19 @@ class TrainedPanel(Callback):
         assert isinstance(pl_module, SubTokenModule)
         if not logs_next(trainer):
             return
-        found: dict[str, Tensor] = {}
-        gradients = gradients_of(trainer, pl_module)
-        if gradients is not None:
-            found |= _by_layer("gradient_norm", {name: grad for name, grad in gradients.items() if grad is not None})
-            if found:
-                found["gradient_norm/total"] = torch.linalg.vector_norm(torch.stack(list(found.values())))
+        found = _by_layer("gradient_norm", gradients_of(trainer, pl_module))
+        if found:
+            found["gradient_norm/total"] = torch.linalg.vector_norm(torch.stack(list(found.values())))
         weights = {name: p.detach() for name, p in pl_module.trained().items() if p.numel()}
         found |= _by_layer("weight_norm", weights)
-        numbers = torch.stack(list(found.values())).tolist() if found else []
-        write(trainer, dict(zip(found, numbers, strict=True)), trainer.global_step + 1)
+        write(trainer, read_together(found), trainer.global_step + 1)
 
 
-def _by_layer(tag: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """Norms by ``tag/kind/layer_N``."""
-    norm_of = dict(zip(tensors, norms([whole(tensor) for tensor in tensors.values()]), strict=True))
     return {
         f"{tag}/{kind}/layer_{layer}": torch.linalg.vector_norm(torch.stack(group))
-        for (kind, layer), group in by_kind_and_layer(norm_of).items()
+        for (kind, layer), group in by_kind_and_layer(norms(tensors)).items()
     }
 
 
@@ -82,43 +72,32 @@ class RoutingPanel(Callback):
 
     def __init__(self) -> None:
         self._logits: dict[int, Tensor] = {}
-        self._watching = False
         self._hooks: list[RemovableHandle] = []
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen to the routers."""
-        assert isinstance(pl_module, SubTokenModule)
-        bank = pl_module.parts.bank
-        if bank is not None and bank.learned:
-            self._hooks = [
-                router.register_forward_hook(partial(self._note, layer)) for layer, router in enumerate(bank.selectors)
-            ]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep logits where the step is to be logged."""
-        self._watching = logs_next(trainer)
+        """Listen to the routers where the step is to be logged."""
+        assert isinstance(pl_module, SubTokenModule)
+        bank = pl_module.parts.bank
+        if bank is not None and bank.learned and logs_next(trainer):
+            self._hooks = [
+                router.register_forward_hook(partial(self._note, layer)) for layer, router in enumerate(bank.selectors)
+            ]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log, in one read from the device."""
         assert isinstance(pl_module, SubTokenModule)
-        self._watching = False
-        if logs_now(trainer, batch_idx):
-            write(trainer, self._statistics(pl_module), trainer.global_step)
-        self._logits = {}
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the routers alone."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
+        if logs_now(trainer, batch_idx):
+            write(trainer, self._statistics(pl_module), trainer.global_step)
+        self._logits, self._hooks = {}, []
 
     def _note(self, layer: int, router: nn.Module, args: Any, logits_BNS: Tensor) -> None:
-        if self._watching:
-            self._logits[layer] = logits_BNS.detach()
+        self._logits[layer] = logits_BNS.detach()
 
     def _statistics(self, module: SubTokenModule) -> dict[str, float]:
         """Numbers by tag, read from the device together; none for a batch that routed nothing."""
@@ -137,7 +116,7 @@ class RoutingPanel(Callback):
                 found[f"router_logit_mean/layer_{layer}"] = mean
                 found[f"router_logit_std/layer_{layer}"] = deviation
                 found[f"router_entropy/layer_{layer}"] = choice_entropy(logits_BNS, routed_BN)
-        numbers = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        numbers = read_together(found)
         for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):
             numbers[f"group_usage_entropy/layer_{layer}"] = usage_entropy(usage_S)
             numbers[f"group_usage_max/layer_{layer}"] = float(usage_S.max())

@@ -11,7 +11,7 @@ in rows of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import lightning as L
@@ -28,13 +28,13 @@ _PARTS = {"selectors": "router", "gates": "gate"}
 T = TypeVar("T")
 
 
-def gradients_of(trainer: L.Trainer, module: SubTokenModule) -> dict[str, Tensor | None] | None:
+def gradients_of(trainer: L.Trainer, module: SubTokenModule) -> dict[str, Tensor | None]:
     """Gradients by name as they stand before the optimiser step, None where a tensor got none.
 
-    None for all of them under DeepSpeed, whose engine keeps them to itself.
+    Without any name under DeepSpeed, whose engine keeps them to itself.
     """
     if isinstance(trainer.strategy, DeepSpeedStrategy):
-        return None
+        return {}
     return {name: parameter.grad for name, parameter in module.trained().items()}
 
 
@@ -43,9 +43,15 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Euclidean norms, fp32 scalars on the tensors' device."""
-    return [torch.linalg.vector_norm(tensor.float()) for tensor in tensors]
+def norms(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Euclidean norms of the whole tensors that are there, fp32 scalars on the tensors' device."""
+    return {name: torch.linalg.vector_norm(whole(t).float()) for name, t in tensors.items() if t is not None}
+
+
+def read_together(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """The scalars' values, in one read from the device."""
+    values = torch.stack(list(scalars.values())).tolist() if scalars else []
+    return dict(zip(scalars, values, strict=True))
 
 
 def kind_and_layer(name: str) -> tuple[str, int]:

@@ -25,6 +25,7 @@ from subtoken_train.training.strategies.zero_settings import zero_settings
 from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
 
 PRECISIONS = ("32-true", "bf16-mixed")
+"""Others would round what is trained."""
 
 
 class ZeroStrategy(DeepSpeedStrategy):
@@ -172,15 +173,6 @@ class ZeroStrategy(DeepSpeedStrategy):
             autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
             self.config["torch_autocast"] = autocast
         super()._format_config()
-
-
-def check_precision(precision: str) -> None:
-    """Raise a worded ``ValueError`` for a precision that would round what is trained."""
-    if precision not in PRECISIONS:
-        raise ValueError(
-            f"trainer.precision {precision} would round LoRA and routers under ZeRO; take one of "
-            f"{', '.join(PRECISIONS)}"
-        )
 
 
 def _module(strategy: ZeroStrategy) -> Any:

@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 
 from subtoken_train.cli.main import main
-from subtoken_train.training.strategies import build_strategy, check_devices, check_fit, check_kind, zero
+from subtoken_train.training.devices import check_devices
+from subtoken_train.training.strategies import build_strategy, check_fit, check_kind, zero
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
 from subtoken_train.training.strategies.zero import ZeroStrategy
 from subtoken_train.training.strategies.zero_settings import zero_settings

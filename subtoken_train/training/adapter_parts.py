@@ -69,11 +69,6 @@ def adapter_config(module: SubTokenModule, family: Family, training: dict[str, A
     )
 
 
-def steps_of(checkpoint: Path) -> int:
-    """Optimiser steps of a checkpoint folder."""
-    return read_marker(checkpoint).step
-
-
 def _noted(state: Path, key: str) -> Any:
     """What ``SubTokenModule.on_save_checkpoint`` noted in a state file, or in DeepSpeed's folder; None: nothing."""
     if not state.is_dir():

@@ -1,0 +1,113 @@
+"""The prompt that a recipe is judged by before anything is loaded, its ledger, and the anchors of equal bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import groupby
+from typing import Any
+
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
+from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.family import Family
+from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor
+
+
+@dataclass(frozen=True)
+class NominalPrompt:
+    """What a pre-flight takes for a prompt.
+
+    Attributes:
+        title: the prompt in words.
+        note: how its text is made up.
+        region: the region that reducer and routers compress, ``visual`` or ``context``.
+        regions: tokens of each region before reduction.
+    """
+
+    title: str
+    note: str
+    region: str
+    regions: dict[str, int]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the compressed region."""
+        return self.regions[self.region]
+
+
+def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
+    """One image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
+    if family.image_token_id is not None and isinstance(data, CorpusDataModule | RecallDataModule):
+        raise ValueError(
+            f"{family.name} reads images, but data names text without any; name instruction records in data.train_file"
+        )
+    if isinstance(data, RecallDataModule):
+        regions = {"context": data.context_length}
+        return NominalPrompt("KV budget of a context", f"{data.context_length:,} context tokens", "context", regions)
+    if isinstance(data, CorpusDataModule):
+        regions = {"context": data.context_length, "query": data.block_length - data.context_length}
+        note = f"{regions['context']:,} context + {regions['query']:,} query tokens"
+        return NominalPrompt("KV budget of a block of text", note, "context", regions)
+    if family.image_token_id is None:
+        raise ValueError(
+            f"{family.model.config.model_type} is a language model, but data names instruction records; name a corpus "
+            "in data.train (recipes/llama7b_quest25_s8k7.yaml shows one)"
+        )
+    words = family.paper_text
+    text = " + ".join(f"{count} {region}" for region, count in words.items())
+    note = f"{sum(words.values())} text tokens as in the paper ({text}), no answer"
+    regions = {"system": words["system"], "visual": family.visual_tokens(), "query": words["query"]}
+    return NominalPrompt("KV budget of a prompt with one image", note, "visual", regions)
+
+
+@dataclass(frozen=True)
+class LayerBand:
+    """Neighbouring layers whose ledger rows are equal: first and last layer, and the rows of one of them."""
+
+    first: int
+    last: int
+    rows: tuple[Entry, ...]
+
+
+def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
+    """Nominal cache of a prompt."""
+    kept = parts.reducer.kept_tokens(prompt.tokens)
+    return nominal_ledger(parts.family.shape, prompt.regions, budget_of(parts), parts.reducer.cut_layer, kept)
+
+
+def budget_of(parts: CompressedBackbone) -> KVBudget:
+    """Keep ratio and groups; without routing, every group."""
+    return replace(parts.group_budget, keep_ratio=parts.reducer.keep_ratio)
+
+
+def layer_bands(ledger: Ledger) -> list[LayerBand]:
+    """The ledger's rows, equal neighbouring layers taken together."""
+    layers = [tuple(rows) for _, rows in groupby(ledger.entries, key=lambda entry: entry.layer)]
+    bands = groupby(layers, key=lambda rows: [replace(row, layer=0) for row in rows])
+    alike = [list(members) for _, members in bands]
+    return [LayerBand(members[0][0].layer, members[-1][0].layer, members[0]) for members in alike]
+
+
+def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: NominalPrompt) -> Anchor:
+    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the region."""
+    held = Fraction(ledger.bytes_of(prompt.region, with_index=False), ledger.dense_bytes(prompt.region))
+    anchor = solve_anchor(ledger.shape, prompt.tokens, held, parts.reducer.cut_layer, prompt.region)
+    if parts.reducer.stage != "context":
+        return anchor
+    # whole pages only
+    config = replace(parts.reducer, keep_ratio=anchor.keep_ratio, round_up=True)
+    kept = config.kept_tokens(prompt.tokens)
+    return Anchor(prompt.tokens, kept, kept / prompt.tokens)
+
+
+def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
+    """The same for the paper's fraction r (1 + K/S) / 2 of *all* layers.
+
+    Raises:
+        ValueError: infeasible; the layers below the cut cost more alone.
+    """
+    target = budget_of(parts).exact_total
+    return solve_anchor(parts.family.shape, prompt.tokens, target, parts.reducer.cut_layer, prompt.region)
