@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.artifact.whole_folder import CONFIG_FILE
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE
 from subtoken_train.cli.command_line import ALLOW_CODE
 from subtoken_train.errors import UncutError
 from subtoken_train.training.checkpoints import newest_complete, read_marker
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from subtoken_train.artifact.hub import Destination
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
 
-RECIPE_FILE = "recipe.yaml"
 HELP = """Write an adapter folder from a run, one of its checkpoints, or an adapter, and publish it on request.
 
   subtoken-train export runs/mine OUT                                 the run's adapter, else its newest checkpoint

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.artifact.whole_folder import RECIPE_FILE
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def open_run(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
         print(line, file=sys.stderr)
     folder.open(resume is not None)
-    cli.save_recipe(folder.recipe)
+    cli.save_recipe(folder.current / RECIPE_FILE)
     if folder.staged:
         hand_over(cli, folder)
 
@@ -177,7 +178,7 @@ def export(cli: Any, folder: Path, repo_id: str | None = None) -> Path:
     parts, peft_model = finished_parts(module)
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
     config = adapter_config(module, parts.family, training)
-    sections = card_sections(cli, parts, folder / "recipe.yaml", folder.name, None)
+    sections = card_sections(cli, parts, folder / RECIPE_FILE, folder.name, None)
     sections = replace(sections, repo_id=repo_id)
     return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)
 
@@ -233,7 +234,7 @@ def say_where_to_go_on(cli: Any, folder: RunFolder, reason: str) -> None:
     if not cli.trainer.is_global_zero:
         return
     if newest := newest_complete(folder.current / "checkpoints"):
-        command = f"subtoken-train fit --config {folder.recipe} --resume"
+        command = f"subtoken-train fit --config {folder.current / RECIPE_FILE} --resume"
         print(f"last good checkpoint: {newest}\ngo on with: {command}", file=sys.stderr)
     else:
         logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) else ""
