@@ -139,12 +139,11 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     budget = KVBudget(reducer["keep_ratio"], groups["num_groups"], groups["kept_groups"])
     words = "none" if routing is None else f"{routing['selector']}, S={groups['num_groups']}, K={groups['kept_groups']}"
     output_lora = None if stage2 is None else stage2["output_lora"]
+    lora = "Merged q/v LoRA" if record["merged"] else "q/v LoRA"
     scored, licence = sections.evaluation, _LICENCES.get(record["backbone"]["path"])
     return _CARD.format(
         metadata=_metadata(record, sections).to_yaml().rstrip(),
-        what=("Merged " if record["merged"] else "")
-        + "q/v LoRA"
-        + ("" if routing is None else " and value-group routers"),
+        what=lora if routing is None else f"{lora} and value-group routers",
         base=record["backbone"]["path"],
         title=_title(record),
         stages="" if stage2 is None else _stages_words(record["training"], output_lora),

@@ -151,8 +151,8 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Non
         raise ValueError(f"{folder} is not {layout.kind} (no {layout.last}), so it is not replaced; choose another")
     if others := layout.others(folder):
         raise ValueError(
-            f"{folder} holds what {layout.kind} has not ({names_of(others, folder)}), so it is not replaced; move that away, "
-            "or choose another folder"
+            f"{folder} holds what {layout.kind} has not ({names_of(others, folder)}), so it is not replaced; move that "
+            "away, or choose another folder"
         )
 
 

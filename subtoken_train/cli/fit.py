@@ -117,7 +117,7 @@ def open_run(cli: Any, resume: Path | None, folder: RunFolder) -> None:
     from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
     from subtoken_train.training.trained_tensors import check_resumable
 
-    saved, note = cli.output_dir / "recipe.yaml", ""
+    saved, note = cli.output_dir / RECIPE_FILE, ""
     if resume:
         note = compare_recipes(saved, cli.recipe_text()) if saved.is_file() else ""
         check_target(cli.output_dir / "adapter", overwrite=True)  # which the run writes anew at its end
