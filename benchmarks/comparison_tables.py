@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, KINDS
+from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS, KINDS
 from subtoken_train.documents import read_json, read_yaml
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.typed import checked

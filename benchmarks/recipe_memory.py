@@ -5,7 +5,7 @@ python benchmarks/recipe_memory.py        # the table of docs/memory.md
 
 from __future__ import annotations
 
-from subtoken_train.cli.check_lines import training_step
+from subtoken_train.cli.check_bytes import training_step
 from subtoken_train.cli.quiet import quiet_libraries
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training.memory import MemoryEstimate, estimate_memory

@@ -18,7 +18,8 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from subtoken_train.datasets.scenes import IMAGE_SIZE, vocabulary
+from subtoken_train.datasets.scene_questions import vocabulary
+from subtoken_train.datasets.scenes import IMAGE_SIZE
 
 PATCH = 12
 VISUAL_TOKENS = (IMAGE_SIZE // PATCH) ** 2

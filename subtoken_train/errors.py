@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable
+from itertools import accumulate
 
 
 class SubTokenWarning(UserWarning):
@@ -22,12 +23,9 @@ def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
     names = sorted(allowed)
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    listed, words = 0, ""
-    while listed < len(names) and len(words) + len(names[listed]) <= _LISTED:
-        words += f"{', ' if listed else ''}{names[listed]}"
-        listed += 1
-    more = f", and {len(names) - listed} more" if listed < len(names) else ""
-    return ValueError(f"unknown {kind} {clipped(repr(got), _GOT)}.{hint} Allowed: {words}{more}")
+    listed = [words for words in accumulate(names, "{}, {}".format) if len(words) <= _LISTED]
+    more = f", and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
+    return ValueError(f"unknown {kind} {clipped(repr(got), _GOT)}.{hint} Allowed: {listed[-1] if listed else ''}{more}")
 
 
 def clipped(text: str, most: int) -> str:

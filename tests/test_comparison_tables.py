@@ -16,7 +16,7 @@ from benchmarks.comparison_tables import (
     read_comparison,
     read_records,
 )
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.ledger.ledger import KVBudget
 from tests.support.places import RECIPES, ROOT, recipe
 

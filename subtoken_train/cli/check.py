@@ -24,9 +24,6 @@ OFFLINE = "--offline"
 
 def run_raw(argv: list[str]) -> int:
     """Parse the recipe, lay its model out on the meta device, print five numbered steps."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(HELP)
-        return 0
     offline = OFFLINE in argv
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -37,7 +34,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli import check_lines
+    from subtoken_train.cli import check_bytes, check_lines
     from subtoken_train.cli.check_data import data_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_checks import check_ready, folder_lines, machine_lines
@@ -51,8 +48,8 @@ def run_raw(argv: list[str]) -> int:
     steps = (
         ("recipe", check_lines.settings_lines(cli, parts, prompt, offline)),
         ("what trains", check_lines.training_lines(parts)),
-        (prompt.title, check_lines.budget_lines(parts, prompt)),
-        ("peak memory of one device (a prediction)", check_lines.memory_lines(cli, parts, prompt)),
+        (prompt.title, check_bytes.budget_lines(parts, prompt)),
+        ("peak memory of one device (a prediction)", check_bytes.memory_lines(cli, parts, prompt)),
         ("data and steps", data_lines(cli, parts, offline)),
     )
     for number, (title, lines) in enumerate(steps, start=1):

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the files, or check them."""
     _check_options(args)
     if args.name not in (*_MADE, *_OPTIONS):
-        from subtoken_train.cli.data_checks import check_task
+        from subtoken_train.cli.task_check import check_task
 
         print(check_task(args.name, args.root, args.option or (), args.limit))
         return 0

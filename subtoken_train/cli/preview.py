@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from subtoken_train.cli.command_line import Parser, check_counts
 from subtoken_train.errors import plain
 from subtoken_train.types import Batch, Region
 
@@ -24,10 +25,11 @@ Colours are for terminals; --no-color leaves them out there, too."""
 
 def run_raw(argv: list[str]) -> int:
     """Parse the recipe, encode samples, print them."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(HELP)
-        return 0
-    count, color, recipe = _own_options(argv)
+    parser = Parser(prog="subtoken-train preview", add_help=False)
+    parser.add_argument("--count", type=int, default=3)
+    parser.add_argument("--no-color", action="store_true")
+    own, recipe = parser.parse_known_args(argv)
+    check_counts(own, "count")
     from subtoken_train.cli.recipe_source import read_source
 
     source = read_source(recipe)
@@ -45,29 +47,13 @@ def run_raw(argv: list[str]) -> int:
     backbone = cli.model.backbone_config
     family = with_processor(layout_family(backbone), backbone)
     nominal_prompt(family, cli.datamodule)  # refuses text without images for a model that reads them, and vice versa
-    console = Console(color_system="auto" if color else None, highlight=False, soft_wrap=True)
+    console = Console(color_system=None if own.no_color else "auto", highlight=False, soft_wrap=True)
     console.print(Text.assemble(*LEGEND))
-    for batch in cli.datamodule.samples(family, count):
+    for batch in cli.datamodule.samples(family, own.count):
         family.positions(batch)  # where images have their own sizes: as many image tokens as features, in order
         for line in sample_lines(batch, family.tokenizer):
             console.print(Text.assemble(*line))
     return 0
-
-
-def _own_options(argv: list[str]) -> tuple[int, bool, list[str]]:
-    """``--count N`` and ``--no-color``, and the words that are the recipe's."""
-    count, color, rest = "3", True, []
-    words = iter(argv)
-    for word in words:
-        if word == "--no-color":
-            color = False
-        elif word.split("=")[0] == "--count":
-            count = word.partition("=")[2] or next(words, "")
-        else:
-            rest.append(word)
-    if not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"--count is {count!r}; it must be a whole number, 1 or more")
-    return int(count), color, rest
 
 
 _COLORS = {

@@ -42,14 +42,9 @@ def _whole(low: int, high: int = _MANY, also: int | None = None) -> Check:
     return check
 
 
-def _real(low: float, high: float = math.inf) -> Check:
-    def check(value: Any) -> str | None:
-        got = number(value)
-        if got is None or (math.isfinite(got) and low <= got <= high):
-            return None
-        return f"it must be a finite number, {low:g} or more" if high == math.inf else f"it must be {low:g} to {high:g}"
-
-    return check
+def _clip_at(value: Any) -> str | None:
+    got = number(value)
+    return None if got is None or 0 <= got < math.inf else "it must be a finite number, 0 or more"
 
 
 def _share(least: int) -> Check:
@@ -103,9 +98,13 @@ def _any(value: Any) -> None:
     """Nothing to say: true or false, or a text that the parser or the trainer knows."""
 
 
+_UNRANGED = (
+    *("enable_progress_bar", "enable_model_summary", "enable_autolog_hparams", "default_root_dir", "model_registry"),
+    *("deterministic", "benchmark", "inference_mode", "detect_anomaly", "sync_batchnorm", "use_distributed_sampler"),
+)
 _LIMIT, _OPTIONAL_COUNT = _share(0), _whole(0)
 SETTINGS: dict[str, Check] = {
-    **dict.fromkeys(ALLOWED, _any),
+    **dict.fromkeys((*ALLOWED, *_UNRANGED), _any),
     "devices": _devices,
     "num_nodes": _whole(1, 4096),
     "precision": _precision,
@@ -125,22 +124,11 @@ SETTINGS: dict[str, Check] = {
     "num_sanity_val_steps": _whole(0, also=-1),
     "log_every_n_steps": _whole(1),
     "enable_checkpointing": _never(False, "every run keeps checkpoints"),
-    "enable_progress_bar": _any,
-    "enable_model_summary": _any,
     "accumulate_grad_batches": _whole(1, 10**6),
-    "gradient_clip_val": _real(0),
+    "gradient_clip_val": _clip_at,
     "gradient_clip_algorithm": _clipping,
-    "deterministic": _any,
-    "benchmark": _any,
-    "inference_mode": _any,
-    "use_distributed_sampler": _any,
-    "detect_anomaly": _any,
     "barebones": _never(True, "every run logs and keeps checkpoints"),
-    "sync_batchnorm": _any,
     "reload_dataloaders_every_n_epochs": _OPTIONAL_COUNT,
-    "default_root_dir": _any,
-    "enable_autolog_hparams": _any,
-    "model_registry": _any,
 }
 """Every key of the trainer."""
 

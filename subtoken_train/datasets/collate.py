@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -19,8 +20,6 @@ from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.families.family import Family, RenderedPrompt
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,6 @@ class EncodedSample:
     record_id: str
 
 
-class _Tokens(NamedTuple):
-    """Token ids and the character each token starts at."""
-
-    ids: list[int]
-    starts: list[int]
-
-
 def encode(
     record: Record, family: Family, max_length: int, images: Sequence[Image.Image], generation: bool = False
 ) -> EncodedSample:
@@ -68,20 +60,21 @@ def encode(
             must stay whole, or no token is left to learn from.
     """
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
-    rendered = _expand_images(family.render(turns), [_visual_tokens(family, image, record) for image in images], record)
-    encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
-    tokens = _Tokens(encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]])
-    visual = [token == family.image_token_id for token in tokens.ids] if images else [False] * len(tokens.ids)
-    _check_image_tokens(sum(visual), rendered, record)
-    answer = _inside(tokens.starts, rendered.answer_spans)
-    if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
-        raise ValueError(f"record {record.id!r}: an answer holds {rendered.image_marker!r}; images belong in prompts")
-    rank_position = _rank_position(answer, visual)
-    _check_length(len(tokens.ids), max_length, rank_position, generation, record)
-
-    ids, visual, answer = tokens.ids[:max_length], visual[:max_length], answer[:max_length]
-    if not generation and not any(answer):
-        raise _all_masked(len(tokens.ids), max_length, record)
+    with _named(record):
+        visual_tokens = [family.visual_tokens((image.height, image.width)) for image in images]
+        rendered = _expand_images(family.render(turns), visual_tokens)
+        encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, starts = encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
+        visual = [token == family.image_token_id for token in ids] if images else [False] * len(ids)
+        _check_image_tokens(sum(visual), rendered)
+        answer = [any(begin <= start < end for begin, end in rendered.answer_spans) for start in starts]
+        if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
+            raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
+        rank_position = _rank_position(answer, visual)
+        _check_length(len(ids), max_length, rank_position, generation)
+        if not generation and not any(answer[:max_length]):
+            raise _all_masked(len(ids), max_length)
+    ids, visual, answer = ids[:max_length], visual[:max_length], answer[:max_length]
     return EncodedSample(
         input_ids=ids,
         labels=[token if is_answer else IGNORE_INDEX for token, is_answer in zip(ids, answer, strict=True)],
@@ -92,21 +85,23 @@ def encode(
     )
 
 
-def _visual_tokens(family: Family, image: Image.Image, record: Record) -> int:
+@contextmanager
+def _named(record: Record) -> Iterator[None]:
+    """What is wrong with a record is said with its name."""
     try:
-        return family.visual_tokens((image.height, image.width))
+        yield
     except ValueError as error:
         raise ValueError(f"record {record.id!r}: {error}") from error
 
 
-def _expand_images(rendered: RenderedPrompt, visual_tokens: list[int], record: Record) -> RenderedPrompt:
+def _expand_images(rendered: RenderedPrompt, visual_tokens: list[int]) -> RenderedPrompt:
     """Repeat every image marker once per visual token, and shift the answer spans by the text that was added."""
     marker = rendered.image_marker
     places = [match.start() for match in re.finditer(re.escape(marker), rendered.text)] if marker else []
     if len(places) != len(visual_tokens):
         raise ValueError(
-            f"record {record.id!r}: {len(places)} {marker!r} in its prompt but {len(visual_tokens)} image(s); "
-            "write exactly one placeholder per image"
+            f"{len(places)} {marker!r} in its prompt but {len(visual_tokens)} image(s); write exactly one placeholder "
+            "per image"
         )
     pieces, end, grown = [], 0, [0]
     for place, count in zip(places, visual_tokens, strict=True):
@@ -114,17 +109,11 @@ def _expand_images(rendered: RenderedPrompt, visual_tokens: list[int], record: R
         end = place + len(marker)
         grown.append(grown[-1] + len(marker) * (count - 1))
     pieces.append(rendered.text[end:])
-
-    def shift(position: int) -> int:
-        return position + grown[bisect_right(places, position)]
-
-    spans = [(shift(start), shift(stop)) for start, stop in rendered.answer_spans]
+    spans = [
+        (start + grown[bisect_right(places, start)], stop + grown[bisect_right(places, stop)])
+        for start, stop in rendered.answer_spans
+    ]
     return RenderedPrompt("".join(pieces), spans, marker)
-
-
-def _inside(starts: list[int], spans: list[Span]) -> list[bool]:
-    """Whether each token starts inside one of the character spans."""
-    return [any(begin <= start < end for begin, end in spans) for start in starts]
 
 
 def _rank_position(answer: list[bool], visual: list[bool]) -> int:
@@ -139,42 +128,40 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
     """Region of each token; the system region ends at the first image (text-only: after the BOS)."""
     has_bos = bos_token_id is not None and ids[:1] == [bos_token_id]
     system_end = visual.index(True) if any(visual) else int(has_bos)
-    regions = [int(Region.SYSTEM)] * system_end + [int(Region.QUERY)] * (len(ids) - system_end)
-    for i in range(len(ids)):
-        if visual[i]:
-            regions[i] = int(Region.VISUAL)
-        elif answer[i]:
-            regions[i] = int(Region.ANSWER)
-    return regions
+    regions = [Region.SYSTEM] * system_end + [Region.QUERY] * (len(ids) - system_end)
+    for i, (is_image, is_answer) in enumerate(zip(visual, answer, strict=True)):
+        if is_image or is_answer:
+            regions[i] = Region.VISUAL if is_image else Region.ANSWER
+    return [int(region) for region in regions]
 
 
-def _check_image_tokens(found: int, rendered: RenderedPrompt, record: Record) -> None:
+def _check_image_tokens(found: int, rendered: RenderedPrompt) -> None:
     """The tokenizer must keep every image marker as one token of its own."""
     expected = rendered.text.count(rendered.image_marker) if rendered.image_marker else 0
     if found != expected:
         raise ValueError(
-            f"record {record.id!r}: {expected} visual tokens were written but the tokenizer made {found} image tokens "
-            f"of them; make {rendered.image_marker!r} a special token of the tokenizer"
+            f"{expected} visual tokens were written but the tokenizer made {found} image tokens of them; make "
+            f"{rendered.image_marker!r} a special token of the tokenizer"
         )
 
 
-def _check_length(length: int, max_length: int, rank_position: int, generation: bool, record: Record) -> None:
+def _check_length(length: int, max_length: int, rank_position: int, generation: bool) -> None:
     """The cut must leave the images and the question about them whole; a generation prompt is never cut."""
     needed = length if generation else rank_position + 1
     if length > max_length and needed > max_length:
         what = "its prompt" if generation else "its images and their question"
         raise ValueError(
-            f"record {record.id!r}: {length} tokens, and {what} end at token {needed}, past max_length {max_length}; "
-            f"raise max_length to {length} or drop the record"
+            f"{length} tokens, and {what} end at token {needed}, past max_length {max_length}; raise max_length to "
+            f"{length} or drop the record"
         )
 
 
-def _all_masked(length: int, max_length: int, record: Record) -> ValueError:
+def _all_masked(length: int, max_length: int) -> ValueError:
     if length > max_length:
         cause = f"its {length} tokens were cut to max_length {max_length} before the first answer; raise max_length"
     else:
         cause = "no token starts inside an answer; the chat format and the tokenizer disagree"
-    return ValueError(f"record {record.id!r}: all labels masked, {cause}")
+    return ValueError(f"all labels masked, {cause}")
 
 
 class Collator:
@@ -196,10 +183,8 @@ class Collator:
         generation: bool = False,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        self.family, self.max_pixels = family, max_pixels
-        self.max_length = max_length
-        self.padding_side = padding_side
-        self.generation = generation
+        self.family, self.max_length, self.padding_side = family, max_length, padding_side
+        self.generation, self.max_pixels = generation, max_pixels
 
     def __call__(self, records: Sequence[Record]) -> Batch:
         """Encode and pad; see ``encode`` and ``open_image`` for the errors."""

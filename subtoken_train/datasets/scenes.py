@@ -4,9 +4,6 @@ A scene is a 96 x 96 image: a 4 x 4 grid of 24-pixel cells, 4 to 9 of which hold
 (UCI "Optical Recognition of Handwritten Digits", 8 x 8 originals) in one of six colours, over clutter strokes and
 noise. Digits of the train, dev and test splits come from disjoint originals. Everything is a pure function of the
 random generator that is passed in.
-
-Question kinds follow the styles of the benchmarks of the paper: existence (POPE), reading at a place (TextVQA),
-colour, place and count (GQA, MME), multiple choice (MMBench), description (captioning).
 """
 
 from __future__ import annotations
@@ -31,13 +28,7 @@ COLORS: dict[str, tuple[float, float, float]] = {
 }
 COLOR_NAMES = tuple(COLORS)
 PLACES = tuple(f"{row}{column}" for row in "ABCD" for column in range(1, 5))
-OPTION_LETTERS = ("A", "B", "C")
 SPLITS = ("train", "dev", "test")
-SHORT_KINDS = ("exists", "exists_color", "color", "read", "where", "count", "choice")
-DESCRIPTION_KINDS = ("describe", "list")
-KINDS = SHORT_KINDS + DESCRIPTION_KINDS
-PRETRAINING_KINDS = ("list_color", "exists_color_easy")
-"""Asked only while the embedded model is pre-trained."""
 
 
 @dataclass(frozen=True)
@@ -115,112 +106,3 @@ def draw_scene(rng: np.random.Generator, split: str) -> Scene:
     canvas += rng.standard_normal(canvas.shape, np.float32) * np.float32(0.015)
     pixels = np.clip(canvas * 255 + 0.5, 0, 255).astype(np.uint8)
     return Scene(pixels, tuple(SceneObject(*triple) for triple in objects))
-
-
-def describe_scene(objects: tuple[SceneObject, ...]) -> str:
-    """Raster-order description, ``B3 red 7 C1 blue 2``."""
-    return " ".join(f"{item.place} {item.color_name} {item.digit}" for item in objects)
-
-
-def list_digits(objects: tuple[SceneObject, ...]) -> str:
-    """Every digit from 0 to 9 with colour and place, or ``none``: ``0 none 1 red B3 2 none ...``."""
-    found = {item.digit: item for item in objects}
-    return " ".join(
-        f"{digit} {found[digit].color_name} {found[digit].place}" if digit in found else f"{digit} none"
-        for digit in range(10)
-    )
-
-
-def list_colors(objects: tuple[SceneObject, ...]) -> str:
-    """Every colour with its count and its places, ``red 2 B3 C1 green 0 ...``; teaches addressing by colour."""
-    places = {name: [item.place for item in objects if item.color_name == name] for name in COLOR_NAMES}
-    return " ".join(" ".join([name, str(len(found)), *found]) for name, found in places.items())
-
-
-def ask(rng: np.random.Generator, objects: tuple[SceneObject, ...], kind: str) -> tuple[str, str]:
-    """Draw one (question, answer) of ``kind`` (one of KINDS, or PRETRAINING_KINDS) about a scene's objects."""
-    some = objects[int(rng.integers(len(objects)))]
-    if kind in _LISTINGS:
-        question, answer = _LISTINGS[kind]
-        return question, answer(objects)
-    if kind not in _QUESTIONS:
-        raise ValueError(f"question kind {kind!r} is not one of {', '.join(KINDS)}")
-    return _QUESTIONS[kind](rng, objects, some)
-
-
-def _absent(objects: tuple[SceneObject, ...]) -> list[int]:
-    present = {item.digit for item in objects}
-    return [digit for digit in range(10) if digit not in present]
-
-
-def _exists(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
-    absent = _absent(objects)
-    digit = some.digit if rng.random() < 0.5 else int(rng.choice(absent))
-    return f"is there a {digit} ?", "no" if digit in absent else "yes"
-
-
-def _exists_color(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
-    others = [color for color in range(len(COLORS)) if color != some.color]
-    color = some.color if rng.random() < 0.5 else int(rng.choice(others))
-    return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
-
-
-def _exists_color_easy(
-    rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject
-) -> tuple[str, str]:
-    """Like ``exists_color``, but where the answer is no, no digit of the scene has the colour (if one is left)."""
-    used = {item.color for item in objects}
-    others = [color for color in range(len(COLORS)) if color not in used] or list(
-        set(range(len(COLORS))) - {some.color}
-    )
-    color = some.color if rng.random() < 0.5 else int(rng.choice(others))
-    return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
-
-
-def _color(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
-    return f"what color is the {some.digit} ?", some.color_name
-
-
-def _read(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
-    cell = some.cell if rng.random() < 0.85 else int(rng.integers(GRID * GRID))
-    found = [item for item in objects if item.cell == cell]
-    return f"what is at {PLACES[cell]} ?", f"{found[0].color_name} {found[0].digit}" if found else "none"
-
-
-def _where(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
-    return f"where is the {some.digit} ?", some.place
-
-
-def _count(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
-    color = some.color if rng.random() < 0.8 else int(rng.integers(len(COLORS)))
-    return f"how many {COLOR_NAMES[color]} ?", str(sum(item.color == color for item in objects))
-
-
-def _choice(rng: np.random.Generator, objects: tuple[SceneObject, ...], some: SceneObject) -> tuple[str, str]:
-    wrong = rng.permutation(_absent(objects))[: len(OPTION_LETTERS) - 1].tolist()
-    options = rng.permutation([some.digit, *wrong]).tolist()
-    listed = " ".join(f"{letter} {digit}" for letter, digit in zip(OPTION_LETTERS, options, strict=False))
-    return f"which is there ? {listed}", OPTION_LETTERS[options.index(some.digit)]
-
-
-_LISTINGS = {
-    "describe": ("describe .", describe_scene),
-    "list": ("list .", list_digits),
-    "list_color": ("list color .", list_colors),
-}
-_QUESTIONS = {
-    "exists": _exists,
-    "exists_color": _exists_color,
-    "exists_color_easy": _exists_color_easy,
-    "color": _color,
-    "read": _read,
-    "where": _where,
-    "count": _count,
-    "choice": _choice,
-}
-
-
-def vocabulary() -> tuple[str, ...]:
-    """Every word that questions, answers and the chat template use, in a fixed order (no special tokens)."""
-    words = "USER: ASSISTANT: ? . what where which is at there a the how many describe list none yes no color"
-    return (*words.split(), *OPTION_LETTERS, *map(str, range(10)), *COLOR_NAMES, *PLACES)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.metrics.metric import TaskMetric

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from subtoken_train import SubTokenModel
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.whole_folder import ADAPTER
-from subtoken_train.cli.fit import export
+from subtoken_train.cli.fit_course import export
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_files import write_scenes

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from subtoken_train.cli.fit import train
+from subtoken_train.cli.fit_course import train
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.interrupt import CheckpointFailed, TrainingInterrupted
 from subtoken_train.training.run_folder import RunFolder

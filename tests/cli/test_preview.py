@@ -102,8 +102,8 @@ def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypa
     ("extra", "message"),
     [
         (["--data.max_length", "40"], "its images and their question end at token"),
-        (["--count", "0"], "--count is '0'; it must be a whole number, 1 or more"),
-        (["--count"], "--count is ''; it must be"),
+        (["--count", "0"], "--count 0 must be at least 1"),
+        (["--count"], "argument --count: expected one argument"),
         (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
     ],
 )

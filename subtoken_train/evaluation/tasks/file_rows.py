@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from subtoken_train.datasets.image_sources import ImageSource
 from subtoken_train.evaluation.tasks.task import Task
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+CUT_OFF = "the file may be cut off: fetch it again"
 
 
 class FileRow(NamedTuple):
@@ -99,3 +100,9 @@ def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
         if name in seen:
             raise ValueError(f"{place}: id {name!r} is there twice, first in {seen[name]}; keep one")
         seen[name] = place
+
+
+def check_columns(place: str, wanted: Iterable[str], present: Collection[str]) -> None:
+    """Refuse a row or a file without some of the columns that are wanted, by a ``ValueError``."""
+    if missing := [name for name in wanted if name not in present]:
+        raise ValueError(f"{place}: no column {', '.join(missing)}; it has {', '.join(present)}")

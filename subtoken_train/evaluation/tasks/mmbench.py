@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import EncodedImage
-from subtoken_train.evaluation.metrics.choices import MMBenchScores
+from subtoken_train.evaluation.metrics.mmbench_scores import MMBenchScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
+from subtoken_train.evaluation.tasks.table_files import read_table
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_table
 
 TABLES = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
 """Rows by name; the first that is in the source folder is read."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.evaluation.metrics.yes_no import MME_SUBTASKS, MMEScores
+from subtoken_train.evaluation.metrics.mme_scores import MME_SUBTASKS, MMEScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.task import Sample

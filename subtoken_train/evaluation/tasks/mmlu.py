@@ -7,20 +7,19 @@ authors' (no header, letters), or with a header and the answers' indices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.table_files import read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.evaluation.tasks.text_files import read_table
 
 LETTERS = "ABCD"
-MOST_EXAMPLES = 5
 _CELLS = ("question", "choice0", "choice1", "choice2", "choice3", "answer")
 
 
@@ -47,20 +46,10 @@ class MMLU(Task):
         "https://people.eecs.berkeley.edu/~hendrycks/data.tar, and give its folder data (with dev/ and test/)"
     )
 
-    allowed: ClassVar = {"style": ("lm_eval", "hendrycks")}
+    allowed: ClassVar = {"style": ("lm_eval", "hendrycks"), "num_fewshot": range(6)}
 
-    num_fewshot: int = MOST_EXAMPLES
+    num_fewshot: int = 5
     style: str = "lm_eval"
-
-    def __post_init__(self) -> None:
-        """Refuse what there is not.
-
-        Raises:
-            ValueError: more examples than there are, or no such style.
-        """
-        super().__post_init__()
-        if not 0 <= self.num_fewshot <= MOST_EXAMPLES:
-            raise ValueError(f"num_fewshot of mmlu is {self.num_fewshot}; there are 0 to {MOST_EXAMPLES} examples")
 
     def samples(self) -> Sequence[Sample]:
         """All samples in the order of the files.
@@ -70,7 +59,26 @@ class MMLU(Task):
                 too few examples.
         """
         examples = self._by_subject("dev") if self.num_fewshot else {}
-        return list(self._samples(examples))
+        samples = []
+        for subject, rows in self._by_subject("test").items():
+            shown = examples.get(subject, [])[: self.num_fewshot]
+            if len(shown) < self.num_fewshot:
+                raise ValueError(
+                    f"task mmlu: subject {subject} has {len(shown)} of {self.num_fewshot} examples in dev. {self.where}"
+                )
+            prefix = self.prefix(subject, shown)
+            samples += [
+                Sample(
+                    f"{subject}/{number}",
+                    prefix + self.question(row),
+                    {"answer": _answer(row)},
+                    choices=tuple(f" {letter}" for letter in LETTERS),
+                    context_characters=len(prefix),
+                    kind=subject,
+                )
+                for number, row in enumerate(rows)
+            ]
+        return samples
 
     def prefix(self, subject: str, examples: Sequence[FileRow]) -> str:
         """What comes before a question: the description and solved examples."""
@@ -83,24 +91,6 @@ class MMLU(Task):
         """A question up to where its answer's letter belongs."""
         asked = row.values["question"] if self.style == "hendrycks" else row.values["question"].strip()
         return f"{asked}\n{lettered(row.values['choices'])}\nAnswer:"
-
-    def _samples(self, examples: dict[str, list[FileRow]]) -> Iterator[Sample]:
-        for subject, rows in self._by_subject("test").items():
-            shown = examples.get(subject, [])[: self.num_fewshot]
-            if len(shown) < self.num_fewshot:
-                raise ValueError(
-                    f"task mmlu: subject {subject} has {len(shown)} of {self.num_fewshot} examples in dev. {self.where}"
-                )
-            prefix = self.prefix(subject, shown)
-            for number, row in enumerate(rows):
-                yield Sample(
-                    f"{subject}/{number}",
-                    prefix + self.question(row),
-                    {"answer": _answer(row)},
-                    choices=tuple(f" {letter}" for letter in LETTERS),
-                    context_characters=len(prefix),
-                    kind=subject,
-                )
 
     def _by_subject(self, split: str) -> dict[str, list[FileRow]]:
         source = task_source(self)
@@ -121,13 +111,14 @@ def _csv_rows(path: Path) -> list[FileRow]:
     rows = read_table(path, _CELLS, header=False)
     if rows and tuple(rows[0].values.values()) == _CELLS:
         rows = rows[1:]
-    return [FileRow(_unified(row.values), row.place) for row in rows]
+    return [_unified(row) for row in rows]
 
 
-def _unified(values: Any) -> dict[str, Any]:
-    answer = values["answer"].strip()
+def _unified(row: FileRow) -> FileRow:
+    """A row as the Parquet form has it; an answer that is none is -1."""
+    answer = row.text("answer").strip()
     number = LETTERS.find(answer) if answer in tuple(LETTERS) else int(answer) if answer.isdecimal() else -1
-    return {"question": values["question"], "choices": [values[name] for name in _CELLS[1:5]], "answer": number}
+    return row.with_values(choices=[row.values[name] for name in _CELLS[1:5]], answer=number)
 
 
 def _answer(row: FileRow) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from subtoken_train.evaluation.metrics.yes_no import POPE_CATEGORIES, POPEScores
+from subtoken_train.evaluation.metrics.pope_scores import POPE_CATEGORIES, POPEScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, task_source
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.parquet_sets import parquet_files, read_split

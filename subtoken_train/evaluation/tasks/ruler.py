@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
@@ -69,16 +69,12 @@ class Ruler(Task):
     rows = 500 * len(RULER_TASKS)
     primary = "string_match"
     scored_by = RulerMatch
+    allowed: ClassVar = {"tasks": RULER_TASKS}
     where = (
         "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
         "--save_dir of RULER's own scripts/data/prepare.py (https://github.com/NVIDIA/RULER), which leaves "
         "DIR/TASK/validation.jsonl. The task ruler_synthetic needs no files"
     )
-
-    def __post_init__(self) -> None:
-        for task in self.tasks:
-            if task not in RULER_TASKS:
-                raise unknown_name("RULER task", task, RULER_TASKS)
 
     @property
     def expected_rows(self) -> int:

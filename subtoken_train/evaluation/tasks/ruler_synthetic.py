@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
-from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.string_match import RulerMatch
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, family, ruler_sample
 from subtoken_train.evaluation.tasks.ruler_texts import MAKERS, Text
@@ -39,12 +39,8 @@ class RulerSynthetic(Task):
     primary = "string_match"
     scored_by = RulerMatch
     needs_files = False
+    allowed: ClassVar = {"tasks": tuple(MAKERS)}
     where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
-
-    def __post_init__(self) -> None:
-        for task in self.tasks:
-            if task not in MAKERS:
-                raise unknown_name("task of ruler_synthetic", task, MAKERS)
 
     @property
     def expected_rows(self) -> int:

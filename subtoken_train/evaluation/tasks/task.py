@@ -78,15 +78,17 @@ class Task(ABC):
     needs_files: ClassVar[bool] = True
     """False for a task that makes its samples itself, by its options."""
     allowed: ClassVar[Mapping[str, Sequence[object]]] = {}
-    """The values that an option may have, for options that are names."""
+    """The values that an option, or each member of it, may have, for options that are names or small counts."""
 
     source: str | Path | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse an option's value that is not ``allowed``, by a ``ValueError``."""
         for option, values in self.allowed.items():
-            if getattr(self, option) not in values:
-                raise unknown_name(f"{option} of {self.name}", getattr(self, option), map(str, values))
+            given = getattr(self, option)
+            for one in given if isinstance(given, tuple) else (given,):
+                if one not in values:
+                    raise unknown_name(f"{option} of {self.name}", one, map(str, values))
 
     @abstractmethod
     def samples(self) -> Sequence[Sample]:

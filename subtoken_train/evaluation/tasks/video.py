@@ -15,8 +15,8 @@ from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.table_files import read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.evaluation.tasks.text_files import read_table
 
 FRAMES = "frames"
 JUDGE_FILE = "judge.tsv"

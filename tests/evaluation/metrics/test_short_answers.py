@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.datasets.scenes import ask, draw_scene
+from subtoken_train.datasets.scene_questions import ask
+from subtoken_train.datasets.scenes import draw_scene
 from subtoken_train.evaluation.metrics.short_answers import (
     ANLS,
     Answered,

@@ -86,7 +86,7 @@ def test_too_few_examples(tmp_path, write):
 
 
 def test_mistakes(tmp_path):
-    with pytest.raises(ValueError, match="num_fewshot of mmlu is 6; there are 0 to 5"):
+    with pytest.raises(ValueError, match=r"unknown num_fewshot of mmlu 6\. Allowed: 0, 1, 2, 3, 4, 5"):
         build_task("mmlu", num_fewshot=6)
     with pytest.raises(ValueError, match=r"unknown style of mmlu 'lm-eval'\. Did you mean 'lm_eval'"):
         build_task("mmlu", style="lm-eval")

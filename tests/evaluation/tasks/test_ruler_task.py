@@ -83,7 +83,7 @@ def test_rows_of_a_complete_set():
     task = build_task("ruler")
     assert (task.rows, task.expected_rows) == (6_500, 6_500)
     assert build_task("ruler", tasks=["vt", "cwe"], rows_per_task=50).expected_rows == 100
-    with pytest.raises(ValueError, match=r"unknown RULER task 'niah_single'. Did you mean 'niah_single_"):
+    with pytest.raises(ValueError, match=r"unknown tasks of ruler 'niah_single'. Did you mean 'niah_single_"):
         build_task("ruler", tasks=["niah_single"])
 
 

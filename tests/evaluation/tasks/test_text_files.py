@@ -6,14 +6,8 @@ import json
 
 import pytest
 
-from subtoken_train.evaluation.tasks.text_files import (
-    benchmark_json,
-    read_entries,
-    read_jsonl,
-    read_lines,
-    read_named,
-    read_table,
-)
+from subtoken_train.evaluation.tasks.table_files import read_table
+from subtoken_train.evaluation.tasks.text_files import benchmark_json, read_entries, read_jsonl, read_lines, read_named
 
 
 @pytest.fixture
