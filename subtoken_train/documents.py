@@ -123,7 +123,10 @@ def parse_yaml(text: str, place: str) -> Any:
         node = yaml.compose(text, yaml.SafeLoader)
         if node is not None:
             _count(node, {}, place)
-        return _built(text, place)
+        try:
+            return yaml.safe_load(text)
+        except (TypeError, OverflowError, ValueError) as error:  # a list as a key, a date that there is not
+            raise InvalidYAML(f"{place}: invalid YAML ({error})") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -149,13 +152,6 @@ def check_file_name(name: str, place: str) -> str:
             f"{place} is {name[:60]!r}, which also names a file: at most 200 bytes without /, \\ or control characters"
         )
     return name
-
-
-def _built(text: str, place: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except (TypeError, OverflowError, ValueError) as error:  # a list as a key, a date that there is not
-        raise InvalidYAML(f"{place}: invalid YAML ({error})") from None
 
 
 def _count(node: yaml.Node, sizes: dict[int, int], place: str) -> int:

@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from subtoken_train.errors import clipped, unknown_name
 
 T = TypeVar("T")
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+"""The plain types in words."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
@@ -39,15 +40,9 @@ def typed(kind: type[T], content: object, place: str) -> T:
         raise ValueError(f"{place}: {unknown_name('key', next(n for n in content if n in unknown), plan.hints)}")
     if missing := [name for name in plan.required if name not in content]:
         raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    made = content
+    made = dict(content)
     for name, value in content.items():
-        given = type(value)
-        if (
-            given not in plan.exact[name]
-            or (given is float and not math.isfinite(value))
-            or (given is int and not _LEAST <= value <= _MOST)
-        ):
-            made = dict(content) if made is content else made
+        if type(value) not in plan.exact[name] or not _in_range(value):
             made[name] = checked(plan.hints[name], value, f"{place}: {name}")
     return kind(**made)
 
@@ -83,7 +78,7 @@ def _scalars(hint: Any) -> list[type]:
     """The plain types of a hint, each told by ``type(value)`` alone."""
     if get_origin(hint) in (Union, types.UnionType):
         return [kind for each in get_args(hint) for kind in _scalars(each)]
-    return [hint] if hint in _WORDS else []
+    return [hint] if hint in WORDS else []
 
 
 def _in_range(value: Any) -> bool:
@@ -170,4 +165,4 @@ def _words(hint: Any) -> str:
     origin = get_origin(hint) or hint
     if origin in (list, tuple):
         return "a list"
-    return "a group of keys" if origin is dict or dataclasses.is_dataclass(origin) else _WORDS.get(origin, str(origin))
+    return "a group of keys" if origin is dict or dataclasses.is_dataclass(origin) else WORDS.get(origin, str(origin))

@@ -9,8 +9,8 @@ from huggingface_hub import ModelCardData
 
 from subtoken_train.artifact.scores import Evaluation, model_index, score_table
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.load import is_hub_id
-from subtoken_train.ledger.ledger import KVBudget
+from subtoken_train.families.backbone_config import is_hub_id
+from subtoken_train.ledger.kv_budget import KVBudget
 
 
 @dataclass(frozen=True)

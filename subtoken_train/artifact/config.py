@@ -17,9 +17,9 @@ from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.errors import SubTokenWarning, unknown_name
 from subtoken_train.families import FAMILIES
+from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.backbone_files import PEFT_FILE, check_local_files
-from subtoken_train.families.load import BackboneConfig, check_backbone
-from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings, check_lora
+from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers import REDUCERS, split_settings
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
@@ -88,10 +88,7 @@ def read_config(folder: Path) -> AdapterConfig:
         raise ValueError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
     config = _parsed(read_json(path), path)
     try:
-        check_lora(config.lora)
         check_backbone(config.backbone)
-        if config.stage2 is not None and config.stage2.output_lora is not None:
-            check_lora(config.stage2.output_lora)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if config.merged:

@@ -25,8 +25,9 @@ from subtoken_train.artifact.tensors import check_finite, read_exactly
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE, whole_folder
 from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER
 from subtoken_train.routing.bank import RouterBank
 

@@ -55,15 +55,12 @@ def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
     """Where the text comes from and how a block is laid out; it is tokenised when training starts."""
     source, prefix = data.train_source, data.prefix_tokens
     name = source.name if source.config is None else f"{source.name}, {source.config}"
-    rows = "not read: --offline" if offline else f"{_number_of(load_rows(source, data.streaming))}"
-    yield f"{name}, split {source.split} ({rows})"
+    rows: Any = None if offline else load_rows(source, data.streaming)
+    number = "not read: --offline" if offline else f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
+    yield f"{name}, split {source.split} ({number})"
     reads = f"{prefix} read without loss, {data.block_length - data.context_length - prefix} predicted"
     region = reads if prefix else "all of it read and predicted: choices look ahead (the region reading)"
     yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"
-
-
-def _number_of(rows: Any) -> str:
-    return f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
 
 
 def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
@@ -71,7 +68,9 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
     data = cli.datamodule
     data.read()
     records = data.training_records
-    yield f"{data.train_file}: {_modalities(records)}"
+    texts = int((records.sizes()[:, 0] == 0).sum())
+    mixed = f", {texts:,} of them without an image (in batches of their own)" if 0 < texts < len(records) else ""
+    yield f"{data.train_file}: {len(records):,} records{mixed}"
     if data.val_file is not None:
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
     if folders := data.check_images():
@@ -90,11 +89,3 @@ def _unknown_lines(data: OrderedDataModule[Any], family: Family | None) -> Itera
     """The share of unknown tokens, where there can be any."""
     if family is not None and (line := say_unknown(family.tokenizer, data.some_texts(), "training data")):
         yield line
-
-
-def _modalities(records: InstructionRecords) -> str:
-    texts = int((records.sizes()[:, 0] == 0).sum())
-    mixed = 0 < texts < len(records)
-    return f"{len(records):,} records" + (
-        f", {texts:,} of them without an image (in batches of their own)" if mixed else ""
-    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import unknown_name
+from subtoken_train.outputs import check_new
 
 HELP = """Make a data set that recipes name, or check what of a public one is there.
 
@@ -56,31 +57,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files, or check them."""
     _check_options(args)
-    if args.name not in (*_MADE, *_OPTIONS):
-        from subtoken_train.cli.task_check import check_task
-
-        print(check_task(args.name, args.root, args.option or (), args.limit))
-        return 0
-    if args.name in _OPTIONS:
-        print(_check(args))
-        return 0
     if args.name == "english":
         from subtoken_train.datasets.english import write_english
 
         out = args.out or "data/english_text"
         write_english(out, overwrite=args.overwrite)
-    else:
+        print(f"written to {out}")
+    elif args.name == "scenes":
         from subtoken_train.datasets.scene_files import write_scenes
 
         out = args.out or "data/scenes"
         write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
-    print(f"written to {out}")
+        print(f"written to {out}")
+    else:
+        print(_check(args))
     return 0
 
 
 def _check(args: argparse.Namespace) -> str:
+    if args.name not in _OPTIONS:
+        from subtoken_train.cli.task_check import check_task
+
+        return check_task(args.name, args.root, args.option or (), args.limit)
     from subtoken_train.cli import data_checks
-    from subtoken_train.outputs import check_new
 
     check_new([] if args.missing_list is None else [args.missing_list], args.overwrite)
     if args.name == "llava665k":
@@ -93,20 +92,16 @@ def _check(args: argparse.Namespace) -> str:
 def _check_options(args: argparse.Namespace) -> None:
     """Raise a ``ValueError`` for an option that the data set has no use for, or needs and lacks."""
     check_counts(args, "train", "dev", "test", "limit")
-    benchmark = args.name not in (*_MADE, *_OPTIONS)
-    if benchmark:
-        _check_name(args.name)
-    used = _BENCHMARK_OPTIONS if benchmark else _OPTIONS.get(args.name, ())
+    used = _OPTIONS.get(args.name, ())
+    if benchmark := args.name not in (*_MADE, *_OPTIONS):
+        from subtoken_train.evaluation.tasks import TASKS
+
+        if args.name not in TASKS:
+            raise unknown_name("data set", args.name, (*_MADE, *_OPTIONS, *TASKS))
+        used = _BENCHMARK_OPTIONS
     for option in ("root", "file", "missing_list", "option", "limit"):
         if option not in used and getattr(args, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} means nothing to data {args.name}; leave it out")
     for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):
         if not benchmark and option in used and getattr(args, option) is None:
             raise ValueError(f"data {args.name} needs {words}: --{option} PATH")
-
-
-def _check_name(name: str) -> None:
-    from subtoken_train.evaluation.tasks import TASKS
-
-    if name not in TASKS:
-        raise unknown_name("data set", name, (*_MADE, *_OPTIONS, *TASKS))

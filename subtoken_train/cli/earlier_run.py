@@ -15,10 +15,7 @@ from subtoken_train.resources import find_recipe
 
 
 def check_held(cli: Any) -> None:
-    """Refuse to replace a folder that holds what the run reads.
-
-    Args:
-        cli: the parsed recipe; only ``--overwrite`` replaces anything.
+    """Refuse to replace a folder (with ``--overwrite`` alone) that holds what the run reads.
 
     Raises:
         ValueError: data, images, backbone, stage 1's adapter or a recipe lies in the run's folder. The run's own
@@ -78,10 +75,6 @@ _MAX_LISTED = 4
 
 def compare_recipes(saved: Path, now: str) -> str:
     """Compare the recipe that a run keeps with the present one; returns a note on what may change but matters.
-
-    Args:
-        saved: the run's ``recipe.yaml``.
-        now: the present recipe as YAML.
 
     Raises:
         ValueError: they differ in what the checkpoint restores or presupposes, or the saved one cannot be read.

@@ -90,13 +90,8 @@ def _check_options(args: argparse.Namespace) -> None:
 def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
     """Push a folder that is safely on disk, and say where it is; or how to try again.
 
-    Args:
-        folder: the adapter folder.
-        destination: where to.
-        retry: the words of the command that pushes it again.
-
     Raises:
-        ValueError: the push failed; the folder stays.
+        ValueError: the push failed; the folder stays, and the message ends with the command ``retry``.
     """
     from subtoken_train.artifact.hub import push_folder
 

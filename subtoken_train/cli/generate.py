@@ -12,8 +12,6 @@ from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from subtoken_train.inference.model import SubTokenModel
 
 HELP = """Answer one prompt with reducer, routers and KV eviction, and say what its cache took.
@@ -76,7 +74,12 @@ def run(args: argparse.Namespace) -> int:
         print(plain(model.tokenizer.decode(answer, skip_special_tokens=True).strip()))
     print(_summary(model, len(answer)))
     if args.show:
-        _draw(model, images[0], layers, Path(args.show))
+        from subtoken_train.evaluation.picture import kept_picture
+
+        assert model.last is not None
+        picture = kept_picture(images[0], model.backbone.family, model.last.batch, model.last.plan, layers)
+        Path(args.show).parent.mkdir(parents=True, exist_ok=True)
+        picture.save(args.show)
         print(f"kept and dropped visual tokens of layers {', '.join(map(str, layers))} drawn in {args.show}")
     return 0
 
@@ -91,7 +94,7 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
         return model
     if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
-    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.acts:
+    if model.backbone.placeless:
         raise ValueError(
             f"--show: {reducer.name} on {family.name} counts its tokens anew, so they have no place in the "
             "picture; leave it out"
@@ -136,13 +139,3 @@ def _summary(model: SubTokenModel, tokens: int) -> str:
         f"{tokens} tokens after {prompt} | {model.cache_report()}{compression} | prefill "
         f"{model.last.prefill_seconds:.2f} s, decode {model.last.decode_seconds:.2f} s"
     )
-
-
-def _draw(model: SubTokenModel, image: Image.Image, layers: list[int], path: Path) -> None:
-    """Write the picture of the last prompt's plan."""
-    from subtoken_train.evaluation.picture import kept_picture
-
-    assert model.last is not None
-    picture = kept_picture(image, model.backbone.family, model.last.batch, model.last.plan, layers)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path)

@@ -25,7 +25,8 @@ def run_loggers(given: Any, folder: Path) -> list[Logger]:
     """
     if given is False:
         return []
-    csv = _unused_name(folder / FOLDER, "csv")
+    names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))
+    csv = next(name for name in names if not (folder / FOLDER / name).exists())
     ours = [
         CSVLogger(str(folder), FOLDER, csv),
         TensorBoardLogger(str(folder), FOLDER, "tb", default_hp_metric=False),
@@ -44,10 +45,7 @@ def csv_parts(folder: Path) -> list[Path]:
 def name_remote_runs(given: Any, name: str, folder: Path) -> None:
     """Name W&B's and MLflow's runs as the run, and keep W&B's files in its folder; what a recipe says itself stays.
 
-    Args:
-        given: ``trainer.logger`` as it is parsed, before anything is built; changed in place.
-        name: the run's.
-        folder: where the run is written.
+    ``given`` is ``trainer.logger`` as it is parsed, before anything is built; it is changed in place.
 
     Raises:
         ValueError: the logger's package is not installed.
@@ -72,9 +70,3 @@ def finish_remote(loggers: Iterable[Any]) -> None:
         run = getattr(logger, "_experiment", None)  # asked for by its public name, it would be started
         if type(logger).__name__ == "WandbLogger" and run is not None:
             run.finish()
-
-
-def _unused_name(folder: Path, name: str) -> str:
-    """``csv``, ``csv-2``, ``csv-3``..."""
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(candidate for candidate in names if not (folder / candidate).exists())

@@ -80,10 +80,5 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
-
-    Args:
-        argv: arguments without the program's name; None takes them from ``sys.argv``.
-    """
-    arguments = sys.argv[1:] if argv is None else argv
-    return guarded(lambda: dispatch(arguments))
+    """Run the command line (None: that of the process, without the program's name) and return its exit code."""
+    return guarded(lambda: dispatch(sys.argv[1:] if argv is None else argv))

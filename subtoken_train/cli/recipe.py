@@ -183,28 +183,22 @@ class RecipeCLI(LightningCLI):
             raise ValueError(f"trainer: {error}") from None
 
     def check_watchers(self, read: bool) -> None:
-        """Raise a worded ``ValueError`` where early stopping or the evaluation could not run; builds nothing.
-
-        Args:
-            read: whether the evaluation's data are read.
-        """
+        """Raise a worded ``ValueError`` where early stopping or the evaluation (its data, if read) could not run."""
         self._early_stopping_mode()
         task, attention = self.config_init.evaluation, self.config.model.backbone.attention
-        if task is not None:
+        if task is not None and read:
+            midway_evaluator(task, attention)
+        elif task is not None:
             check_attention(attention)
-            if read:
-                midway_evaluator(task, attention)
 
     def _early_stopping_mode(self) -> str | None:
         """``min`` or ``max`` of the recipe's early stopping, checked against the scores that the run will have."""
         stopping, data = self.config_init.early_stopping, self.config.data
         if stopping is None:
             return None
-        validates = any(data.get(key) for key in ("val_file", "val", "val_samples"))
-        scores = [
-            *(["eval/accuracy"] if self.config_init.evaluation else []),
-            *(VALIDATION_SCORES if validates else []),
-        ]
+        scores = ["eval/accuracy"] if self.config_init.evaluation else []
+        if any(data.get(key) for key in ("val_file", "val", "val_samples")):
+            scores += VALIDATION_SCORES
         return str(stopping.checked_mode(scores))
 
     def _watchers(self, stop_mode: str | None) -> list[Callback]:

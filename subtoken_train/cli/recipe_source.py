@@ -127,21 +127,18 @@ def _read_file(path: str) -> dict[str, Any]:
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
     for key, value in content.items():
+        if key in FLAGS and value in (False, None):
+            continue
         if key in FLAGS:
-            _check_flag(path, key, value)
-        elif not isinstance(key, str) or key not in KEYS:
+            raise ValueError(
+                f"{path} says {key}: {shown(value)}; that is said on the command line alone: remove it there, and add "
+                f"--{key} if you mean it"
+            )
+        if not isinstance(key, str) or key not in KEYS:
             raise ValueError(unknown_key("key", shown(key).strip("'"), [*KEYS, *known_keys()]))
-        elif key in BANDS and not isinstance(value, dict) and (value is not None or key not in _OPTIONAL):
+        if key in BANDS and not isinstance(value, dict) and (value is not None or key not in _OPTIONAL):
             raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
     return {key: value for key, value in content.items() if key not in FLAGS}
-
-
-def _check_flag(path: str, key: str, value: Any) -> None:
-    if value not in (False, None):
-        raise ValueError(
-            f"{path} says {key}: {shown(value)}; that is said on the command line alone: remove it there, and add "
-            f"--{key} if you mean it"
-        )
 
 
 def _piece(key: str, text: str | None) -> dict[str, Any]:

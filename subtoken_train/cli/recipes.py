@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.outputs import check_new
 from subtoken_train.resources import find_recipe, recipe_files, shipped_recipe
 
 HELP = """The recipes that travel with the package: one commented YAML per run, a folder per model.
@@ -70,11 +71,10 @@ def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
     """Copy a recipe to a file, or into a folder, and return where it went.
 
     Raises:
-        FileExistsError: the file exists and ``overwrite`` is off.
+        ValueError: the file exists and ``overwrite`` is off.
     """
     target = destination / source.name if destination.is_dir() else destination
-    if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} exists; give another name or --overwrite")
+    check_new([target], overwrite)
     target.write_bytes(source.read_bytes())
     return target
 

@@ -30,12 +30,7 @@ _THERE: dict[str, Callable[[], bool]] = {
 
 
 def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> None:
-    """Everything that ``fit`` asks of a recipe on any machine, without weights.
-
-    Args:
-        cli: the recipe.
-        parts: its model, laid out.
-        offline: read no data.
+    """Everything that ``fit`` asks of a recipe, and of its model laid out, on any machine; offline, no data are read.
 
     Raises:
         ValueError: what ``fit`` would say.

@@ -68,13 +68,7 @@ class SweepRun:
 def sweep_runs(
     configs: Sequence[str], settings: Sequence[str], folder: Path, allow_code: bool = False
 ) -> list[SweepRun]:
-    """Every combination of the settings' values, the last key changing fastest.
-
-    Args:
-        configs: recipe files.
-        settings: ``KEY=A,B`` each.
-        folder: where the runs' folders go.
-        allow_code: whether the runs may do what recipes name (``--allow-code``).
+    """Every combination of the settings' values (``KEY=A,B`` each), the last key changing fastest.
 
     Raises:
         ValueError: a setting without a value, a key that is given twice, or one that the sweep sets itself.

@@ -18,14 +18,7 @@ from typing import Any
 from subtoken_train.errors import SubTokenWarning, UncutError, plain
 
 PROGRAM = "subtoken-train"
-USER_ERRORS = (
-    ValueError,
-    FileNotFoundError,
-    FileExistsError,
-    PermissionError,
-    NotADirectoryError,
-    IsADirectoryError,
-)
+USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 """What a user can mend while a run goes on; see ``is_users`` for a command."""
 MAX_LENGTH = 400
 """Characters of a message."""
@@ -42,7 +35,7 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.strerror}: {error.filename}"
     elif isinstance(error, UnicodeError):
-        text = f"a text that is no UTF-8 ({error.reason if isinstance(error, _CODEC_ERRORS) else error})"
+        text = f"a text that is no UTF-8 ({getattr(error, 'reason', error)})"
     else:
         text = str(error)
     if "Original Traceback" in text:  # raised in a data-loading worker: torch puts the whole traceback in the message
@@ -60,9 +53,6 @@ def is_users(error: Exception) -> bool:
     if isinstance(error, USER_ERRORS):
         return True
     return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno in _USERS_ERRNOS
-
-
-_CODEC_ERRORS = (UnicodeDecodeError, UnicodeEncodeError)
 
 
 def guarded(action: Callable[[], int]) -> int:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from subtoken_train.errors import clipped, unknown_name
+from subtoken_train.typed import WORDS
 
 _UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<key>[\w.\-]+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"unrecognized arguments: (?P<argument>[^\s=]+)")
@@ -17,13 +18,7 @@ _VALUE = re.compile(
 _EMPTY = re.compile(r"(Got value:|Given value:)[ \t]*$", re.MULTILINE)
 _TYPES = re.compile(r"Subtypes: \[(?P<union>.*?)\] Errors|Expected a (?P<one><class '[\w.]+'>|typing\.\w+\[.*?\])")
 _MISSING = re.compile(r"the following arguments are required: (?P<keys>.+?)(?= Expected a |$)")
-_TYPE_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a text",
-    "NoneType": "null",
-}
+_TYPE_WORDS = {kind.__name__: words for kind, words in WORDS.items()}
 _ERRORS = re.compile(r"^Errors:\n(?P<errors>.*?)^Given value", re.MULTILINE | re.DOTALL)
 _TRIED = ("Expected a ", "Not a valid subclass", "Does not validate")
 _GROUP = "a group of keys"
@@ -92,11 +87,8 @@ def _nearest(key: str, keys: list[str]) -> str | None:
 
 def unexpected_argument(argument: str) -> str:
     """The message for a word that is neither an option nor its value."""
-    hint = (
-        f"a recipe is passed as --config {argument}"
-        if argument.endswith((".yaml", ".yml"))
-        else "options start with --"
-    )
+    is_recipe = argument.endswith((".yaml", ".yml"))
+    hint = f"a recipe is passed as --config {argument}" if is_recipe else "options start with --"
     return f"unexpected argument {argument!r}; {hint}"
 
 

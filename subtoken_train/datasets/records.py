@@ -34,7 +34,7 @@ from subtoken_train.datasets.image_sources import (
 from subtoken_train.datasets.record_index import RecordIndex, file_state, image_names, open_index, record_id, used_turns
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import check_regular
-from subtoken_train.families.family import Turn
+from subtoken_train.families.conversation import Turn
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from subtoken_train.evaluation.data_file import Answers, grouped
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.runner.arms import groups_words
-from subtoken_train.ledger.ledger import share_words
+from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.typed import checked, shown
 
 _KINDS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from subtoken_train.inference.batched import Outcome, generate_batch, score_batc
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.opening import check_context_first
-from subtoken_train.ledger.ledger import share_words
+from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.plugins.arguments import GreedySettings, ModelArguments
 from subtoken_train.types import Batch, Protocol

@@ -15,8 +15,9 @@ from torch.distributed.fsdp import FSDPModule
 from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
 from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.reducers.base import Reducer
@@ -103,7 +104,7 @@ class SubTokenModule(L.LightningModule):
             set_peft_model_state_dict(peft_model, first.tensors(compressed.family, source, peft_model))
             self.first_stage_digest = first.digest()
         if self.gradient_checkpointing:
-            compressed.family.enable_checkpointing(compressed.bank)
+            enable_checkpointing(compressed.family, compressed.bank)
         self.compressed = compressed
         object.__setattr__(self, "peft_model", peft_model)  # not a submodule: its modules are compressed's own
 
@@ -141,7 +142,7 @@ class SubTokenModule(L.LightningModule):
         weight = 0.0 if self.routing_config is None else self.routing_config.balance_weight
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
-        self.last_step = StepRecord.of(micro, result, self.family.shape.num_layers)
+        self.last_step = StepRecord.of(micro, result)
         return answer + weight * balance * accumulation / window_size
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

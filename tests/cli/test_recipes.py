@@ -46,7 +46,7 @@ def test_copy_overwrites_only_when_told(library, tmp_path, capsys):
     target = tmp_path / "mine.yaml"
     target.write_text("mine\n")
     assert main(["recipes", "copy", "tiny_a", str(target)]) == 2
-    assert f"{target} exists; give another name or --overwrite" in capsys.readouterr().err
+    assert f"{target} exists; name another file, or pass --overwrite" in capsys.readouterr().err
     assert target.read_text() == "mine\n"
     assert main(["recipes", "copy", "tiny_a", str(target), "--overwrite"]) == 0
     assert target.read_text() == TINY

@@ -11,7 +11,7 @@ from PIL import Image
 
 from subtoken_train.datasets import record_index
 from subtoken_train.datasets.records import InstructionRecords, open_image
-from subtoken_train.families.family import Turn
+from subtoken_train.families.conversation import Turn
 
 
 def talk(*values: str) -> list[dict[str, str]]:

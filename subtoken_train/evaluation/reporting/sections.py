@@ -16,7 +16,7 @@ from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import ArmRow, KindScores, ScoreTable
-from subtoken_train.ledger.ledger import share_words
+from subtoken_train.ledger.kv_budget import share_words
 
 Cell = Estimate | str | None
 NOTHING = "-"

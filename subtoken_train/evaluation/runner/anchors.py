@@ -15,7 +15,8 @@ from functools import partial
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm, load_arm
 from subtoken_train.inference.arm_spec import DRAWING, ArmSpec
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.ledger.ledger import KVBudget, exact, solve_anchor
+from subtoken_train.ledger.kv_budget import KVBudget, exact
+from subtoken_train.ledger.ledger import solve_anchor
 from subtoken_train.reducers.base import Reducer
 
 SUFFIX = "untrained_anchor"

@@ -16,7 +16,7 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import check_context_first
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
