@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
+from subtoken_train.errors import unknown_name
 from subtoken_train.resources import resource
 
 SNAPSHOT = "data/english/topics.json.xz"
@@ -51,7 +52,7 @@ def documents(split: str) -> list[str]:
         ValueError: another split.
     """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+        raise unknown_name("split", split, SPLITS)
     return [text for place, text in enumerate(_prose()) if _HELD_OUT.get(place % 10, "train") == split]
 
 
@@ -75,13 +76,9 @@ def _prose() -> tuple[str, ...]:
     seen: set[str] = set()
     texts = []
     for _, text in sorted(topics().items()):
-        paragraphs = []
-        for block in text.split("\n\n"):
-            paragraph = " ".join(block.split())
-            if not paragraph.endswith(".") or len(paragraph.split()) < _SHORTEST or paragraph in seen:
-                continue
-            seen.add(paragraph)
-            paragraphs.append(paragraph)
-        if paragraphs:
+        blocks = dict.fromkeys(" ".join(block.split()) for block in text.split("\n\n"))
+        prose = (block for block in blocks if block.endswith(".") and len(block.split()) >= _SHORTEST)
+        if paragraphs := [block for block in prose if block not in seen]:
+            seen.update(paragraphs)
             texts.append("\n".join(paragraphs))
     return tuple(texts)
