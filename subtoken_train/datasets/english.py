@@ -21,7 +21,12 @@ from subtoken_train.resources import resource
 SNAPSHOT = "data/english/topics.json.xz"
 SNAPSHOT_SHA256 = "00cd729de8406210fa9746b150851489cf11d5e122db4d1ca8a626f17b4be639"
 SPLITS = ("train", "dev", "test")
-_FILES = Layout(re.compile(rf"(train|dev|test)\.jsonl|{re.escape(DATA_MARKER)}"), re.compile("(?!)"), last=DATA_MARKER)
+_FILES = Layout(
+    re.compile(rf"(train|dev|test)\.jsonl|{re.escape(DATA_MARKER)}"),
+    re.compile("(?!)"),
+    last=DATA_MARKER,
+    kind="a folder of English text",
+)
 _HELD_OUT = {7: "dev", 9: "test"}  # last digit of a document's place; the rest is for training
 _SHORTEST = 6  # words of a paragraph that counts as prose
 
@@ -57,7 +62,7 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
     Raises:
         ValueError: the folder exists and ``overwrite`` is off, or it holds other files.
     """
-    with whole_folder(Path(folder), overwrite, _FILES, "a folder of English text") as partial:
+    with whole_folder(Path(folder), overwrite, _FILES) as partial:
         for split in SPLITS:
             lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]
             (partial / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
