@@ -21,7 +21,8 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.short_answers import scene_score
-from subtoken_train.families.load import BackboneConfig, load_family
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
 from subtoken_train.reducers import build_reducer
 
 

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from subtoken_train.evaluation.charts import COLORS, svg_of
 from subtoken_train.evaluation.reporting.estimates import Estimate
 from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
+from subtoken_train.evaluation.reporting.kind_scores import KindScores
 from subtoken_train.evaluation.reporting.plots import Series, kind_chart
 from subtoken_train.evaluation.reporting.report import make_report
-from subtoken_train.evaluation.reporting.score_tables import KindScores
 
 ROOT = Path(__file__).resolve().parents[1]
 CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results" / f"mini_suite.{suffix}" for suffix in ("csv", "svg"))

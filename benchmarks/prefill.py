@@ -30,8 +30,9 @@ from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates, LayerView
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.evictions.base import Candidates
+from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region

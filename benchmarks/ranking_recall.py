@@ -20,8 +20,9 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.scene_questions import KINDS, ask
 from subtoken_train.datasets.scenes import CELL, GRID, PLACES, Scene, draw_scene
 from subtoken_train.engine.attention_rows import attention_row
-from subtoken_train.families.family import Turn
-from subtoken_train.families.load import BackboneConfig, load_family
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.conversation import Turn
+from subtoken_train.families.load import load_family
 from subtoken_train.types import Region
 
 PER_KIND = 100

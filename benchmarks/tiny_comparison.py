@@ -34,6 +34,7 @@ from subtoken_train.evaluation.data_file import Answers, answer_records, answer_
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.scores_file import RunRecord, write_record
 from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.inference.batched import in_batches
 from subtoken_train.resources import shipped_recipe
 from subtoken_train.types import Batch
 
@@ -89,8 +90,7 @@ def answer_recall(backbone: CompressedBackbone, task: RecallTask, count: int, ba
     def collate(asked: Sequence[Sample]) -> Batch:
         return collate_text([prompts[sample.id] for sample in asked], padding_id(backbone.family.tokenizer))
 
-    batches = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
-    return answer_samples(backbone, samples, RecallScore(), batches, collate)
+    return answer_samples(backbone, samples, RecallScore(), list(in_batches(range(count), batch_size)), collate)
 
 
 def recall_settings(arm: str) -> dict[str, int] | None:

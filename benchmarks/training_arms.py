@@ -24,7 +24,7 @@ from benchmarks.training_cases import Case, join
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.loaders import AccumulationWindows
 from subtoken_train.engine.build import assemble
-from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.module import SubTokenModule

@@ -17,9 +17,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, CLIPVisionConfig, LlavaConfig
 
 from benchmarks.shaped import llama_config
+from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.load import published_config, resolve
+from subtoken_train.families.load import published_config
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers import build_reducer

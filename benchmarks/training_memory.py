@@ -30,8 +30,10 @@ from benchmarks.pairs import hardware, write
 from subtoken_train.cli.quiet import quiet_libraries
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.load import BackboneConfig, load_weights
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_weights
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
@@ -116,7 +118,7 @@ def make_parts(case: Case, folder: Path) -> CompressedBackbone:
     routing = RoutingConfig(num_groups=16, kept_groups=4) if case.routed else None
     parts, _ = assemble(family, LoraSettings(rank=16, dropout=case.dropout), reducer, routing)
     if case.checkpointing:
-        family.enable_checkpointing(parts.bank)
+        enable_checkpointing(family, parts.bank)
     return parts
 
 

@@ -42,7 +42,8 @@ from recipe_texts import (
 )
 
 from subtoken_train.ledger.geometries import geometry
-from subtoken_train.ledger.ledger import KVBudget, kept_count, solve_anchor
+from subtoken_train.ledger.kv_budget import KVBudget, kept_count
+from subtoken_train.ledger.ledger import solve_anchor
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from subtoken_train.inference.model import SubTokenModel
-    from subtoken_train.ledger.ledger import KVBudget
+    from subtoken_train.ledger.kv_budget import KVBudget
 
 __version__ = "0.1.0"
 __all__ = ["KVBudget", "SubTokenModel", "__version__"]
 
 _HOMES = {
-    "KVBudget": "subtoken_train.ledger.ledger",
+    "KVBudget": "subtoken_train.ledger.kv_budget",
     "SubTokenModel": "subtoken_train.inference.model",
 }
 

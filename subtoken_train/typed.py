@@ -38,8 +38,7 @@ def typed(kind: type[T], content: object, place: str) -> T:
     plan = _plan(kind)
     if unknown := content.keys() - plan.hints.keys():
         raise ValueError(f"{place}: {unknown_name('key', next(n for n in content if n in unknown), plan.hints)}")
-    if missing := [name for name in plan.required if name not in content]:
-        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    _check_there([name for name in plan.required if name not in content], place)
     made = dict(content)
     for name, value in content.items():
         if type(value) not in plan.exact[name] or not _in_range(value):
@@ -110,6 +109,23 @@ def checked(hint: Any, value: Any, place: str) -> Any:
     if hint is int and not _LEAST <= value <= _MOST:
         raise ValueError(f"{place} is {shown(value)}; it must fit 64 bits")
     return _members(origin, inner, value, place) if origin else value
+
+
+def chosen(hints: dict[str, Any], content: object, place: str) -> dict[str, Any]:
+    """Those keys of a mapping that ``hints`` name, each of its type; other keys are not read.
+
+    Raises:
+        ValueError: no mapping, a key that is missing, or a value of another type.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"{place} is {shown(content)}; it must be a group of keys")
+    _check_there([name for name in hints if name not in content], place)
+    return {name: checked(hint, content[name], f"{place}.{name}") for name, hint in hints.items()}
+
+
+def _check_there(missing: list[str], place: str) -> None:
+    if missing:
+        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
 
 
 def _members(origin: Any, inner: tuple[Any, ...], value: Any, place: str) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.comparison_tables import Arm, comparison_markdown, read_comparison
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_questions import KINDS
-from subtoken_train.ledger.ledger import KVBudget
+from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, recipe, run_recipes
 
 SCORES = (("a", 0.75), ("b", 0.5))

@@ -17,7 +17,7 @@ from benchmarks.comparison_tables import (
     read_records,
 )
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
-from subtoken_train.ledger.ledger import KVBudget
+from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, ROOT, recipe
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -19,7 +19,8 @@ from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.load import BackboneConfig, load_family, resolve
+from subtoken_train.families.backbone_config import BackboneConfig, resolve
+from subtoken_train.families.load import load_family
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.resources import find_recipe
 from subtoken_train.types import Region

@@ -17,9 +17,9 @@ from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.errors import SubTokenWarning, unknown_name
 from subtoken_train.families import FAMILIES
+from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.backbone_files import PEFT_FILE, check_local_files
-from subtoken_train.families.load import BackboneConfig, check_backbone
-from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings, check_lora
+from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers import REDUCERS, split_settings
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
@@ -88,23 +88,18 @@ def read_config(folder: Path) -> AdapterConfig:
         raise ValueError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
     config = _parsed(read_json(path), path)
     try:
-        check_lora(config.lora)
         check_backbone(config.backbone)
-        if config.stage2 is not None and config.stage2.output_lora is not None:
-            check_lora(config.stage2.output_lora)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if config.merged:
         check_merged_files(folder)
     else:
-        output = None if config.stage2 is None else config.stage2.output_lora
-        check_adapter_files(folder, config.identity.model_type, config.backbone.path, config.lora, output)
+        check_adapter_files(folder, config)
     return config
 
 
 def _parsed(record: Any, path: Path) -> AdapterConfig:
-    if not isinstance(record, dict):
-        raise ValueError(f"{path} is {shown(record)}; it must be a group of keys")
+    record = checked(dict[str, Any], record, str(path))
     schema = checked(int, record.get("schema_version"), f"{path}: schema_version")
     if schema > SCHEMA_VERSION:
         raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
@@ -128,8 +123,7 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
 
 def _reducer(record: Any, schema: int, place: str) -> Reducer:
     """The token reducer, by the settings of the class that it names."""
-    if not isinstance(record, dict):
-        raise ValueError(f"{place} is {shown(record)}; it must be a group of keys")
+    record = checked(dict[str, Any], record, place)
     if schema < _OWN_SETTINGS:
         record, others = split_settings(record)
         for setting, value in others.items():
@@ -145,29 +139,20 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
     return typed(method, record, place)
 
 
-def check_adapter_files(
-    folder: Path, model_type: str, backbone: str, lora: LoraSettings, output_lora: LoraSettings | None
-) -> None:
-    """Compare ``subtoken_config.json`` with peft's files: settings of both LoRAs, and the ranks of their tensors.
-
-    Args:
-        folder: the adapter folder, not merged.
-        model_type: of the backbone; names the modules.
-        backbone: the path that the folder names.
-        lora: settings of the LoRA on q and v.
-        output_lora: of the one on ``o_proj``; None where there is none.
+def check_adapter_files(folder: Path, config: AdapterConfig) -> None:
+    """Compare what an unmerged folder says with peft's files: settings of both LoRAs, and the ranks of their tensors.
 
     Raises:
         ValueError: a file is missing, broken, or says something else.
     """
+    model_type, backbone = config.identity.model_type, config.backbone.path
     if model_type not in FAMILIES:
         raise ValueError(f"{folder}: {unknown_name('backbone family (identity.model_type)', model_type, FAMILIES)}")
-    family = FAMILIES[model_type]
-    _check_lora_files(folder, lora, family.lora_pattern, backbone)
-    if output_lora is not None:
-        _check_lora_files(
-            folder / OUTPUT_ADAPTER, output_lora, family.lora_pattern.replace("(q_proj|v_proj)", "o_proj"), backbone
-        )
+    pattern = FAMILIES[model_type].lora_pattern
+    _check_lora_files(folder, config.lora, pattern, backbone)
+    if config.stage2 is not None and config.stage2.output_lora is not None:
+        pattern = pattern.replace("(q_proj|v_proj)", "o_proj")
+        _check_lora_files(folder / OUTPUT_ADAPTER, config.stage2.output_lora, pattern, backbone)
 
 
 def check_merged_files(folder: Path) -> None:
@@ -191,15 +176,8 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     path = folder / PEFT_FILE
     if not path.is_file():
         raise ValueError(f"{path} is missing: the adapter folder is incomplete")
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is {shown(found)}; it must be a group of keys")
-    own = {
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "target_modules": pattern,
-        "base_model_name_or_path": backbone,
-    }
+    found = checked(dict[str, Any], read_json(path), str(path))
+    own = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": pattern, "base_model_name_or_path": backbone}
     for key, wanted in {**_PLAIN, **own}.items():
         value = found.get(key, None if key in own else wanted)
         if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):

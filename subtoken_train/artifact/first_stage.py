@@ -14,8 +14,8 @@ from subtoken_train.artifact.config import LORA_FILE, AdapterConfig, read_config
 from subtoken_train.artifact.folder import lora_tensors
 from subtoken_train.artifact.identity import check_identity, identify
 from subtoken_train.artifact.source import adapter_in
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers.base import Reducer
 

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from subtoken_train.families.load import is_hub_id
+from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.online import silence
 
 NO_TOKEN = (

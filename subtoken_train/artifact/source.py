@@ -9,7 +9,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from subtoken_train.artifact.hub import hub_errors
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
-from subtoken_train.families.load import check_revision, is_hub_id, resolve
+from subtoken_train.families.backbone_config import check_revision, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked
 
 RUN_ADAPTER, CHECKPOINTS = "adapter", "checkpoints"

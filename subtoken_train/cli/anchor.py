@@ -104,7 +104,7 @@ def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
 
 
 def _keep_ratio(cli: RecipeCLI) -> float:
-    from subtoken_train.ledger.ledger import KVBudget
+    from subtoken_train.ledger.kv_budget import KVBudget
     from subtoken_train.training.nominal_prompt import equal_bytes_anchor, nominal_prompt, prompt_ledger
     from subtoken_train.training.preflight import lay_out
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.devices import count_devices
-from subtoken_train.training.image_memory import image_bytes
 from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.nominal_prompt import (
     LayerBand,
@@ -31,7 +32,7 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
     yield f"{prompt.note}; bytes of one layer, {dtype}"
     yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
     for band in layer_bands(ledger):
-        yield from _band_lines(band, 2 * ledger.shape.side_bytes)
+        yield from _band_lines(band, entry_bytes(ledger.shape))
     yield _total_line(f"{prompt.region} region", ledger, prompt.region)
     yield _total_line("whole prompt", ledger, None)
     if parts.bank is None:
@@ -100,7 +101,7 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
     data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
     unlabelled, pixels = prompt.tokens, 0
     if isinstance(data, InstructionDataModule):
-        length, pixels = data.max_length, image_bytes(parts.family)
+        length, pixels = data.max_length, parts.family.image_bytes()
     elif isinstance(data, CorpusDataModule):
         length, unlabelled = data.block_length, data.context_length + data.prefix_tokens
     else:

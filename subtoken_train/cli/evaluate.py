@@ -121,7 +121,7 @@ def _table(arms: list[RunRecord]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from subtoken_train.ledger.ledger import share_words
+    from subtoken_train.ledger.kv_budget import share_words
 
     table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=BYTES_NOTE)
     table.add_column("")

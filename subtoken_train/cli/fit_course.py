@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from subtoken_train.artifact.folder import write_adapter
+from subtoken_train.artifact.whole_folder import RECIPE_FILE
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
@@ -56,7 +57,7 @@ def export(cli: RecipeCLI, folder: Path, repo_id: str | None = None) -> Path:
     parts, peft_model = finished_parts(module)
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
     config = adapter_config(module, parts.family, training)
-    sections = card_sections(cli, parts, folder / "recipe.yaml", folder.name, None, repo_id)
+    sections = card_sections(cli, parts, folder / RECIPE_FILE, folder.name, None, repo_id)
     return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)
 
 
@@ -71,7 +72,7 @@ def say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
     if not cli.trainer.is_global_zero:
         return
     if newest := newest_complete(folder.current / "checkpoints"):
-        command = f"subtoken-train fit --config {folder.recipe} --resume"
+        command = f"subtoken-train fit --config {folder.current / RECIPE_FILE} --resume"
         print(f"last good checkpoint: {newest}\ngo on with: {command}", file=sys.stderr)
     else:
         logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) else ""

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     quiet_libraries()
     from transformers import TextStreamer
 
-    from subtoken_train.datasets.records import open_image
+    from subtoken_train.datasets.image_reading import open_image
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     images = [open_image(Path(path)) for path in args.image]
@@ -94,7 +94,7 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
         return model
     if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
-    if reducer.stage == "tower" and family.tower_positions == "renumber" and reducer.acts:
+    if model.backbone.placeless:
         raise ValueError(
             f"--show: {reducer.name} on {family.name} counts its tokens anew, so they have no place in the "
             "picture; leave it out"

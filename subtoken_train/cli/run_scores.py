@@ -13,6 +13,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.evaluation.scores_file import read_scores
+from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.training.nominal_prompt import NominalPrompt, layer_bands, nominal_prompt, prompt_ledger
 from subtoken_train.training.panels.midway_scores import Evaluate, EvaluationConfig
 
@@ -83,7 +84,7 @@ def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
     ]
     for band in layer_bands(ledger):
         for row in band.rows:
-            share = row.payload_bytes / (2 * ledger.shape.side_bytes * row.tokens_before)
+            share = row.payload_bytes / (entry_bytes(ledger.shape) * row.tokens_before)
             lines.append(
                 f"| {band.first}-{band.last} | {row.region} | {row.tokens_before:,} | {row.tokens:,} | "
                 f"{row.key_bytes:,} | {row.value_bytes:,} | {row.index_bytes:,} | {share:.4%} |"

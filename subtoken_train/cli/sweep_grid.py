@@ -86,7 +86,7 @@ def sweep_runs(
         name = _UNSAFE.sub("_", ",".join(f"{short[key]}={value}" for key, value in chosen))
         if any(one.name == name for one in runs):
             raise ValueError(
-                f"two runs would share the folder {name}; their values differ only in signs, or not at all"
+                f"two runs would share the folder {name}: their values differ in signs alone, or not at all"
             )
         runs.append(SweepRun(name, folder / name, tuple(configs), chosen, allow_code))
     return runs

@@ -25,9 +25,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from subtoken_train.cache.cache import PackedLayer
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.reducers.base import ContextReducer, ContextView
 from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.types import Region
 
 PREFIX = "subtoken_"
 """Of the names of registered attention functions."""
@@ -39,9 +40,8 @@ class ContextSplit:
 
     Attributes:
         reducer: chooses context tokens in every layer; None keeps all.
-        visible_BN: real tokens, bool.
-        context_BN: the compressed region, bool.
-        reads_whole_BN: rows that attend to all context with whole values (context, and what comes before it), bool.
+        regions_BN: ``Region`` codes; the rows of CONTEXT, the compressed region, and of SYSTEM before it attend to all
+            context with whole values.
         asks_BN: the query rows that choose, bool.
         bank: the routers; None for a token-only arm.
         routing: what the routers read and did.
@@ -51,9 +51,7 @@ class ContextSplit:
     """
 
     reducer: ContextReducer | None
-    visible_BN: Tensor
-    context_BN: Tensor
-    reads_whole_BN: Tensor
+    regions_BN: Tensor
     asks_BN: Tensor
     bank: RouterBank | None = None
     routing: RoutingState | None = None
@@ -63,9 +61,12 @@ class ContextSplit:
 
     def __post_init__(self) -> None:
         """What every layer needs and none changes, read from the device once."""
-        places_N = torch.arange(self.visible_BN.shape[1], device=self.visible_BN.device)
-        self.late_BN = self.visible_BN & ~self.reads_whole_BN
-        self.whole_end = int((self.reads_whole_BN.any(0) * (places_N + 1)).max())
+        regions_BN = self.regions_BN
+        places_N = torch.arange(regions_BN.shape[1], device=regions_BN.device)
+        self.visible_BN, self.context_BN = regions_BN != Region.PADDING, regions_BN == Region.CONTEXT
+        reads_whole_BN = self.context_BN | (regions_BN == Region.SYSTEM)
+        self.late_BN = self.visible_BN & ~reads_whole_BN
+        self.whole_end = int((reads_whole_BN.any(0) * (places_N + 1)).max())
         self.late_start = int(torch.where(self.late_BN.any(0), places_N, len(places_N)).min())
         self.context_counts: list[int] = self.context_BN.sum(-1).tolist()
         self.asks_counts: list[int] = self.asks_BN.sum(-1).tolist()

@@ -13,8 +13,9 @@ import torch
 from peft import PeftModel
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import BackboneConfig, load_family
+from subtoken_train.families.load import load_family
 from subtoken_train.families.lora import LoraSettings, add_lora, add_output_lora
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig

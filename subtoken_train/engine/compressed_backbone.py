@@ -21,7 +21,8 @@ from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, ro
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.ledger.ledger import KVBudget, promised_fraction
+from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
@@ -79,14 +80,19 @@ class CompressedBackbone(nn.Module):
         return KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
 
     @property
-    def region(self) -> Region:
-        """The region that is compressed: what a model sees, or a language model's context."""
-        return Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL
+    def placeless(self) -> bool:
+        """Whether the visual tokens that stay have no place in the picture: the tower's reducer counts them anew."""
+        reducer = self.reducer
+        return reducer.acts and reducer.stage == "tower" and self.family.tower_positions == "renumber"
 
     def promised_fraction(self, tokens: int, kept: int) -> float:
-        """Share of the compressed region's KV that reducer and routing promise, see the ledger's function."""
+        """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
+
+        ``kept`` of ``tokens`` are what the reducer leaves.
+        """
+        region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, cut = self.family.shape, self.reducer.cut_layer
-        return promised_fraction(shape, self.region.label, tokens, kept, self.group_budget, cut)
+        return nominal_ledger(shape, {region: tokens}, self.group_budget, cut, kept).fraction(region)
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
@@ -156,22 +162,13 @@ class CompressedBackbone(nn.Module):
             )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
         state = None if self.bank is None else routing_state(batch, rows, deferred=True)
-        split = ContextSplit(
-            reducer=reducer,
-            visible_BN=rows.visible_BM,
-            context_BN=regions == Region.CONTEXT,
-            reads_whole_BN=(regions == Region.SYSTEM) | (regions == Region.CONTEXT),
-            asks_BN=asks,
-            bank=self.bank,
-            routing=state,
-            collects=cache is not None,
-        )
+        split = ContextSplit(reducer, regions, asks, self.bank, state, collects=cache is not None)
         with self._routing(state):
             hidden = self._layers(call, hidden, rows, 0, None, context_split=split)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
-        return PromptPass(hidden, rows, [], state, kept=split.seen)
+        return PromptPass(hidden, rows, [(0, self.family.shape.num_layers, rows)], state, kept=split.seen)
 
     def _tower_reduced(self, reducer: TowerReducer, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
         """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, [B, N]."""

@@ -1,4 +1,4 @@
-"""A part of a model for the length of a block: in evaluation mode, or with its sharded weights whole."""
+"""How a model runs: parts in evaluation mode or with sharded weights whole for a block, layers under checkpointing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+
+from subtoken_train.families.family import Family
+from subtoken_train.routing.bank import RouterBank
 
 
 @contextmanager
@@ -37,3 +40,15 @@ def gathered_weights(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.reshard()
+
+
+def enable_checkpointing(family: Family, bank: RouterBank | None) -> None:
+    """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with.
+
+    transformers only checkpoints layers in training mode, and the frozen backbone is not: the layers' own flags are
+    set here (not those of what is in them), which nothing else reads.
+    """
+    options = {"use_reentrant": False, **({} if bank is None else {"context_fn": bank.checkpoint_contexts})}
+    family.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    for layer in family.decoder.layers:
+        layer.training = True

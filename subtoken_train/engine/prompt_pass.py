@@ -148,12 +148,10 @@ class PromptPass:
 
     def layer_rows(self) -> list[tuple[Rows, Tensor]]:
         """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
-        if self.kept:
-            regions = self.rows.regions_BM
-            return [
-                (self.rows, regions.masked_fill(~kept_BM, Region.PADDING)) for _, kept_BM in sorted(self.kept.items())
-            ]
-        return [(rows, rows.regions_BM) for start, stop, rows in self.spans for _ in range(start, stop)]
+        spread = [(layer, rows) for start, stop, rows in self.spans for layer in range(start, stop)]
+        if not self.kept:
+            return [(rows, rows.regions_BM) for _, rows in spread]
+        return [(rows, rows.regions_BM.masked_fill(~self.kept[layer], Region.PADDING)) for layer, rows in spread]
 
     def plan(self, keep: list[Tensor] | None = None) -> Plan:
         """Which entries and value groups every layer's cache holds after this pass.

@@ -18,6 +18,7 @@ from subtoken_train.evaluation.runner.batches import model_inputs
 from subtoken_train.evaluation.runner.cell import answer_batch, record_of
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.types import Batch
@@ -87,7 +88,7 @@ def answer_records(
     """
     samples = instruction_samples(records, limit, max_new_tokens)
     order = sorted(range(len(samples)), key=lambda place: samples[place].kind in DESCRIPTION_KINDS)  # long answers last
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches = list(in_batches(order, batch_size))
 
     def collate(samples: Sequence[Sample]) -> Batch:
         return model_inputs(samples, backbone.family, "image", max_length)[0]

@@ -9,14 +9,15 @@ Legend: B batch, N positions after the reducer, S value groups, L routed layers,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from subtoken_train.engine.attention_rows import region_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -81,13 +82,10 @@ def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosi
     """
     if backbone.bank is None:
         raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; take a routed adapter")
-    diagnosis: Diagnosis | None = None
-    for batch in batches:
-        found = _count(backbone, backbone.bank, batch)
-        diagnosis = found if diagnosis is None else _added(diagnosis, found)
-    if diagnosis is None or not int(diagnosis.rank_tokens_R.sum()):
+    found = [_count(backbone, backbone.bank, batch) for batch in batches]
+    if not any(int(each.rank_tokens_R.sum()) for each in found):
         raise ValueError("none of the prompts has a token to route (no image?); choose other --data")
-    return diagnosis
+    return _together(found)
 
 
 @torch.no_grad()
@@ -174,20 +172,8 @@ def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diag
     )
 
 
-def _added(first: Diagnosis, second: Diagnosis) -> Diagnosis:
-    """The counts of both; ranks that only one has are the other's zeros."""
-    longest = max(len(first.rank_tokens_R), len(second.rank_tokens_R))
-
-    def padded(sums_R: Tensor) -> Tensor:
-        return nn.functional.pad(sums_R, (0, longest - len(sums_R)))
-
-    return Diagnosis(
-        first.layers,
-        first.counts_LS + second.counts_LS,
-        first.kept_LK + second.kept_LK,
-        first.norm_pairs_L + second.norm_pairs_L,
-        first.figure_LK + second.figure_LK,
-        padded(first.rank_tokens_R) + padded(second.rank_tokens_R),
-        padded(first.rank_relevance_R) + padded(second.rank_relevance_R),
-        padded(first.rank_kept_R) + padded(second.rank_kept_R),
-    )
+def _together(found: Sequence[Diagnosis]) -> Diagnosis:
+    """The sums of all counts; ranks that only some have are the others' zeros."""
+    names = [field.name for field in fields(Diagnosis) if field.name != "layers"]
+    counts = {name: [getattr(each, name) for each in found] for name in names}
+    return Diagnosis(found[0].layers, **{name: pad_sequence(each, True).sum(0) for name, each in counts.items()})

@@ -17,8 +17,8 @@ from subtoken_train.evaluation.data_file import Answers, grouped
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.runner.arms import groups_words
-from subtoken_train.ledger.ledger import share_words
-from subtoken_train.typed import checked, shown
+from subtoken_train.ledger.kv_budget import share_words
+from subtoken_train.typed import checked, chosen, shown
 
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("arm", "data", "data_sha256", "visual_tokens", "groups", "eviction"), str),
@@ -142,11 +142,7 @@ def read_scores(path: Path, arm: str) -> Evaluation:
 
 def _run(run: Any, place: str) -> dict[str, Any]:
     """The facts of a run that a card shows, each of its type."""
-    content = {"data": "questions", **checked(dict[str, Any], run, place)}
-    missing = [key for key in _KINDS if key not in content]
-    if missing:
-        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    made = {key: checked(kind, content[key], f"{place}.{key}") for key, kind in _KINDS.items()}
+    made = chosen(_KINDS, {"data": "questions", **checked(dict[str, Any], run, place)}, place)
     if not made["scores"] or len(made["scores"]) != len(made["kinds"]) or made["dense_kv_bytes"] < 1:
         raise ValueError(f"{place}: every score needs its kind, and the cache some bytes")
     return made

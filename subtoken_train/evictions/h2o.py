@@ -21,9 +21,10 @@ from typing import ClassVar, get_args
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Need
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, column_sums, last_marked, over_groups
-from subtoken_train.ledger.ledger import exact
+from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.types import Region
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subtoken_train.evictions.base import Eviction, LayerScores, LayerView, Need
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, Need
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,9 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import (
-    Candidates,
-    Eviction,
-    LayerScores,
-    LayerView,
-    Need,
-    TaskView,
-    keep_best_entries,
-)
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, keep_best_entries
 from subtoken_train.evictions.budgets import competing_counts
+from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import Blocks, over_groups, task_rows, unasked
 from subtoken_train.types import Region
 

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import torch
 
-from subtoken_train.evictions.base import Eviction, LayerScores, LayerView
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.functional.hashing import uniform_hash
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Eviction, LayerScores, LayerView, Need
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, over_groups
 from subtoken_train.functional.gather import kept_index
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,34 +15,11 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from transformers.masking_utils import create_causal_mask
 
 from subtoken_train.families.backbone_files import check_full_attention
+from subtoken_train.families.conversation import RenderedPrompt, Turn
 from subtoken_train.functional.gather import count_positions
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers.base import PositionPolicy
-from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, Region, VisualStates
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One exchange: what the user says (``<image>`` marks each image) and the answer (None: to be generated)."""
-
-    prompt: str
-    answer: str | None = None
-
-
-@dataclass(frozen=True)
-class RenderedPrompt:
-    """A conversation as the model's text.
-
-    Attributes:
-        text: the whole prompt; ``image_marker`` stands once per image.
-        answer_spans: (start, end) character spans of the answers, end-of-turn token included.
-        image_marker: the text of one image placeholder.
-    """
-
-    text: str
-    answer_spans: list[tuple[int, int]]
-    image_marker: str
 
 
 class Family(ABC):
@@ -121,6 +97,14 @@ class Family(ABC):
     @abstractmethod
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Apply the family's rotary embedding to [B, H, N, d] queries and keys."""
+
+    def image_bytes(self) -> int:
+        """Bytes of one nominal image as a batch holds it (fp32); 0 for a language model."""
+        return 0
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """Most that is live at once in the tower's pass over images of ``pixel_bytes``; 0 for a language model."""
+        return 0
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Cap the pixels of an image.
@@ -232,17 +216,6 @@ class Family(ABC):
                 position_embeddings=position_embeddings,
             )
         return hidden_BqD
-
-    def enable_checkpointing(self, bank: RouterBank | None) -> None:
-        """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with.
-
-        transformers only checkpoints layers in training mode, and the frozen backbone is not: the layers' own flags are
-        set here (not those of what is in them), which nothing else reads.
-        """
-        options = {"use_reentrant": False, **({} if bank is None else {"context_fn": bank.checkpoint_contexts})}
-        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-        for layer in self.decoder.layers:
-            layer.training = True
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
         """Final norm and language-model head, [B, N, V]."""

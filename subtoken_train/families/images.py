@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from PIL import Image
 
+FP32_BYTES = 4
+
+
+def copied_bytes(pixel_bytes: int, element: int) -> int:
+    """What fp32 pixels take once more in a tower's dtype of ``element`` bytes; 0 where that is fp32 too."""
+    return 0 if element == FP32_BYTES else pixel_bytes * element // FP32_BYTES
+
 
 def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:
     """Centre an RGB image on the smallest square that holds it, as LLaVA does before resizing.

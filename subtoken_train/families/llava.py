@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.families.family import Family, RenderedPrompt, Turn
-from subtoken_train.families.images import pad_to_square
+from subtoken_train.families.conversation import RenderedPrompt, Turn
+from subtoken_train.families.family import Family
+from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
 from subtoken_train.families.text import llama_config
 from subtoken_train.types import Batch, VisualStates
 
@@ -73,6 +74,21 @@ class LlavaFamily(Family):
         fill = tuple(round(255 * mean) for mean in image_processor.image_mean)
         squares = [pad_to_square(image, fill) for image in images]
         return image_processor(squares, return_tensors="pt")["pixel_values"], None
+
+    def image_bytes(self) -> int:
+        """Bytes of the square image that the tower takes, fp32."""
+        return int(FP32_BYTES * 3 * self.model.config.vision_config.image_size**2)
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """Most that is live at once of one image, with P patches of C channels and an MLP of I.
+
+        CLIP returns every layer's hidden states, e C each; at work is an MLP: its input to the quick GELU, the sigmoid
+        and their product, e I each; beside them the pixels (fp32 in ``pixel_bytes``) in the tower's own dtype.
+        """
+        vision, element = self.model.config.vision_config, self.shape.element_bytes
+        patches = (vision.image_size // vision.patch_size) ** 2 + 1
+        states = (vision.num_hidden_layers + 1) * vision.hidden_size
+        return int(copied_bytes(pixel_bytes, element) + patches * element * (states + 3 * vision.intermediate_size))
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,74 +11,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from subtoken_train.errors import unknown_name
 from subtoken_train.families import FAMILIES
+from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
 from subtoken_train.families.backbone_files import check_full_attention, check_local_files
 from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
-from subtoken_train.families.quantize import check_quantization, prepare_quantised, quantization_config
-from subtoken_train.functional.quantized import Quantization
-from subtoken_train.resources import resource_root
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_REVISION = re.compile(r"\w[\w.+/-]{0,199}")
-ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-"""Any other text could name a kernel on the Hub, which is code."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass
-class BackboneConfig:
-    """Which frozen model to build on.
-
-    Attributes:
-        path: a local folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), or a folder that ships with the project
-            (``checkpoints/tiny-llava``).
-        revision: branch, tag or commit on the Hub; None takes the default branch.
-        dtype: ``float32``, ``bfloat16`` or ``float16``, of the frozen weights.
-        attention: transformers' attention implementation (``sdpa``, ``eager``, ``flash_attention_2``).
-        max_pixels: cap of an image, where images keep their own size (Qwen2.5-VL); 784 pixels are one visual token.
-            None: the processor's own cap, and at most 1,003,520 (1,280 visual tokens).
-        quantization: of the decoder's linear layers: ``none``, ``nf4`` (4 bits, double quantisation) or ``int8``; by
-            bitsandbytes, with products in ``dtype``. Adapters fit a backbone however it is quantised.
-    """
-
-    path: str = "checkpoints/tiny-llava"
-    revision: str | None = None
-    dtype: str = "float32"
-    attention: str = "sdpa"
-    max_pixels: int | None = None
-    quantization: Quantization = "none"
-
-
-def resolve(path: str) -> str:
-    """A local or shipped folder's path where there is one; otherwise the name unchanged, as a Hub id."""
-    for candidate in (Path(path), resource_root() / path):
-        if candidate.is_dir():
-            return str(candidate)
-    return path
-
-
-def is_hub_id(path: str) -> bool:
-    """Whether a name reads as ``user/name`` and is no folder here."""
-    return _HUB_ID.fullmatch(path) is not None and resolve(path) == path and not Path(path).exists()
-
-
-def check_backbone(config: BackboneConfig) -> None:
-    """Raise a worded ``ValueError`` where a setting is none; nothing is looked up."""
-    _dtype(config)
-    check_quantization(config.quantization)
-    if config.attention not in ATTENTIONS:
-        raise unknown_name("attention", config.attention, ATTENTIONS)
-    if config.max_pixels is not None and config.max_pixels < 1:
-        raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
-    check_revision(config.revision)
-
-
-def check_revision(revision: str | None) -> None:
-    """Raise a worded ``ValueError`` unless a revision can be a branch, tag or commit: it names a file in the cache."""
-    if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
-        raise ValueError(f"revision {revision[:80]!r} is no branch, tag or commit")
+from subtoken_train.families.quantize import prepare_quantised, quantization_config
 
 
 def load_family(config: BackboneConfig) -> Family:
@@ -102,7 +39,7 @@ def load_weights(family: type[Family], config: BackboneConfig) -> Any:
     Raises:
         ValueError: as ``load_family``.
     """
-    quantised = quantization_config(config.quantization, _dtype(config), family.unquantised)
+    quantised = quantization_config(config.quantization, dtype_of(config), family.unquantised)
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs nothing")
     try:
@@ -111,7 +48,7 @@ def load_weights(family: type[Family], config: BackboneConfig) -> Any:
             config=_read_config(config),
             revision=config.revision,
             trust_remote_code=False,
-            dtype=_dtype(config),
+            dtype=dtype_of(config),
             attn_implementation=config.attention,
             quantization_config=quantised,
             output_loading_info=True,
@@ -143,7 +80,7 @@ def layout_family(config: BackboneConfig) -> Family:
     family = _family_of(model_config)
     try:
         with torch.device("meta"):
-            model = family.auto_model.from_config(model_config, dtype=_dtype(config))
+            model = family.auto_model.from_config(model_config, dtype=dtype_of(config))
     except Exception as error:  # sizes that do not fit each other
         raise _unreadable("the configuration", config, error) from error
     laid_out = _put_together(family, model, None, config)
@@ -198,12 +135,6 @@ def _put_together(family: type[Family], model: Any, processor: Any, config: Back
     if config.max_pixels is not None:
         made.limit_pixels(config.max_pixels)
     return made
-
-
-def _dtype(config: BackboneConfig) -> torch.dtype:
-    if config.dtype not in DTYPES:
-        raise unknown_name("dtype", config.dtype, DTYPES)
-    return DTYPES[config.dtype]
 
 
 _PYTHON_TYPE = re.compile(r"<class '(?:NoneType|([\w.]+))'>")

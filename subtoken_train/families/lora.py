@@ -88,14 +88,7 @@ def remove_lora(family: Family) -> None:
             delattr(model, trace)
 
 
-def check_lora(settings: LoraSettings) -> None:
-    """Raise a worded ``ValueError`` where a setting is out of range."""
-    if settings.alpha < 1:
-        raise ValueError(f"lora alpha={settings.alpha} must be >= 1; the update is multiplied by alpha / rank")
-
-
 def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
-    check_lora(settings)
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

@@ -16,7 +16,9 @@ from transformers import AutoTokenizer, Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from subtoken_train.families.family import Family, RenderedPrompt, Turn
+from subtoken_train.families.conversation import RenderedPrompt, Turn
+from subtoken_train.families.family import Family
+from subtoken_train.families.images import FP32_BYTES, copied_bytes
 from subtoken_train.families.qwen_tower import tower_with_statistics
 from subtoken_train.types import Batch, Region, VisualStates
 
@@ -143,6 +145,22 @@ class Qwen25VLFamily(Family):
         made = self.processor.image_processor(images, size=size, return_tensors="pt")
         return made["pixel_values"], made["image_grid_thw"]
 
+    def image_bytes(self) -> int:
+        """Bytes of the nominal image's flattened patches, fp32."""
+        merged = self.model.config.vision_config.spatial_merge_size**2
+        return int(self.visual_tokens() * merged * self._patch_bytes())
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """Most that is live at once, with patches of C channels.
+
+        The blocks turn queries and keys in fp32: the two copies, the turned query, and three products of the key, 4 C
+        each, beside query, key and value, the residual and the norm's output; and the pixels (fp32 in ``pixel_bytes``)
+        in the tower's own dtype.
+        """
+        patches, element = pixel_bytes // self._patch_bytes(), self.shape.element_bytes
+        channels = patches * self.model.config.vision_config.hidden_size
+        return int(copied_bytes(pixel_bytes, element) + channels * (6 * FP32_BYTES + 5 * element))
+
     def positions(self, batch: Batch) -> Tensor:
         """MRoPE ids [3, B, N] (time, height, width), whatever the padding side; 0 at padding.
 
@@ -191,6 +209,11 @@ class Qwen25VLFamily(Family):
         """Rotary embedding of [B, H, N, d] queries and keys; the three axes are merged in cos and sin already."""
         rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
         return rotated
+
+    def _patch_bytes(self) -> int:
+        """A patch of flattened pixels, fp32."""
+        vision = self.model.config.vision_config
+        return int(FP32_BYTES * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
 
     def _token_counts(self, grid_I3: Tensor) -> list[int]:
         """Visual tokens of each image."""

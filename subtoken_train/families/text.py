@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.families.family import Family, RenderedPrompt, Turn
+from subtoken_train.families.conversation import RenderedPrompt, Turn
+from subtoken_train.families.family import Family
 from subtoken_train.types import Batch
 
 

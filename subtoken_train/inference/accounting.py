@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.by_sample import sample_shares, slice_bytes
-from subtoken_train.cache.cache import PackedCache, PackedLayer
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.prefill import Prefill
@@ -82,7 +83,7 @@ class Measured(PromptBytes):
 
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[KeptPrompt]:
     """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
-    shape, family = backbone.family.shape, backbone.family
+    shape = backbone.family.shape
     in_region_BM = in_compressed_region(opened.regions_BM)
     region_B = in_region_BM.sum(-1).tolist()
     tokens_B = (prompts.regions_BN != Region.PADDING).sum(-1)
@@ -93,8 +94,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     shares_LB = [sample_shares(layer.blocks, layer.keys) for layer in layers]
     slices_L = [slice_bytes(layer.blocks[0]) for layer in layers]
-    placeless = backbone.reducer.stage == "tower" and family.tower_positions == "renumber"
-    kept = [None] * len(region_B) if placeless and backbone.reducer.acts else _kept_visual(opened)
+    kept = [None] * len(region_B) if backbone.placeless else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM)
     made = []
     for b, region in enumerate(region_B):

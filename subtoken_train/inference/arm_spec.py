@@ -14,7 +14,7 @@ from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import build_eviction
-from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.pool import device_of, load_backbone

@@ -6,8 +6,9 @@ Legend: B batch, q appended tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,13 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.decoding import appended_tokens, check_continuations, first_tokens, greedy_tokens
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.types import Batch, Protocol
+
+T = TypeVar("T")
+
+
+def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in order, ``size`` at a time; the last may be fewer."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 @dataclass(frozen=True, kw_only=True)

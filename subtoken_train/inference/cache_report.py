@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.cache import PackedCache, PackedLayer
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.ledger.ledger import Ledger, share_words
+from subtoken_train.ledger.kv_budget import share_words
+from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Batch, Plan, Region, in_compressed_region
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, Scope, TaskView
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, Scope, TaskView
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.families.family import Family
-from subtoken_train.ledger.ledger import KVBudget, entry_bytes
+from subtoken_train.ledger.kv_budget import KVBudget, entry_bytes
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]

@@ -16,16 +16,17 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Scope
-from subtoken_train.families.family import Turn
-from subtoken_train.families.load import BackboneConfig
+from subtoken_train.evictions.layer_views import Scope
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.conversation import Turn
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generate_arguments import check_settings, copies_asked
 from subtoken_train.inference.generation import compressed, exclusive
-from subtoken_train.inference.inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
+from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.pool import device_of, load_backbone
 from subtoken_train.inference.prefill import Prefill
+from subtoken_train.inference.prompt_batch import IMAGE_INPUTS, batch_from_inputs
 from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.reducers.base import Reducer

@@ -17,8 +17,9 @@ from subtoken_train.artifact.source import find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
+from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import BackboneConfig, load_family, resolve
+from subtoken_train.families.load import load_family
 from subtoken_train.families.lora import remove_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from subtoken_train.cache.cache import PackedCache, PackedLayer
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.families.family import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.inputs import context_tokens
 from subtoken_train.inference.prefill import max_positions
+from subtoken_train.inference.prompt_batch import context_tokens
 from subtoken_train.types import Batch
 
 

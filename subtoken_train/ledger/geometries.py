@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 
 GEOMETRIES = {
     "llava-1.5-7b": KVShape(num_layers=32, num_kv_heads=32, head_dim=128),

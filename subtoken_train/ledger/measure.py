@@ -14,7 +14,8 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.groups import expand_group_mask
-from subtoken_train.ledger.ledger import Entry, KVShape, Ledger
+from subtoken_train.ledger.kv_budget import KVShape
+from subtoken_train.ledger.ledger import Entry, Ledger
 from subtoken_train.types import LayerPlan, Layout, Plan, Region
 
 

@@ -14,7 +14,7 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.errors import unknown_name
-from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.written_settings import parse_settings

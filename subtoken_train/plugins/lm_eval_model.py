@@ -18,8 +18,8 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 from tqdm import tqdm
 
-from subtoken_train.inference.inputs import context_tokens
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prompt_batch import context_tokens
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.plugins.arguments import greedy_settings, read_arguments
 from subtoken_train.plugins.running import Runner, Scored

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.family import Turn
+from subtoken_train.families.conversation import Turn
 from subtoken_train.plugins.arguments import greedy_settings, read_arguments
 from subtoken_train.plugins.running import Runner, Scored
 from subtoken_train.types import Batch

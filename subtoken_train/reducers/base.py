@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import keep_best, rank_candidates
-from subtoken_train.ledger.ledger import check_keep_ratio, kept_count
+from subtoken_train.ledger.kv_budget import check_keep_ratio, kept_count
 from subtoken_train.types import MergedStates, Region, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]

@@ -27,7 +27,7 @@ from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
 from subtoken_train.functional.objective import balance_loss
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig, SelectorInput, build_prior, build_selector
 from subtoken_train.routing.gate import ValueGate
 from subtoken_train.routing.output_norm import OutputNorms

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subtoken_train.errors import MAX_SEED, check_range, unknown_name
 from subtoken_train.functional.groups import check_groups
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.types import Layout
 
 BudgetKind = Literal["per_token", "global", "ranked"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subtoken_train.functional.group_norms import contribution_norms, head_grams
 from subtoken_train.functional.quantized import dense_weight, is_readable
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
 
 

@@ -20,6 +20,8 @@ dequantised weight). The head runs on rows that predict a label; per row and voc
 where cross-entropy turns back: log-probabilities, their gradient, and that of the logits.
 
 The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
+
+A vision tower's pass (``Family.tower_bytes``, one record of one image) runs without gradient, before the decoder.
 """
 
 from __future__ import annotations
@@ -27,10 +29,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.training.optimizer import OptimizerName
-
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale p
 *Kept from the forward pass for the backward pass*, and *on top of that*, the loss or a backward product, whichever is
 larger: ``activation_memory.py``.
 
-*Before all of that*, without gradient: the vision tower (``image_memory.py``). It counts where it needs more than
+*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``). It counts where it needs more than
 everything that follows.
 
 Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), DDP's copy of the gradients, and
@@ -27,9 +27,9 @@ from typing import Any
 from torch import nn
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
-from subtoken_train.training.activation_memory import FP32_BYTES, ActivationBytes, Step
-from subtoken_train.training.image_memory import tower_bytes
+from subtoken_train.training.activation_memory import ActivationBytes, Step
 from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
 
 _STATE_BLOCK = 256
@@ -78,7 +78,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
         backward += step.batch_size * sizes.layer(max(rows))
     kept *= step.batch_size
     working = max(step.batch_size * sizes.loss(), backward)
-    tower = step.batch_size * tower_bytes(parts.family, step.pixel_bytes)
+    tower = step.batch_size * (parts.family.tower_bytes(step.pixel_bytes) if step.pixel_bytes else 0)
     phases = (("kept for backward", kept), ("loss or backward", working))
     return MemoryEstimate(
         (step.length, left),

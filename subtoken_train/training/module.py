@@ -15,9 +15,9 @@ from torch.distributed.fsdp import FSDPModule
 from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
 from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.prompt_pass import PromptPass
+from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.reducers.base import Reducer
@@ -104,7 +104,7 @@ class SubTokenModule(L.LightningModule):
             set_peft_model_state_dict(peft_model, first.tensors(compressed.family, source, peft_model))
             self.first_stage_digest = first.digest()
         if self.gradient_checkpointing:
-            compressed.family.enable_checkpointing(compressed.bank)
+            enable_checkpointing(compressed.family, compressed.bank)
         self.compressed = compressed
         object.__setattr__(self, "peft_model", peft_model)  # not a submodule: its modules are compressed's own
 
@@ -138,11 +138,11 @@ class SubTokenModule(L.LightningModule):
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
         accumulation = self.trainer.accumulate_grad_batches
         answer = total * accumulation / self._global_tokens(window_tokens)
-        balance = self._balance(result)
+        balance = torch.zeros((), device=self.device) if result.state is None else result.state.mean_balance()
         weight = 0.0 if self.routing_config is None else self.routing_config.balance_weight
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
-        self.last_step = StepRecord.of(micro, result, self.family.shape.num_layers)
+        self.last_step = StepRecord.of(micro, result)
         return answer + weight * balance * accumulation / window_size
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -205,9 +205,3 @@ class SubTokenModule(L.LightningModule):
             return float(window_tokens)
         counts = torch.tensor(float(window_tokens), device=self.device)
         return float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
-
-    def _balance(self, result: PromptPass) -> Tensor:
-        """Mean balance loss of the pass, 0 without learned routing."""
-        if result.state is None:
-            return torch.zeros((), device=self.device)
-        return result.state.mean_balance()

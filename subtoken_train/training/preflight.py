@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from subtoken_train.datasets.collate import EncodedSample, encode
-from subtoken_train.datasets.records import InstructionRecords, open_image
+from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import BackboneConfig, layout_family, with_processor
+from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.training.module import SubTokenModule
 
 

@@ -33,10 +33,9 @@ class StepRecord:
     kept: dict[int, Tensor]
 
     @classmethod
-    def of(cls, batch: Batch, result: PromptPass, num_layers: int) -> StepRecord:
+    def of(cls, batch: Batch, result: PromptPass) -> StepRecord:
         """The record of a pass over ``batch``."""
-        spans = result.spans or [(0, num_layers, result.rows)]
-        return cls(batch.regions_BN, result.rows, spans, result.state, result.kept)
+        return cls(batch.regions_BN, result.rows, result.spans, result.state, result.kept)
 
     def lengths_before(self) -> Tensor:
         """Tokens of each sample before the reducer, int64 [B]."""

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.families.load import BackboneConfig, layout_family
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import layout_family
 from tests.support.damage import Canary, put
 from tests.support.helpers import save_backbone
 

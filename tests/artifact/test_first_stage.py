@@ -12,7 +12,8 @@ from subtoken_train.artifact.first_stage import read_first_stage
 from subtoken_train.artifact.folder import AdapterConfig, write_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import build
-from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig

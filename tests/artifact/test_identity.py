@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from subtoken_train.artifact.identity import adapter_digest
-from subtoken_train.families.load import resolve
+from subtoken_train.families.backbone_config import resolve
 
 ADAPTER = Path(resolve("checkpoints/adapters/tiny_fastv25_s16k4"))
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText
 from subtoken_train.artifact.folder import SCHEMA_VERSION, AdapterConfig, read_adapter, read_config, write_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import Stage2Config, build
-from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from subtoken_train.cache.cache import SLACK, PackedCache, PackedLayer
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import SLACK, PackedLayer
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.cache.cache import PackedLayer
 from subtoken_train.cache.pack import MAX_INDEX, Packing, pack_layer
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.packing import SETS, dense

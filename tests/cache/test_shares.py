@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.cache.by_sample import sample_shares, slice_bytes
-from subtoken_train.cache.cache import PackedLayer
+from subtoken_train.cache.packed_layer import PackedLayer
 from tests.support.packing import SETS, Dense, dense, index_form  # noqa: F401  (a fixture)
 
 VECTOR = {0: 8 * 4, 8: 8 + 2, 4: 4 + 2}  # bytes of 8 channels

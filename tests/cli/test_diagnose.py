@@ -13,7 +13,7 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.build import build
-from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig

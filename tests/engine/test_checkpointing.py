@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
@@ -55,7 +56,7 @@ def test_layers_are_recomputed_though_the_backbone_is_in_evaluation_mode(build, 
 
     plain, layers = gradients(), family.shape.num_layers
     assert sum(calls) == layers
-    family.enable_checkpointing(backbone.bank)
+    enable_checkpointing(family, backbone.bank)
     assert not family.decoder.layers[0].mlp.training
     recomputed = gradients()
     assert sum(calls) == 2 * layers

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.ledger.ledger import KVBudget
+from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch
@@ -113,7 +114,7 @@ def test_every_router_gets_a_gradient_without_balance_loss(tiny_family, selector
     backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25)
     backbone.train()
     if checkpointing:
-        tiny_family.enable_checkpointing(backbone.bank)
+        enable_checkpointing(tiny_family, backbone.bank)
     result = backbone.run(make_batch(MIXED))
     backbone.logits(result)[result.rows.visible_BM].logsumexp(-1).sum().backward()
     for layer in backbone.bank.selectors:
@@ -129,7 +130,7 @@ def test_checkpointing_gives_the_same_gradients(tiny_family):
     grads = []
     for checkpointing in (False, True):
         if checkpointing:
-            tiny_family.enable_checkpointing(backbone.bank)
+            enable_checkpointing(tiny_family, backbone.bank)
         backbone.zero_grad()
         result = backbone.run(make_batch(MIXED))
         (backbone.logits(result).float().pow(2).mean() + result.state.mean_balance()).backward()

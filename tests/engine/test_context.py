@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.reducers import build_reducer
@@ -184,7 +185,7 @@ def test_routers_and_lora_get_gradients(checkpointing):
     backbone = compress(family, ROUTED, **QUEST)
     backbone.train()
     if checkpointing:
-        family.enable_checkpointing(backbone.bank)
+        enable_checkpointing(family, backbone.bank)
     batch = text_batch(MIXED)
     backbone.logits(backbone.run(batch))[batch.regions_BN == Region.ANSWER].logsumexp(-1).sum().backward()
     gradients = {name: p.grad for name, p in backbone.named_parameters() if p.requires_grad}

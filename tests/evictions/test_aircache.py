@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.aircache import AirCache, elite_tokens, layer_weights, skewness
-from subtoken_train.evictions.base import LayerView
+from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
 from tests.support.golden_record import record
 from tests.support.helpers import random_scores

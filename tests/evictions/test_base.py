@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView, keep_best_entries
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, keep_best_entries
+from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
 
 

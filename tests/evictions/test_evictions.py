@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from subtoken_train.evictions import EVICTIONS, build_eviction
-from subtoken_train.evictions.base import Candidates, LayerView
+from subtoken_train.evictions.base import Candidates
+from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
 from tests.support.prompt_views import (
     PROMPTS,

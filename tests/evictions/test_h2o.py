@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates, LayerView
+from subtoken_train.evictions.base import Candidates
+from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
 from tests.support.prompt_views import dense_attention, layer_views

@@ -8,9 +8,10 @@ import pytest
 from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, MistralConfig, Qwen2Config
 
 from checkpoints.tiny_llava import build_model
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.backbone_files import check_full_attention
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.load import layout_family, load_family
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}
 FULL = ["full_attention"] * 2

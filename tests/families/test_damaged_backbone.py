@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import layout_family, load_family
 from tests.support.damage import Canary, put
 from tests.support.helpers import save_backbone
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.families.family import Turn
+from subtoken_train.families.conversation import Turn
 from subtoken_train.types import Region
 from tests.support.helpers import make_batch
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from subtoken_train.engine.build import assemble
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.load import BackboneConfig, layout_family, load_family, with_processor
+from subtoken_train.families.load import layout_family, load_family, with_processor
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
 from subtoken_train.reducers import build_reducer

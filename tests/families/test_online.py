@@ -13,7 +13,8 @@ from subtoken_train.artifact.hub import worded
 from subtoken_train.artifact.source import find_adapter
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families import online
-from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import layout_family, load_family
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ from torch import nn
 from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import assemble, build
-from subtoken_train.families.load import BackboneConfig, layout_family, load_family
+from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.quantized import dense_weight
 from subtoken_train.reducers import build_reducer
@@ -84,7 +86,7 @@ def trainable(path, kind, dtype="float32", checkpointing=False):
             if parameter.requires_grad:
                 parameter.normal_(std=0.1)
     if checkpointing:
-        parts.family.enable_checkpointing(parts.bank)
+        enable_checkpointing(parts.family, parts.bank)
     return parts
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.families.family import Turn
-from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.conversation import Turn
 from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import build_reducer
 

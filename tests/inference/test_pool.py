@@ -11,8 +11,9 @@ from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter, write_merged
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import Stage2Config, build
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.load import BackboneConfig, load_family
+from subtoken_train.families.load import load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.model import SubTokenModel

@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.ledger.geometries import GEOMETRIES, geometry
-from subtoken_train.ledger.ledger import (
-    KVBudget,
-    KVShape,
-    exact,
-    index_bytes,
-    kept_count,
-    nominal_ledger,
-    share_words,
-    solve_anchor,
-)
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape, exact, index_bytes, kept_count, share_words
+from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 
 LLAVA = GEOMETRIES["llava-1.5-7b"]
 TINY = KVShape(num_layers=4, num_kv_heads=4, head_dim=32, element_bytes=4)

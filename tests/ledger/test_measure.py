@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.base import BudgetKind

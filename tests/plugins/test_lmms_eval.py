@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.family import Turn
+from subtoken_train.families.conversation import Turn
 from subtoken_train.inference.model import SubTokenModel
 
 MODULE = "subtoken_train.plugins.lmms_eval"

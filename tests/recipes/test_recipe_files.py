@@ -12,7 +12,8 @@ from checkpoints.tiny_llama import KV_HEADS, LAYERS
 from checkpoints.tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.ledger.geometries import GEOMETRIES
-from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger, solve_anchor
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 from tests.support import places
 
 RECIPES = places.run_recipes()

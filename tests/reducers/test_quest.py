@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.ledger.ledger import KVBudget
+from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import ContextView
 from tests.support.helpers import random_scores

@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import ranked_counts
 from subtoken_train.functional.objective import balance_loss
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.routing.base import BudgetKind
@@ -215,7 +216,7 @@ def test_checkpointing_calls_every_router_twice(tiny_family, checkpointing):
     add_lora(tiny_family, LoraSettings(dropout=0.0))
     backbone = compress(tiny_family, RoutingConfig(), name="fastv", keep_ratio=0.25).train()
     if checkpointing:
-        tiny_family.enable_checkpointing(backbone.bank)
+        enable_checkpointing(tiny_family, backbone.bank)
     calls = count_calls(backbone.bank)
     result = backbone.run(make_batch(MIXED))
     assert calls == [0, 1, 2, 3]

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import split_groups
@@ -102,7 +103,7 @@ def test_every_router_and_every_beta_learns_without_balance_loss(tiny_family, se
     routing = RoutingConfig(selector, 16, 4, budget=budget, value_gate=True, score_prior=prior)
     backbone = compress(tiny_family, routing, **FASTV).train()
     if checkpointing:
-        tiny_family.enable_checkpointing(backbone.bank)
+        enable_checkpointing(tiny_family, backbone.bank)
     for beta in (0.0, 0.5):
         set_betas(backbone, beta)
         routers, betas = gradients(backbone, answer_like_loss(backbone, backbone.run(make_batch(MIXED))))

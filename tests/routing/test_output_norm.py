@@ -7,7 +7,7 @@ from torch import nn
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.group_norms import contribution_norms, head_grams
 from subtoken_train.functional.masks import fixed_mask
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.output_norm import OutputNorms

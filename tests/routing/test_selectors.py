@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from subtoken_train.functional.masks import fixed_mask
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
 from tests.support.helpers import random_scores
 

@@ -5,7 +5,8 @@ import json
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.evictions.base import Candidates, LayerView
+from subtoken_train.evictions.base import Candidates
+from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
 from tests.support.golden_record import record
 

@@ -19,10 +19,11 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.engine.build import build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.base import Eviction, LayerScores, LayerView
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.load import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache import pack
-from subtoken_train.cache.cache import PackedLayer
 from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
 
 SETS = ("all", "shared", "own")

@@ -2,7 +2,8 @@
 
 import torch
 
-from subtoken_train.evictions.base import Candidates, LayerView
+from subtoken_train.evictions.base import Candidates
+from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
 
 S, V, C, Q = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.CONTEXT, Region.QUERY))

@@ -16,7 +16,8 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import EVICTIONS, build_eviction
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, LayerView
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode

@@ -12,7 +12,8 @@ import torch
 from benchmarks import recipe_memory, training_memory
 from benchmarks.live_tensors import LiveTensors, tensors_of
 from subtoken_train.engine.build import assemble
-from subtoken_train.families.load import BackboneConfig, load_family
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig

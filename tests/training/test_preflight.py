@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from subtoken_train.ledger.ledger import KVBudget, KVShape, nominal_ledger
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.training.devices import count_devices
 from subtoken_train.training.nominal_prompt import layer_bands
 from subtoken_train.training.preflight import StepPlan, plan_steps

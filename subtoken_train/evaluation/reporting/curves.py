@@ -25,6 +25,7 @@ from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import cost_of
 
 AMOUNT = re.compile(r" [\d.,]+( tokens| bytes)?(?= |$)")
+"""Of an eviction: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
 TOLERANCES = (0.10, 0.20)
 
 
@@ -49,8 +50,8 @@ class Curve:
         points: ascending in compression; an uncompressed arm of the same backbone is the first, where there is one.
         reference: whether that one is there.
         area: mean score over the range of r; None for a single point.
-        reached: tolerance -> largest r within it; None without a reference.
-        first_crossed: tolerance -> r where the curve first leaves it; another than ``reached`` where it comes back.
+        edges: tolerance -> largest r within it, and r where the curve first leaves it, which is another where it comes
+            back; empty without a reference.
     """
 
     backbone: str
@@ -59,8 +60,7 @@ class Curve:
     points: tuple[Point, ...]
     reference: bool
     area: float | None
-    reached: dict[float, float]
-    first_crossed: dict[float, float]
+    edges: dict[float, tuple[float, float]]
 
     @property
     def span(self) -> tuple[float, float]:
@@ -69,9 +69,9 @@ class Curve:
 
     def reached_text(self, tolerance: float) -> str:
         """The compression reached; where the curve left the tolerance before and came back, that, too."""
-        reached, first = self.reached.get(tolerance), self.first_crossed.get(tolerance)
-        if reached is None or first is None:
+        if tolerance not in self.edges:
             return "" if self.reference else "no uncompressed arm"
+        reached, first = self.edges[tolerance]
         whole = ", the whole curve" if reached == first == self.span[1] else ""
         return f"{reached:.4f}{whole}" if reached == first else f"{reached:.4f} (first left at {first:.4f})"
 
@@ -122,18 +122,13 @@ def method_words(arm: ArmResults) -> str:
     evicts, reduces = facts.eviction != "-", facts.reducer != "-"
     parts = [facts.reducer if evicts else facts.reducer.split()[0]] if reduces else []
     parts += [facts.groups] if facts.groups != "-" else []
-    parts += [_without_amount(facts.eviction)] if evicts else []
+    parts += [AMOUNT.sub("", facts.eviction)] if evicts else []
     words = " + ".join(parts) or "uncompressed"
     notes = [
         *([] if facts.trained else ["untrained"]),
         *(["context first"] if facts.protocol == "context_first" else []),
     ]
     return f"{words} ({', '.join(notes)})" if notes else words
-
-
-def _without_amount(words: str) -> str:
-    """``snapkv 1,024 tokens int8`` -> ``snapkv int8``."""
-    return AMOUNT.sub("", words)
 
 
 def _reference(members: Sequence[ArmResults], arms: Sequence[ArmResults]) -> ArmResults | None:
@@ -161,7 +156,6 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     wide = ratios[-1] > ratios[0]
     losses = [point.loss for point in points if point.loss is not None]
     found = {tolerance: within(ratios, losses, tolerance) for tolerance in TOLERANCES if len(losses) == len(points)}
-    edges = {tolerance: edge for tolerance, edge in found.items() if edge is not None}
     return Curve(
         backbone,
         name,
@@ -169,8 +163,7 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         tuple(points),
         reference is not None,
         area(ratios, scores) if wide else None,
-        {tolerance: edge[0] for tolerance, edge in edges.items()},
-        {tolerance: edge[1] for tolerance, edge in edges.items()},
+        {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )
 
 

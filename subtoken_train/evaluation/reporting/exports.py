@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pandas as pd
 
 from subtoken_train.evaluation.reporting.estimates import Estimate, estimate_of, score_part
+from subtoken_train.evaluation.reporting.kind_scores import KindScores
 from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.score_tables import MEANS, ArmRow, KindScores, ScoreTable
+from subtoken_train.evaluation.reporting.score_tables import MEANS, ArmRow, ScoreTable
 from subtoken_train.evaluation.reporting.sections import (
     Cell,
     Section,

@@ -18,10 +18,11 @@ from subtoken_train import __version__
 from subtoken_train.evaluation.charts import svg_of
 from subtoken_train.evaluation.reporting import sections as words
 from subtoken_train.evaluation.reporting.curves import Curve
+from subtoken_train.evaluation.reporting.kind_scores import KindScores
 from subtoken_train.evaluation.reporting.plots import Series, curve_chart, difference_chart, kind_chart, series_of
 from subtoken_train.evaluation.reporting.regressions import data_uri
 from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.score_tables import MEANS, KindScores, ScoreTable
+from subtoken_train.evaluation.reporting.score_tables import MEANS, ScoreTable
 
 TEMPLATE = "page.html.j2"
 

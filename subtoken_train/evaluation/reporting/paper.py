@@ -18,7 +18,7 @@ from subtoken_train.documents import read_json
 from subtoken_train.evaluation.reporting.estimates import Estimate, mean_difference, mean_estimate, score_estimate
 from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import MEANS, PAPER_TASKS, anchor_of
-from subtoken_train.typed import checked, shown
+from subtoken_train.typed import chosen
 
 VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}
 """How an arm's router is called here and there."""
@@ -36,6 +36,7 @@ _VLM: dict[str, Any] = {
     **dict.fromkeys(("printed_3m", "printed_7m"), float),
     **dict.fromkeys(("printed_d3", "printed_d7"), float | None),
 }
+_SCORES: dict[str, Any] = dict.fromkeys(PAPER_TASKS.values(), float)
 _LLM: dict[str, Any] = {"mmlu": float, "printed_delta": float | None}
 """What is read of a printed row."""
 COLUMNS = (*PAPER_TASKS.values(), *MEANS, *DELTAS)
@@ -86,19 +87,12 @@ def _rows(content: Any) -> list[dict[str, Any]]:
         listed = content.get(key) if isinstance(content, dict) else None
         if not isinstance(listed, list):
             raise ValueError(f"it has no list {key}")
-        rows += [_row(row, {**_EVERY, **own}, f"{key}[{i}]") for i, row in enumerate(listed)]
+        for i, row in enumerate(listed):
+            rows.append(chosen({**_EVERY, **own}, row, f"{key}[{i}]"))
+            if "scores" in own:
+                scores = rows[-1]["scores"]
+                rows[-1]["scores"] = {**scores, **chosen(_SCORES, scores, f"{key}[{i}].scores")}
     return rows
-
-
-def _row(row: Any, kinds: dict[str, Any], place: str) -> dict[str, Any]:
-    """A printed row's cells that are read here, each of its type."""
-    if not isinstance(row, dict):
-        raise ValueError(f"{place} is {shown(row)}; it must be a group of keys")
-    missing = [key for key in kinds if key not in row]
-    missing += [name for name in PAPER_TASKS.values() if "scores" in kinds and name not in (row.get("scores") or ())]
-    if missing:
-        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    return {key: checked(kind, row[key], f"{place}.{key}") for key, kind in kinds.items()}
 
 
 def recomputed_means(scores: dict[str, float]) -> dict[str, float]:

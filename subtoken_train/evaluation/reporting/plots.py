@@ -21,8 +21,9 @@ from subtoken_train.errors import plain
 from subtoken_train.evaluation.charts import COLORS, FILLS, INK, MARKERS, styled
 from subtoken_train.evaluation.reporting.curves import Curve
 from subtoken_train.evaluation.reporting.estimates import Estimate
+from subtoken_train.evaluation.reporting.kind_scores import KindScores
 from subtoken_train.evaluation.reporting.report import Report, spoken
-from subtoken_train.evaluation.reporting.score_tables import KindScores, ScoreTable
+from subtoken_train.evaluation.reporting.score_tables import ScoreTable
 
 WIDTH, LINE = 7.2, 0.19
 """Inches: of every chart, and of a line of text."""

@@ -12,11 +12,12 @@ import pandas as pd
 
 from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve
 from subtoken_train.evaluation.reporting.estimates import MOOT, Estimate
+from subtoken_train.evaluation.reporting.kind_scores import KindScores
 from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import ArmRow, KindScores, ScoreTable
-from subtoken_train.ledger.ledger import share_words
+from subtoken_train.evaluation.reporting.score_tables import ArmRow, ScoreTable
+from subtoken_train.ledger.kv_budget import share_words
 
 Cell = Estimate | str | None
 NOTHING = "-"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.documents import check_file_name, read_json
+from subtoken_train.errors import check_range
 from subtoken_train.outputs import write_whole
 from subtoken_train.typed import shown, typed
 from subtoken_train.types import Protocol
@@ -121,16 +122,14 @@ class Manifest:
         if schema != SCHEMA_VERSION or isinstance(schema, bool):
             raise ValueError(f"{path} has schema {shown(schema)}; this version reads {SCHEMA_VERSION}")
         manifest = typed(cls, content, str(path))
-        check_file_name(manifest.arm.name, f"{path}: arm: name")
+        arm = manifest.arm
+        check_file_name(arm.name, f"{path}: arm: name")
         for fact, pattern in _WRITTEN.items():
-            if pattern.fullmatch(getattr(manifest.arm, fact)) is None:
-                value = shown(getattr(manifest.arm, fact))
-                raise ValueError(f"{path}: arm: {fact} is {value}, which 'subtoken-train evaluate' does not write")
-        for count, number in (
-            ("rows", manifest.rows),
-            ("expected_rows", manifest.expected_rows or 0),
-            ("arm: nominal_kv", manifest.arm.nominal_kv),
-        ):
-            if number < 0:
-                raise ValueError(f"{path}: {count} is {number}; it must not be negative")
+            value = getattr(arm, fact)
+            if pattern.fullmatch(value) is None:
+                words = "which 'subtoken-train evaluate' does not write"
+                raise ValueError(f"{path}: arm: {fact} is {shown(value)}, {words}")
+        counts = {"rows": manifest.rows, "expected_rows": manifest.expected_rows, "arm: nominal_kv": arm.nominal_kv}
+        for name, count in counts.items():
+            check_range(f"{path}: {name}", count, 0)
         return manifest

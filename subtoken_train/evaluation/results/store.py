@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.documents import check_regular, parse_json
+from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.results.manifest import SAMPLES_GLOB
 from subtoken_train.inference.accounting import Measured
@@ -79,9 +80,8 @@ class SampleRecord(Measured):
             record = typed(cls, parse_json(line, "line"), "line")
         except ValueError as error:
             raise ValueError(f"{place} is no record of a sample ({error})") from None
-        if min([getattr(record, name) for name in _COUNTS]) < 0 or record.batch_size < 1:
-            wrong = next((name for name in _COUNTS if getattr(record, name) < 0), "batch_size")
-            raise ValueError(f"{place}: {wrong} is {getattr(record, wrong)}; nothing can be counted so")
+        for name in _COUNTS:
+            check_range(f"{place}: {name}", getattr(record, name), name == "batch_size")
         if record.kept_visual is not None and _HEX.fullmatch(record.kept_visual) is None:
             raise ValueError(f"{place}: kept_visual is {shown(record.kept_visual)}; it must be hexadecimal digits")
         return record

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm, load_arm
+from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm
 from subtoken_train.inference.arm_spec import DRAWING, ArmSpec
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.ledger.ledger import KVBudget, exact, solve_anchor
+from subtoken_train.ledger.kv_budget import KVBudget, exact
+from subtoken_train.ledger.ledger import solve_anchor
 from subtoken_train.reducers.base import Reducer
 
 SUFFIX = "untrained_anchor"
@@ -44,8 +45,7 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
         serving = [other for other in [*arms, *added] if _serves(other, arm, solved)]
         anchor = min(serving, key=partial(_distance, arm), default=None)
         if anchor is None:
-            spec = _untrained(arm, solved)
-            anchor = describe_arm(spec, load_arm(spec, pool))
+            anchor = describe_arm(_untrained(arm, solved), pool)
             added.append(anchor)
         named.append(replace(arm, facts=replace(arm.facts, anchor=anchor.facts.name)))
     return named + added, notes

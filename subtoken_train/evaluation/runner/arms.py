@@ -16,7 +16,7 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import check_context_first
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.ledger.ledger import KVShape
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
@@ -99,23 +99,23 @@ def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
     """Load every arm once, so that mistakes show before anything is answered, and state its facts.
 
     Raises:
-        ValueError: see ``load_arm``; a compression that does not fit; two arms of one name.
+        ValueError: see ``describe_arm``; two arms of one name.
     """
-    arms: list[Arm] = []
+    arms: dict[str, Arm] = {}
     for spec in specs:
-        arm = describe_arm(spec, load_arm(spec, pool))
-        if arm.facts.name in [other.facts.name for other in arms]:
+        arm = describe_arm(spec, pool)
+        if arms.setdefault(arm.facts.name, arm) is not arm:
             raise ValueError(f"two arms are named {arm.facts.name!r}; give them names of their own (name: ...)")
-        arms.append(arm)
-    return arms
+    return list(arms.values())
 
 
-def describe_arm(spec: ArmSpec, backbone: CompressedBackbone) -> Arm:
-    """The arm that a spec and its loaded model make; no anchor is named yet.
+def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
+    """The arm that a spec and its model make; no anchor is named yet.
 
     Raises:
-        ValueError: the compression does not fit the backbone, or the protocol what compresses.
+        ValueError: see ``load_arm``; the compression does not fit the backbone, or the protocol what compresses.
     """
+    backbone = load_arm(spec, pool)
     compression, reducer, family = spec.compression(), backbone.reducer, backbone.family
     compression.check(family)
     if spec.protocol == "context_first":

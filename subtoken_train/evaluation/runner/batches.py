@@ -11,7 +11,9 @@ from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.evaluation.tasks.task import Modality, Sample
-from subtoken_train.families.family import Family, Turn
+from subtoken_train.families.conversation import Turn
+from subtoken_train.families.family import Family
+from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.types import Batch
 
@@ -33,11 +35,7 @@ def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
         return len(samples[place].images), len(samples[place].prompt)
 
     order = sorted(range(len(samples)), key=lambda place: (asks(place), *(-n for n in length(place)), place))
-    batches = []
-    for _, alike in groupby(order, key=asks):
-        places = list(alike)
-        batches += [places[start : start + batch_size] for start in range(0, len(places), batch_size)]
-    return batches
+    return [list(batch) for _, alike in groupby(order, key=asks) for batch in in_batches(list(alike), batch_size)]
 
 
 def model_inputs(
@@ -70,9 +68,8 @@ def record_prompts(
 ) -> Iterator[Batch]:
     """The first ``limit`` records in order, the last turn of each without its answer, padded on the left."""
     collate = Collator(family, max_length, padding_side="left", generation=True)
-    total = min(limit, len(records))
-    for start in range(0, total, batch_size):
-        yield collate([records[i] for i in range(start, min(start + batch_size, total))])
+    for places in in_batches(range(min(limit, len(records))), batch_size):
+        yield collate([records[i] for i in places])
 
 
 def recall_prompts(family: Family, limit: int, batch_size: int = 16, context_length: int = 512) -> Iterator[Batch]:
@@ -82,8 +79,8 @@ def recall_prompts(family: Family, limit: int, batch_size: int = 16, context_len
     """
     records = RecallRecords(RecallTask(family.tokenizer, context_length), "dev", limit)
     pad_id = padding_id(family.tokenizer)
-    for start in range(0, limit, batch_size):
-        samples = [records[i].text for i in range(start, min(start + batch_size, limit))]
+    for places in in_batches(range(limit), batch_size):
+        samples = [records[i].text for i in places]
         yield collate_text(
             [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples], pad_id
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,10 +37,8 @@ class Processes:
     @classmethod
     def from_environment(cls) -> Processes:
         """What torchrun says (RANK, WORLD_SIZE, LOCAL_RANK); one process without it."""
-        rank, count, local = (
-            int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-        )
-        return cls(rank, count, local)
+        defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+        return cls(*(int(os.environ.get(name, default)) for name, default in defaults.items()))
 
     @property
     def first(self) -> bool:
@@ -86,44 +86,33 @@ class Processes:
 ONE = Processes()
 
 
-class Alone:
-    """Only one run writes into a results folder.
+@contextmanager
+def alone(folder: Path, processes: Processes) -> Iterator[None]:
+    """Inside the block this run alone writes into a results folder; the first process speaks for all.
 
-    A folder that this run made is taken away again where it fails before its first answer.
+    A folder that it made is taken away again where the block fails before its first answer.
 
-    Args:
-        folder: of the results.
-        processes: the first of them speaks for all.
+    Raises:
+        ValueError: another run holds it.
     """
-
-    def __init__(self, folder: Path, processes: Processes) -> None:
-        self.folder, self.processes = folder, processes
-        self.lock = FileLock(folder / ".lock")
-        self._made: list[Path] = []
-
-    def __enter__(self) -> None:
-        """Make the folder and lock it.
-
-        Raises:
-            ValueError: another run holds it.
-        """
-        if not self.processes.first:
-            return
-        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self.lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(f"another evaluation writes into {self.folder}; wait for it, or choose another") from None
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Give it back."""
-        if not self.processes.first:
-            return
-        answered = any(path.stat().st_size for path in self.folder.rglob(SAMPLES_GLOB))
-        if kind is not None and self._made and not answered:
-            shutil.rmtree(self.folder)  # the lock's file is in it, so nobody waits for it
-            for parent in self._made[1:]:
+    if not processes.first:
+        yield
+        return
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"another evaluation writes into {folder}; wait for it, or choose another") from None
+    try:
+        yield
+    except BaseException:
+        if made and not any(path.stat().st_size for path in folder.rglob(SAMPLES_GLOB)):
+            shutil.rmtree(folder)  # the lock's file is in it, so nobody waits for it
+            for parent in made[1:]:
                 if not any(parent.iterdir()):
                     parent.rmdir()
-        self.lock.release()
+        raise
+    finally:
+        lock.release()

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
 from subtoken_train.evaluation.runner.anchors import with_anchors
 from subtoken_train.evaluation.runner.arms import Arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
-from subtoken_train.evaluation.runner.processes import ONE, Alone, Processes
+from subtoken_train.evaluation.runner.cell_manifest import write_manifest
+from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.measure import emptied_words
-from subtoken_train.reducers import split_settings
 
 Say = Callable[[str], None]
 Counter = Callable[[str], Callable[[int, int], None]]
@@ -58,7 +52,7 @@ def run_grid(
         ValueError: arms, tasks, data or settings that are wrong; an unreadable image, when its turn comes; records of
             other settings in the folder; or a run that is writing into it. What was answered before stays on disk.
     """
-    with Alone(grid.out, processes):
+    with alone(grid.out, processes):
         tasks = read_tasks(grid)
         pool = ModelPool(processes.device(device))
         arms = prepare(grid.arms, pool)
@@ -74,7 +68,7 @@ def run_grid(
             for task, samples in tasks:
                 cell = Cell(arm, task, samples, grid.out / arm.facts.name / task.name, grid.batch_size, grid.max_length)
                 if processes.first:
-                    write_manifest(cell, backbone, grid, processes)
+                    write_manifest(cell, backbone, processes)
                     _say_unknown(cell, backbone, say)
                 name = f"{arm.facts.name} / {task.name}"
                 cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
@@ -146,91 +140,3 @@ def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
                 f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
                 f"{arm.modality}s; run them apart"
             )
-
-
-def write_manifest(cell: Cell, backbone: CompressedBackbone, grid: Grid, processes: Processes) -> None:
-    """Write the cell's manifest, or compare it with the one that is there.
-
-    Raises:
-        ValueError: the folder's records were made by another arm, task or setting, or of other samples.
-    """
-    family, task, arm = backbone.family, cell.task, cell.arm
-    metric = task.metric()
-    manifest = Manifest(
-        arm=arm.facts,
-        task=task.name,
-        options=_as_read(task.options),
-        source=None if task.source is None else str(task.source),
-        rows=len(cell.samples),
-        expected_rows=task.expected_rows,
-        primary=task.primary,
-        points=sorted(metric.points),
-        samples_sha256=samples_digest(cell.samples),
-        settings={
-            "batch_size": grid.batch_size,
-            "max_length": grid.max_length,
-            "dtype": str(family.model.dtype).removeprefix("torch."),
-            "device": family.model.device.type,
-            "processes": processes.count,
-            "adapter_sha256": arm.adapter_sha256,
-            "reducer": _as_read(asdict(arm.reducer)),
-            "eviction_options": _as_read(dict(arm.spec.eviction_options)),
-            "seed": arm.spec.seed,
-            "versions": {name: version(name) for name in ("subtoken_train", "torch", "transformers")},
-        },
-    )
-    if (cell.folder / MANIFEST_FILE).is_file():
-        _check_same(Manifest.read(cell.folder), manifest, cell)
-    manifest.write(cell.folder)
-
-
-SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "seed")
-"""Settings that change answers and that ``ArmFacts`` do not tell."""
-
-
-def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
-    """Records may only be joined by records of the same arm, task and samples; more samples may be asked.
-
-    The anchor is no part of it: it only says whom the arm is compared with.
-    """
-    facts = asdict(now.arm)
-    pairs = {
-        **{f"arm.{key}": (value, facts[key]) for key, value in asdict(there.arm).items() if key != "anchor"},
-        "task options": (there.options, now.options),
-        **{key: (there.settings.get(key), now.settings[key]) for key in SAME},
-    }
-    pairs["reducer"] = (_own_reducer(there), _own_reducer(now))
-    for name, (old, new) in pairs.items():
-        if old != new:
-            raise ValueError(
-                f"{cell.folder} holds answers with {name} {old!r}, and now it is {new!r}; choose another results folder"
-            )
-    if there.rows > now.rows:
-        raise ValueError(
-            f"{cell.folder} is of {there.rows:,} samples, and {now.rows:,} are asked; raise limit, or choose another "
-            "results folder"
-        )
-    if there.samples_sha256 != samples_digest(cell.samples[: there.rows]):
-        raise ValueError(
-            f"{cell.folder} holds answers to other samples than the task's files have now; choose another results "
-            "folder"
-        )
-
-
-def _own_reducer(manifest: Manifest) -> dict[str, Any]:
-    """The reducer's own settings; version 0.1 wrote every method's."""
-    return split_settings(manifest.settings.get("reducer") or {})[0]
-
-
-def samples_digest(samples: Sequence[Sample]) -> str:
-    """SHA-256 of what is asked and of the references, in hexadecimal; images are not in it."""
-    asked = [
-        [s.id, s.prompt, s.choices, dict(s.reference), s.context_characters, s.max_new_tokens, s.stop] for s in samples
-    ]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-
-def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
-    """As a manifest gives them back."""
-    content: dict[str, Any] = json.loads(json.dumps(settings, default=str))
-    return content

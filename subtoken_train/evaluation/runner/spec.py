@@ -6,7 +6,7 @@ Grids are files (``recipes/eval/*.yaml``), read strictly, or suites: they ship w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,9 +15,10 @@ from filelock import FileLock
 
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.documents import read_yaml
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_range, unknown_name
 from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec, Written
 from subtoken_train.resources import named_recipe, resource
+from subtoken_train.typed import checked
 
 Anchors = Literal["auto", "none"]
 
@@ -60,9 +61,7 @@ class Grid:
         if not self.arms or not self.tasks:
             raise ValueError(f"a grid needs {'arms' if self.tasks else 'tasks'}; got none")
         for name in ("limit", "batch_size", "max_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+            check_range(name, getattr(self, name), 1)
         if self.anchors not in get_args(Anchors):
             raise unknown_name("anchors", self.anchors, get_args(Anchors))
         twice = [task.name for i, task in enumerate(self.tasks) if task.name in [t.name for t in self.tasks[:i]]]
@@ -74,12 +73,14 @@ AXES = tuple(name for name in ARM_OPTIONS if not name.endswith("options") and na
 """What may be a list in a grid's arm: every combination becomes an arm."""
 
 
-def expand_arms(content: Mapping[str, Any], written: Written = "key") -> list[ArmSpec]:
+def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
     """The arms of one entry of a grid, the last listed key changing fastest; ``written`` as in ``ArmSpec``.
 
     Raises:
-        ValueError: an unknown key, an empty list, a name for several arms, or what ``ArmSpec`` refuses.
+        ValueError: no mapping, an unknown key, an empty list, a name for several arms, or what ``ArmSpec`` refuses.
     """
+    if not isinstance(content, Mapping):
+        raise ValueError(f"an arm must be a mapping, for instance {{adapter: DIR}}; got {content!r}")
     for key in content:
         if key not in ARM_OPTIONS:
             raise unknown_name("key of an arm", key, ARM_OPTIONS)
@@ -94,7 +95,13 @@ def expand_arms(content: Mapping[str, Any], written: Written = "key") -> list[Ar
     return [ArmSpec(**{**content, **dict(zip(axes, values, strict=True))}, written=written) for values in combinations]
 
 
-_TYPES = {"limit": int, "batch_size": int, "max_length": int, "anchors": str, "data_root": str}
+_FILE: dict[str, Any] = {
+    **dict.fromkeys(("arms", "tasks"), list[Any]),
+    "out": str,
+    **dict.fromkeys(("data_root", "anchors"), str | None),
+    **dict.fromkeys(("limit", "batch_size", "max_length"), int | None),
+}
+"""What a grid's file holds."""
 
 
 def read_grid(path: Path, **overrides: Any) -> Grid:
@@ -110,51 +117,30 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     content = read_yaml(named_recipe(path, "grid"))
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping with arms, tasks and out")
-    known = {spec.name for spec in fields(Grid)}
     for key in content:
-        if key not in known:
-            raise unknown_name(f"key of {path}", key, known)
-    for key in ("arms", "tasks"):
-        if not isinstance(content.get(key), list):
-            raise ValueError(f"{path}: {key} must be a list; got {content.get(key)!r}")
-    if not isinstance(content.get("out"), str) or not content["out"]:
-        raise ValueError(f"{path}: out must name the results folder; got {content.get('out')!r}")
-    settings = {key: _typed(path, key, content[key]) for key in _TYPES if content.get(key) is not None}
-    if "data_root" in settings:
-        settings["data_root"] = Path(settings["data_root"])
-    grid = Grid(
-        arms=tuple(arm for entry in content["arms"] for arm in _arms(path, entry)),
-        tasks=tuple(_task(path, entry) for entry in content["tasks"]),
-        out=Path(content["out"]),
-        **settings,
-    )
-    return replace(grid, **{key: value for key, value in overrides.items() if value is not None})
-
-
-def _typed(path: Path, key: str, value: object) -> Any:
-    if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
-        kind = "a whole number" if _TYPES[key] is int else "text"
-        raise ValueError(f"{path}: {key} must be {kind}; got {value!r}")
-    return value
-
-
-def _arms(path: Path, entry: object) -> list[ArmSpec]:
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"{path}: an arm must be a mapping, for instance {{adapter: DIR}}; got {entry!r}")
+        if key not in _FILE:
+            raise unknown_name(f"key of {path}", key, _FILE)
+    read = {key: checked(kind, content.get(key), f"{path}: {key}") for key, kind in _FILE.items()}
+    if not read["out"]:
+        raise ValueError(f"{path}: out must name the results folder")
+    settings = {key: value for given in (read, overrides) for key, value in given.items() if value is not None}
+    settings |= {key: Path(settings[key]) for key in ("out", "data_root") if key in settings}
     try:
-        return expand_arms(entry)
+        settings["arms"] = tuple(arm for entry in read["arms"] for arm in expand_arms(entry))
+        settings["tasks"] = tuple(map(_task, read["tasks"]))
+        return Grid(**settings)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _task(path: Path, entry: object) -> TaskSpec:
+def _task(entry: object) -> TaskSpec:
     if isinstance(entry, str):
         return TaskSpec(entry)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-        raise ValueError(f"{path}: a task is a name or {{name: NAME, option: value}}; got {entry!r}")
+        raise ValueError(f"a task is a name or {{name: NAME, option: value}}; got {entry!r}")
     source = entry.get("source")
     if source is not None and not isinstance(source, str):
-        raise ValueError(f"{path}: source of task {entry['name']} must be a folder or a Hub id; got {source!r}")
+        raise ValueError(f"source of task {entry['name']} must be a folder or a Hub id; got {source!r}")
     options = {key: value for key, value in entry.items() if key not in ("name", "source")}
     return TaskSpec(entry["name"], source, options)
 

@@ -17,7 +17,7 @@ from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.evaluation.metrics.short_answers import SceneScore
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.families.load import resolve
+from subtoken_train.families.backbone_config import resolve
 
 _WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/scenes is read unless a folder is named:
   subtoken-train data scenes
@@ -64,10 +64,8 @@ class Recall(Task):
         made = []
         for sample in drawn:
             ids, start = [int(token) for token in sample.text.input_ids], sample.text.context_length
-            context, question = (
-                tokenizer.decode(part, skip_special_tokens=True)
-                for part in (ids[:start], ids[start : sample.text.prompt_length])
-            )
+            context = tokenizer.decode(ids[:start], skip_special_tokens=True)
+            question = tokenizer.decode(ids[start : sample.text.prompt_length], skip_special_tokens=True)
             made.append(
                 Sample(
                     id=sample.text.record_id,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from subtoken_train.evaluation.runner.processes import ONE, Alone
+from subtoken_train.evaluation.runner.processes import ONE, alone
 
 
 def attempt(folder, written):
-    with Alone(folder, ONE):
+    with alone(folder, ONE):
         for path, text in written:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -41,8 +41,8 @@ def test_what_was_there_stays(tmp_path):
 
 
 def test_two_runs_are_refused_and_the_first_is_not_disturbed(tmp_path):
-    with Alone(tmp_path / "new", ONE):
-        with pytest.raises(ValueError, match="another evaluation writes into"), Alone(tmp_path / "new", ONE):
+    with alone(tmp_path / "new", ONE):
+        with pytest.raises(ValueError, match="another evaluation writes into"), alone(tmp_path / "new", ONE):
             pass
         assert (tmp_path / "new").is_dir()
     assert (tmp_path / "new").is_dir()

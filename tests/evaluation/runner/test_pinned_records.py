@@ -15,7 +15,7 @@ from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.families.load import resolve
+from subtoken_train.families.backbone_config import resolve
 from subtoken_train.inference.pool import ModelPool
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from subtoken_train.engine.prompt_pass import Rows
-from subtoken_train.families.load import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RoutingState

@@ -1,0 +1,165 @@
+"""One layer of a packed cache: ``update`` hands the layer itself to the attention function.
+
+The prompt's entries are put in once, by ``fill``; what comes after it (generated tokens, a further turn) is appended
+in full to a tail with a little slack.
+
+Legend: B batch, h key-value heads, T tail tokens, d head width, q new tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
+from subtoken_train.kernels.naive import packed_attention
+from subtoken_train.kernels.storage import Block
+
+SLACK = 64  # tokens by which a full tail grows
+
+
+class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer: packed blocks of the prompt, and the tail."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[Block] = []
+        self.prompt_length = 0
+        self.tail_length = 0
+        self.tail_start_B: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """An empty tail like the given [B, h, q, d] states."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
+        self.values = self.keys.clone()
+        self.is_initialized = True
+
+    def fill(self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor) -> None:
+        """Take a prompt's packed entries; ``like_BhNd`` gives batch, heads, width, dtype and device of the tail."""
+        assert not self.blocks
+        self.lazy_initialization(like_BhNd, like_BhNd)
+        self.blocks, self.prompt_length = blocks, prompt_length
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Append [B, h, q, d] states to the tail; returns the layer twice, in the place of keys and values.
+
+        The tail grows by whole slacks, so a step copies neither the prompt nor, in most steps, the tail.
+        """
+        if not self.is_initialized:
+            raise ValueError("a packed cache is filled before it grows; SubTokenModel.generate makes and fills it")
+        length = self.tail_length + key_states.shape[2]
+        if length > self.keys.shape[2]:
+            missing = -(-length // SLACK) * SLACK - self.keys.shape[2]
+            self.keys, self.values = (F.pad(tail, (0, 0, 0, missing)) for tail in (self.keys, self.values))
+        self.keys[:, :, self.tail_length : length] = key_states
+        self.values[:, :, self.tail_length : length] = value_states
+        self.tail_length = length
+        return self, self
+
+    def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
+        """Attention of the last q tokens over everything stored, [B, H, q, d]; ``update`` comes first."""
+        keys, values = (tail[:, :, : self.tail_length] for tail in (self.keys, self.values))
+        return packed_attention(query_BHqd, self.blocks, keys, values, scale, self.tail_start_B)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, padding and evicted ones included."""
+        return self.prompt_length + self.tail_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As transformers asks; no mask is built from it."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number).
+
+        Raises:
+            ValueError: a positive number, as transformers' own layers refuse it, or more than the tail holds; the
+                prompt is packed and cannot be shortened.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop({tokens_to_remove}): give a negative number; crop(-{tokens_to_remove}) removes "
+                f"{tokens_to_remove} tokens"
+            )
+        if -tokens_to_remove > self.tail_length:
+            raise ValueError(
+                f"{-tokens_to_remove} tokens cannot be removed: {self.tail_length} came after the prompt, which is "
+                "packed and stays; generate from the shorter prompt instead"
+            )
+        self.tail_length += tokens_to_remove
+        if self.keys is not None and self.keys.shape[2] - self.tail_length >= SLACK:
+            room = -(-self.tail_length // SLACK) * SLACK
+            self.keys, self.values = (tail[:, :, :room].clone() for tail in (self.keys, self.values))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the samples ``indices``, in that order: of this layer alone.
+
+        Raises:
+            ValueError: no samples, or samples that are not there.
+        """
+        if self.is_initialized:
+            self.select(chosen_samples(indices, len(self.keys)))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """The same, as beam search asks for it."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sample ``repeats`` times in a row."""
+        if self.is_initialized:
+            self.select(repeated_samples(len(self.keys), repeats))
+
+    def offload(self) -> None:
+        """Not served.
+
+        Raises:
+            ValueError: always; attention reads the packed pieces where they lie.
+        """
+        raise ValueError("a packed cache stays on its device; leave offloading out: it is small already")
+
+    def prefetch(self) -> None:
+        """Not served, see ``offload``."""
+        self.offload()
+
+    def select(self, samples: Tensor, with_prompt: bool = True) -> None:
+        """Keep ``samples``, in that order; without the prompt only the tail is reordered."""
+        if with_prompt:
+            self.blocks = select_samples(self.blocks, samples.tolist(), self.keys.shape[1])
+        self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
+        if self.tail_start_B is not None:
+            self.tail_start_B = self.tail_start_B.index_select(0, samples.to(self.tail_start_B.device))
+
+    def reset(self) -> None:
+        """Empty again."""
+        self.__init__()  # type: ignore[misc]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the prompt's keys and values."""
+        return sum(part.nbytes for block in self.blocks for part in block.parts)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
+        values = [block.routed_values.index_bytes for block in self.blocks if block.routed_values is not None]
+        return sum(values) + sum(block.rows.nbytes for block in self.blocks if block.rows is not None)
+
+    @property
+    def tail_bytes(self) -> tuple[int, int]:
+        """(bytes of the tail's tokens, bytes of its slack)."""
+        if not self.is_initialized:
+            return 0, 0
+        total, capacity = self.keys.nbytes + self.values.nbytes, max(1, self.keys.shape[2])
+        used = total * self.tail_length // capacity
+        return used, total - used

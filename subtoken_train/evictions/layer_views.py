@@ -1,0 +1,140 @@
+"""What a KV eviction method looks at: one layer of the prompt's pass, or of a second pass.
+
+Legend: B batch, N cached rows of the prompt, S rows of a task, K = N + S, H query heads, h key-value heads, d head
+width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evictions.observers import last_marked
+from subtoken_train.functional.attention_statistics import attention_blocks, attention_rows
+from subtoken_train.types import Region
+
+Scope = Literal["context", "all", "visual"]
+"""``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
+Need = Literal["rows", "blocks", "key_norms", "value_norms", "second_pass"]
+"""``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``second_pass``: the
+attention that the prompt, run a second time, pays to its cached entries."""
+
+
+@dataclass
+class LayerView:
+    """One layer of a prompt pass, as an eviction method sees it.
+
+    Attributes:
+        layer: its number, from 0.
+        query_BHNd: rotated queries.
+        key_BhNd: rotated keys.
+        value_BhNd: values as they are cached (after routing: dropped groups are 0).
+        regions_BN: ``Region`` codes of the rows; PADDING marks what is no entry of this layer's cache.
+        scale: factor of the attention scores.
+        needs: the statistics that the method declared; asking for another is a fault of the method.
+        in_scope_BN: rows that the scope names, bool; None: all entries.
+        entries_BN: rows that are entries of the cache, bool.
+    """
+
+    layer: int
+    query_BHNd: Tensor
+    key_BhNd: Tensor
+    value_BhNd: Tensor
+    regions_BN: Tensor
+    scale: float
+    needs: frozenset[Need]
+    in_scope_BN: Tensor | None = None
+    entries_BN: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entries_BN = self.regions_BN != Region.PADDING
+        if self.in_scope_BN is None:
+            self.in_scope_BN = self.entries_BN
+
+    def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
+        """Attention of chosen rows, see ``attention_rows``; over all entries unless ``keys_BN`` says otherwise."""
+        assert "rows" in self.needs
+        keys_BN = self.entries_BN if keys_BN is None else keys_BN
+        return attention_rows(self.query_BHNd, self.key_BhNd, index_BW, keys_BN, self.scale)
+
+    def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Attention of all marked rows, a block at a time, see ``attention_blocks``."""
+        assert "blocks" in self.needs
+        keys_BN = self.entries_BN if keys_BN is None else keys_BN
+        return attention_blocks(self.query_BHNd, self.key_BhNd, rows_BN, keys_BN, self.scale)
+
+    def key_norms(self) -> Tensor:
+        """Euclidean norms of the keys, [B, h, N] in fp32."""
+        assert "key_norms" in self.needs
+        norms: Tensor = self.key_BhNd.float().norm(dim=-1)
+        return norms
+
+    def value_norms(self) -> Tensor:
+        """Euclidean norms of the cached values, [B, h, N] in fp32."""
+        assert "value_norms" in self.needs
+        norms: Tensor = self.value_BhNd.float().norm(dim=-1)
+        return norms
+
+    def window(self, count: int) -> Tensor:
+        """An observation window: the last ``count`` entries of the prompt, bool [B, N].
+
+        Where anything follows what is in scope, the window does not reach into that: what follows stays anyway, so the
+        window costs nothing of the budget.
+        """
+        assert self.in_scope_BN is not None
+        following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
+        rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
+        return last_marked(rows_BN, count)
+
+    def last_rows(self, window: int) -> Tensor:
+        """Index of the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
+        count_B1 = self.entries_BN.sum(-1, keepdim=True)
+        order_BN = self.entries_BN.int().sort(dim=-1, descending=True, stable=True).indices
+        slot_BW = count_B1 - window + torch.arange(window, device=order_BN.device)
+        index_BW = order_BN.gather(1, slot_BW.clamp(min=0))
+        return index_BW.masked_fill(slot_BW < 0, -1)
+
+
+@dataclass
+class TaskView:
+    """One layer of a second pass, as an eviction method sees it: a task's rows look back at a prompt's entries.
+
+    Attributes:
+        layer: its number, from 0.
+        query_BHSd: rotated queries of the task.
+        key_BhKd: rotated keys of the prompt's rows, then of the task's.
+        value_BhNd: values as they are cached, of the prompt.
+        regions_BN: as in ``LayerView``, of the prompt.
+        rows_BS: rows of the task that are no padding, bool.
+        scale: factor of the attention scores.
+    """
+
+    layer: int
+    query_BHSd: Tensor
+    key_BhKd: Tensor
+    value_BhNd: Tensor
+    regions_BN: Tensor
+    rows_BS: Tensor
+    scale: float
+
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Attention that the task's rows pay to the prompt's, as ``LayerView.blocks`` yields it.
+
+        A row's softmax runs over the prompt's entries and the task's rows up to itself; the columns of the latter are
+        left out, so that a row sums to less than 1.
+        """
+        length = self.regions_BN.shape[1]
+        keys_BK = torch.cat([self.regions_BN != Region.PADDING, self.rows_BS], 1)
+        for index_BW, probability_BHWK in attention_blocks(
+            self.query_BHSd, self.key_BhKd, self.rows_BS, keys_BK, self.scale, offset=length
+        ):
+            yield index_BW, probability_BHWK[..., :length]
+
+    def value_norms(self) -> Tensor:
+        """Euclidean norms of the prompt's cached values, [B, h, N] in fp32."""
+        norms: Tensor = self.value_BhNd.float().norm(dim=-1)
+        return norms

@@ -1,0 +1,81 @@
+"""Which backbone a recipe or a command names, checked without looking anything up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from subtoken_train.errors import unknown_name
+from subtoken_train.families.quantize import check_quantization
+from subtoken_train.functional.quantized import Quantization
+from subtoken_train.resources import resource_root
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REVISION = re.compile(r"\w[\w.+/-]{0,199}")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+"""Any other text could name a kernel on the Hub, which is code."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class BackboneConfig:
+    """Which frozen model to build on.
+
+    Attributes:
+        path: a local folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), or a folder that ships with the project
+            (``checkpoints/tiny-llava``).
+        revision: branch, tag or commit on the Hub; None takes the default branch.
+        dtype: ``float32``, ``bfloat16`` or ``float16``, of the frozen weights.
+        attention: transformers' attention implementation (``sdpa``, ``eager``, ``flash_attention_2``).
+        max_pixels: cap of an image, where images keep their own size (Qwen2.5-VL); 784 pixels are one visual token.
+            None: the processor's own cap, and at most 1,003,520 (1,280 visual tokens).
+        quantization: of the decoder's linear layers: ``none``, ``nf4`` (4 bits, double quantisation) or ``int8``; by
+            bitsandbytes, with products in ``dtype``. Adapters fit a backbone however it is quantised.
+    """
+
+    path: str = "checkpoints/tiny-llava"
+    revision: str | None = None
+    dtype: str = "float32"
+    attention: str = "sdpa"
+    max_pixels: int | None = None
+    quantization: Quantization = "none"
+
+
+def resolve(path: str) -> str:
+    """A local or shipped folder's path where there is one; otherwise the name unchanged, as a Hub id."""
+    for candidate in (Path(path), resource_root() / path):
+        if candidate.is_dir():
+            return str(candidate)
+    return path
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a name reads as ``user/name`` and is no folder here."""
+    return _HUB_ID.fullmatch(path) is not None and resolve(path) == path and not Path(path).exists()
+
+
+def check_backbone(config: BackboneConfig) -> None:
+    """Raise a worded ``ValueError`` where a setting is none; nothing is looked up."""
+    dtype_of(config)
+    check_quantization(config.quantization)
+    if config.attention not in ATTENTIONS:
+        raise unknown_name("attention", config.attention, ATTENTIONS)
+    if config.max_pixels is not None and config.max_pixels < 1:
+        raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
+    check_revision(config.revision)
+
+
+def check_revision(revision: str | None) -> None:
+    """Raise a worded ``ValueError`` unless a revision can be a branch, tag or commit: it names a file in the cache."""
+    if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
+        raise ValueError(f"revision {revision[:80]!r} is no branch, tag or commit")
+
+
+def dtype_of(config: BackboneConfig) -> torch.dtype:
+    """The dtype that a configuration names."""
+    if config.dtype not in DTYPES:
+        raise unknown_name("dtype", config.dtype, DTYPES)
+    return DTYPES[config.dtype]

@@ -1,0 +1,115 @@
+"""What a budget promises of a token's KV, and what a whole token takes. Pure Python, exact rationals.
+
+Words: r ``keep_ratio``, S ``num_groups``, K ``kept_groups``, rho_KV ``kv_fraction`` = (1 + K/S)/2,
+rho_total ``total_kv_fraction`` = r * rho_KV (paper, section 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+def exact(number: float | Fraction) -> Fraction:
+    """The decimal number that was written (0.15625, 0.1), not its binary neighbour."""
+    return number if isinstance(number, Fraction) else Fraction(str(number))
+
+
+def share_words(share: float, digits: int = 3) -> str:
+    """``15.625%`` of a dense cache.
+
+    A cache that leaves nothing out holds a little more, what finds its entries: ``100.000% + index``.
+    """
+    return f"{min(share, 1):.{digits}%}" + (" + index" if share > 1 else "")
+
+
+def check_keep_ratio(keep_ratio: float | Fraction) -> None:
+    """Raise ``ValueError`` unless 0 < keep_ratio <= 1."""
+    if not 0 < keep_ratio <= 1:
+        raise ValueError(f"keep_ratio={keep_ratio} must lie in (0, 1]; 0.25 keeps a quarter of the tokens")
+
+
+def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False) -> int:
+    """Tokens kept of ``tokens``: rounded down for routed arms, up for anchors; at least one of a non-empty set."""
+    check_keep_ratio(keep_ratio)
+    rounded = math.ceil if round_up else math.floor
+    return min(tokens, max(1, rounded(exact(keep_ratio) * tokens)))
+
+
+@dataclass(frozen=True)
+class KVBudget:
+    """Nominal budget of routed tokens.
+
+    Attributes:
+        keep_ratio: r, tokens kept by the reducer / tokens before it, in (0, 1].
+        num_groups: S, value groups per value vector.
+        kept_groups: K, groups kept per routed token, 1 <= K <= S; K = S is a token-only arm.
+    """
+
+    keep_ratio: float = 1.0
+    num_groups: int = 1
+    kept_groups: int = 1
+
+    def __post_init__(self) -> None:
+        check_keep_ratio(self.keep_ratio)
+        if not 1 <= self.kept_groups <= self.num_groups:
+            raise ValueError(f"kept_groups={self.kept_groups} must lie between 1 and num_groups={self.num_groups}")
+
+    @property
+    def value_fraction(self) -> Fraction:
+        """K/S, exactly."""
+        return Fraction(self.kept_groups, self.num_groups)
+
+    @property
+    def kv_fraction(self) -> float:
+        """rho_KV = (1 + K/S)/2: retained KV of a routed token (keys stay whole)."""
+        return float((1 + self.value_fraction) / 2)
+
+    @property
+    def exact_total(self) -> Fraction:
+        """rho_total as a rational; what anchors are solved for."""
+        return exact(self.keep_ratio) * (1 + self.value_fraction) / 2
+
+    @property
+    def total_kv_fraction(self) -> float:
+        """rho_total = r * (1 + K/S)/2: retained KV of all tokens that the reducer saw."""
+        return float(self.exact_total)
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """Cache geometry of a language model; ``element_bytes`` is 2 for bf16 and fp16, 4 for fp32."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    element_bytes: int = 2
+
+    @property
+    def value_dim(self) -> int:
+        """d_v = num_kv_heads * head_dim, channels of a key or of a value per token and layer."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def side_bytes(self) -> int:
+        """Bytes of one whole key, or of one whole value, in one layer."""
+        return self.value_dim * self.element_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one uncompressed token in all layers."""
+        return 2 * self.side_bytes * self.num_layers
+
+
+def entry_bytes(shape: KVShape, groups: KVBudget | None = None) -> int:
+    """Bytes of one entry's key and value in one layer, without the index; a routed entry stores K/S of its value.
+
+    Rounded down, though a group of a real model is a whole number of channels.
+    """
+    return shape.side_bytes + int(shape.side_bytes * (1 if groups is None else groups.value_fraction))
+
+
+def index_bytes(num_groups: int, kept_groups: int) -> int:
+    """Bytes that name the kept groups of one routed token in one layer: a bit per group; none where K = S."""
+    return 0 if kept_groups == num_groups else math.ceil(num_groups / 8)
