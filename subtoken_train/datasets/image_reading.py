@@ -9,11 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from subtoken_train.datasets.image_sources import (
-    EncodedImage,
-    ImageSource,
-    find_image,
-)
+from subtoken_train.datasets.image_sources import EncodedImage, ImageSource, find_image
 from subtoken_train.documents import check_regular
 
 MAX_PIXELS = 89_478_485

@@ -84,10 +84,7 @@ def compare_images(names: Iterable[str], image_folder: Path, outside: bool = Fal
     Args:
         names: paths below ``image_folder``, each once.
         image_folder: where they start.
-        outside: whether their folders may lie elsewhere.
-
-    Raises:
-        ValueError: see ``inside``; links of single files are found when they are opened.
+        outside: whether their folders may lie elsewhere, see ``inside``; links of files are found when they are opened.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
