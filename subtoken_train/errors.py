@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import accumulate
 
 
@@ -26,6 +26,12 @@ def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
     listed = [words for words in accumulate(names, "{}, {}".format) if len(words) <= _LISTED]
     more = f", and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
     return ValueError(f"unknown {kind} {clipped(repr(got), _GOT)}.{hint} Allowed: {listed[-1] if listed else ''}{more}")
+
+
+def check_word(kind: str, got: object, allowed: Collection[str]) -> None:
+    """Raise ``unknown_name`` unless a name is allowed."""
+    if got not in allowed:
+        raise unknown_name(kind, got, allowed)
 
 
 def clipped(text: str, most: int) -> str:

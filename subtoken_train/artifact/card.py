@@ -27,11 +27,6 @@ class Licence:
     name: str | None = None
     link: str | None = None
 
-    @property
-    def words(self) -> str:
-        """What a reader calls it."""
-        return self.name or self.identifier
-
 
 _APACHE, _LLAMA2 = Licence("apache-2.0"), Licence("llama2")
 _LICENCES = {
@@ -46,11 +41,7 @@ _LICENCES = {
     "Qwen/Qwen2.5-VL-7B-Instruct": _APACHE,
     "checkpoints/tiny-llava": _APACHE,
 }
-
-
-def licence_of(backbone: str) -> Licence | None:
-    """The licence of a backbone by its name; None where it is not known here and the backbone must be asked."""
-    return _LICENCES.get(backbone)
+"""By the backbone's name; of others the backbone must be asked."""
 
 
 _CARD = """---
@@ -75,7 +66,7 @@ _CARD = """---
 
 ## Licence
 
-{licence}
+The adapter falls under the licence of its backbone: {licence}.
 {recipe}"""
 
 _STAGES = """
@@ -148,10 +139,11 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     budget = KVBudget(reducer["keep_ratio"], groups["num_groups"], groups["kept_groups"])
     words = "none" if routing is None else f"{routing['selector']}, S={groups['num_groups']}, K={groups['kept_groups']}"
     output_lora = None if stage2 is None else stage2["output_lora"]
-    scored = sections.evaluation
+    lora = "Merged q/v LoRA" if record["merged"] else "q/v LoRA"
+    scored, licence = sections.evaluation, _LICENCES.get(record["backbone"]["path"])
     return _CARD.format(
         metadata=_metadata(record, sections).to_yaml().rstrip(),
-        what=_what(record),
+        what=lora if routing is None else f"{lora} and value-group routers",
         base=record["backbone"]["path"],
         title=_title(record),
         stages="" if stage2 is None else _stages_words(record["training"], output_lora),
@@ -166,7 +158,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         if scored is None
         else _SCORES.format(data=scored.data, digest=scored.digest[:12], table=score_table(scored)),
         load=_load_words(sections.repo_id or "this_folder", record["merged"], output_lora is not None),
-        licence=_licence_words(record["backbone"]["path"]),
+        licence="see the backbone" if licence is None else licence.name or licence.identifier,
         recipe="" if sections.recipe is None else _RECIPE.format(recipe=sections.recipe.strip()),
     )
 
@@ -174,7 +166,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
 def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
     """The Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
     base = record["backbone"]["path"]
-    licence, merged = licence_of(base), record["merged"]
+    licence, merged = _LICENCES.get(base), record["merged"]
     sees_images = FAMILIES.find(record["identity"]["model_type"]).sees_images
     tags = ["subtoken_train", "kv-cache-compression"]
     scored, task = sections.evaluation, "visual-question-answering" if sees_images else "question-answering"
@@ -192,12 +184,6 @@ def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
     )
 
 
-def _what(record: dict[str, Any]) -> str:
-    """The subject of the card's first sentence."""
-    lora = "Merged q/v LoRA" if record["merged"] else "q/v LoRA"
-    return lora if record["routing"] is None else f"{lora} and value-group routers"
-
-
 def _title(record: dict[str, Any]) -> str:
     return str(record["training"].get("name", "subtoken adapter"))
 
@@ -205,12 +191,6 @@ def _title(record: dict[str, Any]) -> str:
 def _load_words(name: str, merged: bool, output_lora: bool) -> str:
     second = _SECOND.format(name=name) if output_lora else ""
     return _LOAD.format(name=name) + (_MERGED if merged else _PEFT.format(name=name, second=second))
-
-
-def _licence_words(backbone: str) -> str:
-    licence = licence_of(backbone)
-    known = "see the backbone" if licence is None else licence.words
-    return f"The adapter falls under the licence of its backbone: {known}."
 
 
 def _stages_words(training: dict[str, Any], output_lora: dict[str, Any] | None) -> str:

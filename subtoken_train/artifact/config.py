@@ -94,14 +94,12 @@ def read_config(folder: Path) -> AdapterConfig:
     if config.merged:
         check_merged_files(folder)
     else:
-        output = None if config.stage2 is None else config.stage2.output_lora
-        check_adapter_files(folder, config.identity.model_type, config.backbone.path, config.lora, output)
+        check_adapter_files(folder, config)
     return config
 
 
 def _parsed(record: Any, path: Path) -> AdapterConfig:
-    if not isinstance(record, dict):
-        raise ValueError(f"{path} is {shown(record)}; it must be a group of keys")
+    record = checked(dict[str, Any], record, str(path))
     schema = checked(int, record.get("schema_version"), f"{path}: schema_version")
     if schema > SCHEMA_VERSION:
         raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
@@ -125,8 +123,7 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
 
 def _reducer(record: Any, schema: int, place: str) -> Reducer:
     """The token reducer, by the settings of the class that it names."""
-    if not isinstance(record, dict):
-        raise ValueError(f"{place} is {shown(record)}; it must be a group of keys")
+    record = checked(dict[str, Any], record, place)
     if schema < _OWN_SETTINGS:
         record, others = split_settings(record)
         for setting, value in others.items():
@@ -142,29 +139,20 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
     return typed(method, record, place)
 
 
-def check_adapter_files(
-    folder: Path, model_type: str, backbone: str, lora: LoraSettings, output_lora: LoraSettings | None
-) -> None:
-    """Compare ``subtoken_config.json`` with peft's files: settings of both LoRAs, and the ranks of their tensors.
-
-    Args:
-        folder: the adapter folder, not merged.
-        model_type: of the backbone; names the modules.
-        backbone: the path that the folder names.
-        lora: settings of the LoRA on q and v.
-        output_lora: of the one on ``o_proj``; None where there is none.
+def check_adapter_files(folder: Path, config: AdapterConfig) -> None:
+    """Compare what an unmerged folder says with peft's files: settings of both LoRAs, and the ranks of their tensors.
 
     Raises:
         ValueError: a file is missing, broken, or says something else.
     """
+    model_type, backbone = config.identity.model_type, config.backbone.path
     if model_type not in FAMILIES:
         raise ValueError(f"{folder}: {unknown_name('backbone family (identity.model_type)', model_type, FAMILIES)}")
-    family = FAMILIES[model_type]
-    _check_lora_files(folder, lora, family.lora_pattern, backbone)
-    if output_lora is not None:
-        _check_lora_files(
-            folder / OUTPUT_ADAPTER, output_lora, family.lora_pattern.replace("(q_proj|v_proj)", "o_proj"), backbone
-        )
+    pattern = FAMILIES[model_type].lora_pattern
+    _check_lora_files(folder, config.lora, pattern, backbone)
+    if config.stage2 is not None and config.stage2.output_lora is not None:
+        pattern = pattern.replace("(q_proj|v_proj)", "o_proj")
+        _check_lora_files(folder / OUTPUT_ADAPTER, config.stage2.output_lora, pattern, backbone)
 
 
 def check_merged_files(folder: Path) -> None:
@@ -188,15 +176,8 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     path = folder / PEFT_FILE
     if not path.is_file():
         raise ValueError(f"{path} is missing: the adapter folder is incomplete")
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is {shown(found)}; it must be a group of keys")
-    own = {
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "target_modules": pattern,
-        "base_model_name_or_path": backbone,
-    }
+    found = checked(dict[str, Any], read_json(path), str(path))
+    own = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": pattern, "base_model_name_or_path": backbone}
     for key, wanted in {**_PLAIN, **own}.items():
         value = found.get(key, None if key in own else wanted)
         if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):

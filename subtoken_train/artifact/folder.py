@@ -22,7 +22,7 @@ from subtoken_train.artifact.card import CardSections, model_card
 from subtoken_train.artifact.config import LORA_FILE, SCHEMA_VERSION, AdapterConfig, read_config
 from subtoken_train.artifact.identity import check_identity, identify
 from subtoken_train.artifact.tensors import check_finite, read_exactly
-from subtoken_train.artifact.whole_folder import CONFIG_FILE, whole_folder
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE, whole_folder
 from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -32,7 +32,6 @@ from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER
 from subtoken_train.routing.bank import RouterBank
 
 ROUTER_FILE = "router.safetensors"
-RECIPE_FILE = "recipe.yaml"
 CARD_FILE = "README.md"
 
 

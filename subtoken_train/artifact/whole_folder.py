@@ -23,11 +23,13 @@ class Layout:
         files: matches the whole path of every file (or symbolic link) that is ours.
         folders: the same for folders; what lies in another folder is not looked at and not ours.
         last: the file that is removed last: what says that the folder is ours.
+        kind: such a folder in words, with its article.
     """
 
     files: re.Pattern[str]
     folders: re.Pattern[str]
     last: str
+    kind: str
 
     def others(self, root: Path) -> list[Path]:
         """What in ``root`` is not ours: files, and folders as a whole."""
@@ -109,6 +111,8 @@ def _remove_if_empty(folder: Path) -> None:
 
 CONFIG_FILE = "subtoken_config.json"
 """What makes a folder an adapter folder."""
+RECIPE_FILE = "recipe.yaml"
+"""In an adapter's folder and in a run's."""
 ADAPTER_FILES = (
     r"adapter_config\.json|adapter_model\.safetensors|router\.safetensors|subtoken_config\.json|recipe\.yaml"
     r"|README\.md|output/(adapter_config\.json|adapter_model\.safetensors|README\.md)"
@@ -119,21 +123,23 @@ _MERGED_FILES = (
     r"|merges\.txt|((video_)?pre)?processor_config\.json|chat_template\.(jinja|json)|additional_chat_templates/.+\.jinja"
 )
 ADAPTER = Layout(
-    re.compile(f"{ADAPTER_FILES}|{_MERGED_FILES}"), re.compile(r"output|additional_chat_templates"), last=CONFIG_FILE
+    re.compile(f"{ADAPTER_FILES}|{_MERGED_FILES}"),
+    re.compile(r"output|additional_chat_templates"),
+    last=CONFIG_FILE,
+    kind="an adapter folder",
 )
 """An adapter folder, or one with merged weights."""
 DATA_MARKER = ".subtoken-data.json"
 """What makes a folder a data set that the ``data`` command wrote; those of version 0.1 have none."""
 
 
-def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER, kind: str = "an adapter folder") -> None:
+def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> None:
     """Raise a worded ``ValueError`` unless ``folder`` may be written: new, or one of its kind and nothing else in it.
 
     Args:
         folder: the target.
         overwrite: whether an old one is to be replaced.
         layout: what a folder of this kind is made of; ``last`` is what it must hold.
-        kind: for messages, with its article.
     """
     if not folder.exists() and not folder.is_symlink():
         return
@@ -142,11 +148,11 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER, kind: 
     if folder.is_symlink():
         raise ValueError(f"{folder} is a symbolic link, which is not replaced; name the folder itself, or another")
     if not (folder / layout.last).is_file():
-        raise ValueError(f"{folder} is not {kind} (no {layout.last}), so it is not replaced; choose another")
+        raise ValueError(f"{folder} is not {layout.kind} (no {layout.last}), so it is not replaced; choose another")
     if others := layout.others(folder):
         raise ValueError(
-            f"{folder} holds what {kind} has not ({names_of(others, folder)}), so it is not replaced; move that away, "
-            "or choose another folder"
+            f"{folder} holds what {layout.kind} has not ({names_of(others, folder)}), so it is not replaced; move that "
+            "away, or choose another folder"
         )
 
 
@@ -156,9 +162,7 @@ def mark_data(folder: Path, name: str) -> None:
 
 
 @contextmanager
-def whole_folder(
-    folder: Path, overwrite: bool, layout: Layout = ADAPTER, kind: str = "an adapter folder"
-) -> Iterator[Path]:
+def whole_folder(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Iterator[Path]:
     """A temporary sibling to write into, which takes ``folder``'s name at the end, or vanishes after an error.
 
     An old folder is renamed before, and removed after; its siblings have names that nobody else has.
@@ -166,13 +170,13 @@ def whole_folder(
     Raises:
         ValueError: see ``check_target``.
     """
-    check_target(folder, overwrite, layout, kind)
+    check_target(folder, overwrite, layout)
     token = secrets.token_hex(4)
     temporary, old = (folder.with_name(f"{folder.name}.{word}-{token}") for word in ("partial", "replaced"))
     made = make_folder(temporary)
     try:
         yield temporary
-        check_target(folder, overwrite, layout, kind)  # again: hours may have passed
+        check_target(folder, overwrite, layout)  # again: hours may have passed
     except BaseException:
         shutil.rmtree(temporary)
         unmake_folders(made)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.ledger.ledger import Anchor, Ledger

@@ -8,8 +8,8 @@ from typing import Any
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from subtoken_train.artifact.whole_folder import RECIPE_FILE
 from subtoken_train.cli.recipe_source import read_recipe
 from subtoken_train.errors import UncutError
 from subtoken_train.resources import find_recipe
@@ -29,7 +30,7 @@ def check_held(cli: Any) -> None:
                 f"{key} ({text}) lies in {folder}, which this run would replace; choose another --output_dir"
             )
     for path in filter(None, map(find_recipe, cli.source.words.configs)):
-        if _lies_in(path, folder) and path.resolve() != (folder / "recipe.yaml").resolve():
+        if _lies_in(path, folder) and path.resolve() != (folder / RECIPE_FILE).resolve():
             raise ValueError(f"the recipe {path} lies in {folder}, which this run would replace; move it elsewhere")
 
 

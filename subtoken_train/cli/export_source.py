@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.artifact.whole_folder import CONFIG_FILE
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE
 from subtoken_train.training.checkpoints import newest_complete, read_marker
-
-RECIPE_FILE = "recipe.yaml"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from subtoken_train.artifact.folder import write_adapter
+from subtoken_train.artifact.whole_folder import RECIPE_FILE
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
@@ -57,7 +58,7 @@ def export(cli: RecipeCLI, folder: Path, repo_id: str | None = None) -> Path:
     parts, peft_model = finished_parts(module)
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
     config = adapter_config(module, parts.family, training)
-    sections = replace(card_sections(cli, parts, folder / "recipe.yaml", folder.name, None), repo_id=repo_id)
+    sections = replace(card_sections(cli, parts, folder / RECIPE_FILE, folder.name, None), repo_id=repo_id)
     return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)
 
 
@@ -72,7 +73,7 @@ def say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
     if not cli.trainer.is_global_zero:
         return
     if newest := newest_complete(folder.current / "checkpoints"):
-        command = f"subtoken-train fit --config {folder.recipe} --resume"
+        command = f"subtoken-train fit --config {folder.current / RECIPE_FILE} --resume"
         print(f"last good checkpoint: {newest}\ngo on with: {command}", file=sys.stderr)
     else:
         logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) else ""

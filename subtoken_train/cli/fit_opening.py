@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from subtoken_train.artifact.whole_folder import check_target
+from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
 from subtoken_train.cli.earlier_run import compare_recipes
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.unknown_tokens import say_unknown
@@ -42,7 +42,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     Raises:
         ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
     """
-    saved, note = cli.output_dir / "recipe.yaml", ""
+    saved, note = cli.output_dir / RECIPE_FILE, ""
     if resume:
         note = compare_recipes(saved, cli.recipe_text()) if saved.is_file() else ""
         check_target(cli.output_dir / "adapter", overwrite=True)  # which the run writes anew at its end
@@ -66,7 +66,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
         print(line, file=sys.stderr)
     folder.open(resume is not None)
-    cli.save_recipe(folder.recipe)
+    cli.save_recipe(folder.current / RECIPE_FILE)
     if folder.staged:
         hand_over(cli, folder)
 

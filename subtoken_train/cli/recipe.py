@@ -31,9 +31,10 @@ from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.devices import check_cpus, check_devices
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels import watchers
+from subtoken_train.training.panels.alive import FirstGradients, SilentTensors
 from subtoken_train.training.panels.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
 from subtoken_train.training.panels.midway_scores import EvaluationConfig, MidwayEvaluation
+from subtoken_train.training.panels.per_layer import RoutingPanel, TrainedPanel
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.random_state import RandomState
@@ -203,7 +204,8 @@ class RecipeCLI(LightningCLI):
     def _watchers(self, stop_mode: str | None) -> list[Callback]:
         """Panels, the evaluation in the middle of training, and early stopping."""
         task, stopping, throughput = self.config_init.evaluation, self.config_init.early_stopping, Throughput()
-        callbacks, midway = watchers(throughput), None
+        callbacks: list[Callback] = [throughput, RoutingPanel(), TrainedPanel(), FirstGradients(), SilentTensors()]
+        midway = None
         if task is not None:
             evaluate = midway_evaluator(task, self.config.model.backbone.attention)
             midway = MidwayEvaluation(evaluate, task.every_n_steps, throughput.watch)

@@ -11,8 +11,9 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from subtoken_train.cli.wording import unknown_key
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.typed import shown

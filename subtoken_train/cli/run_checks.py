@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import Strategy
 from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import RecallDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.training.devices import check_cpus, check_devices, count_devices
 from subtoken_train.training.preflight import at_hand

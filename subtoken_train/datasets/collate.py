@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from PIL import Image
 
-from subtoken_train.datasets.records import MAX_PIXELS, Record, open_image
+from subtoken_train.datasets.image_reading import MAX_PIXELS, open_image
+from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.families.conversation import RenderedPrompt
 from subtoken_train.families.family import Family

@@ -65,7 +65,10 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     if builder is None:
         arguments |= {"path": source.name, "name": source.config}
     else:
-        _check_file(source)
+        if not Path(source.name).is_file():
+            raise ValueError(f"text file {source.name} does not exist; check the path")
+        if source.config is not None or source.split != "train":
+            raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
         arguments |= {"path": builder, "data_files": source.name}
     if builder == "text":
         lines = source.documents == "wikitext"
@@ -104,7 +107,8 @@ def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) 
         raise ValueError("the tokenizer has no EOS token, which separates documents; set one")
     prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     wanted, ids = block_length - len(prefix), []
-    for some in _chunks(documents, _TOKENISED_TOGETHER):
+    remaining = iter(documents)
+    while some := list(islice(remaining, _TOKENISED_TOGETHER)):
         for encoded in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
             ids += [*encoded, tokenizer.eos_token_id]
         start = 0
@@ -158,13 +162,6 @@ def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_len
         raise error.__cause__ or error from None
 
 
-def _check_file(source: CorpusSource) -> None:
-    if not Path(source.name).is_file():
-        raise ValueError(f"text file {source.name} does not exist; check the path")
-    if source.config is not None or source.split != "train":
-        raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
-
-
 def _articles(lines: Iterable[str]) -> Iterator[str]:
     """WikiText's lines as articles: each begins at a title, which stands after an empty line."""
     article: list[str] = []
@@ -176,12 +173,6 @@ def _articles(lines: Iterable[str]) -> Iterator[str]:
         article.append(line)
         after_empty = not line.strip()
     yield "".join(article)
-
-
-def _chunks(items: Iterable[str], size: int) -> Iterator[list[str]]:
-    iterator = iter(items)
-    while some := list(islice(iterator, size)):
-        yield some
 
 
 def _fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> str:

@@ -77,27 +77,19 @@ class CorpusDataModule(OrderedDataModule[Block]):
         self._raw_val: Any = None
 
     def read(self, training: bool = True) -> None:
-        """Open the corpora and check their columns, once; tokenising waits for ``setup``, which has the tokenizer.
-
-        Raises:
-            ValueError: see ``load_rows``.
-        """
+        """Open the corpora (``load_rows``), once; tokenising waits for ``setup``, which has the tokenizer."""
         if training and self._raw_train is None:
             self._raw_train = load_rows(self.train_source, self.streaming)
         if self.val_source is not None and self._raw_val is None:
             self._raw_val = load_rows(self.val_source)
 
     def rehearse(self, family: Family, trainer: L.Trainer) -> None:
-        """As everywhere; a stream has no end of its own, so ``trainer.max_steps`` must say when to stop.
-
-        Raises:
-            ValueError: see ``OrderedDataModule``, or a stream without ``max_steps`` or with shortened epochs.
-        """
+        """As everywhere; a stream has no end of its own, see ``check_end``."""
         super().rehearse(family, trainer)
         self.check_end(trainer.max_steps, trainer.limit_train_batches)
 
     def check_end(self, max_steps: int, limit: int | float | None) -> None:
-        """Raise a worded ``ValueError`` where a stream would not end; arguments are the trainer's."""
+        """Raise a ``ValueError`` where a stream would not end, or epochs are shortened; arguments are the trainer's."""
         if self.streaming and (max_steps < 0 or limit not in (None, 1.0)):
             raise ValueError(
                 f"a streamed corpus needs trainer.max_steps (it is {max_steps}) and no limit_train_batches "
@@ -116,11 +108,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
         self.setup(self.trainer.state.fn.value)
 
     def setup(self, stage: str) -> None:
-        """Read, tokenise and pack what ``stage`` (``fit`` | ``validate``) needs, from the cache where it is there.
-
-        Raises:
-            ValueError: see ``load_rows`` and ``packed_blocks``.
-        """
+        """Read and pack (``packed_blocks``) what ``stage`` (``fit`` | ``validate``) needs."""
         super().setup(stage)
         if stage == "fit" and not self.streaming and self._train is None:
             self._train = self._packed(self._raw_train, self.train_source)
@@ -128,19 +116,13 @@ class CorpusDataModule(OrderedDataModule[Block]):
             self._val = self._packed(self._raw_val, self.val_source)
 
     def train_dataloader(self) -> AccumulationWindows:
-        """As everywhere (shuffled, resumable), or the stream from where training stands.
-
-        Raises:
-            ValueError: see ``OrderedDataModule``; an empty stream when its first block is asked for.
-        """
+        """As everywhere (shuffled, resumable), or the stream from where training stands."""
         if not self.streaming:
             return super().train_dataloader()
         assert self.trainer is not None
-        world_size = self.trainer.world_size
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
         self.keep_order({"streaming": 1, "records per global batch": self.batch_size * world_size})
-        stream = BlockStream(
-            self._pass, self.batch_size, self.trainer.global_rank, world_size, consumed=self.batches_consumed
-        )
+        stream = BlockStream(self._pass, self.batch_size, rank, world_size, self.batches_consumed)
         loader: DataLoader[Block] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
@@ -173,11 +155,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
 
 
 class PackedBlocks:
-    """Cached blocks by their number.
-
-    Args:
-        blocks: data set with the column ``input_ids``.
-    """
+    """Cached blocks (a data set with the column ``input_ids``) by their number."""
 
     def __init__(self, blocks: Dataset) -> None:
         self._blocks = blocks.with_format("numpy")
@@ -227,7 +205,7 @@ def _check_lengths(block_length: int, context_length: int, prefix_tokens: int) -
     if context_length >= block_length:
         raise ValueError(
             f"context_length {context_length} leaves a query region of zero tokens in blocks of {block_length}; "
-            f"lower context_length below block_length"
+            "lower it"
         )
     region = block_length - context_length
     if not 0 <= prefix_tokens < region:

@@ -1,26 +1,22 @@
-"""Lightning's side of the instruction data, and of key-value recall, whose samples are drawn as they are needed.
+"""Lightning's side of the instruction data.
 
 Legend: R records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.english import documents
+from subtoken_train.datasets.image_reading import MAX_PIXELS, MOST_PIXELS
 from subtoken_train.datasets.image_sources import FolderImages, missing_images
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
-from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts
-from subtoken_train.datasets.records import MAX_PIXELS, MOST_PIXELS, InstructionRecords, Record
-from subtoken_train.datasets.text_batches import collate_text, padding_id
-from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
-from subtoken_train.errors import MAX_COUNT, check_range
-from subtoken_train.types import Batch
+from subtoken_train.datasets.records import InstructionRecords, Record
+from subtoken_train.datasets.unknown_tokens import SomeTexts
+from subtoken_train.errors import check_range
 
 
 class InstructionDataModule(OrderedDataModule[Record]):
@@ -65,11 +61,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
         self.images_outside_folder, self.max_image_pixels = images_outside_folder, max_image_pixels
 
     def read(self, training: bool = True) -> None:
-        """Parse and check the data files, once; a command calls it before it touches the run's folder.
-
-        Raises:
-            ValueError: see ``InstructionRecords``.
-        """
+        """Parse and check the data files (``InstructionRecords``), once."""
         if training and self._train is None:
             self._train = InstructionRecords(self.train_file, self.image_folder, self.images_outside_folder)
         if self.val_file is not None and self._val is None:
@@ -110,72 +102,3 @@ class InstructionDataModule(OrderedDataModule[Record]):
     def collator(self) -> Collator:
         """The family's chat format and image processing, cut at ``max_length``."""
         return Collator(self.family, self.max_length, max_pixels=self.max_image_pixels)
-
-
-class RecallDataModule(OrderedDataModule[RecallSample]):
-    """Key-value recall over English (``datasets/recall.py``); see ``OrderedDataModule`` for the order.
-
-    The context is CONTEXT, the question QUERY, the answer ANSWER: nothing that is chosen by the question has seen an
-    answer. Training samples use the training split's English, validation samples the dev split's.
-
-    Args:
-        context_length: tokens of the context, a BOS included.
-        num_facts: facts stated in it.
-        num_questions: facts asked, at most ``num_facts``.
-        train_samples: training samples; each is a pure function of the seed and its number.
-        val_samples: samples of the validation loss; 0: no validation.
-        batch_size: training samples per process and step of the data loader.
-        val_batch_size: validation samples per process and step; default: ``batch_size``.
-        num_workers: processes that make batches beside training; 0: in the training process.
-        seed: of the samples and their order.
-
-    Raises:
-        ValueError: a size below 1, or counts that do not fit each other or the context.
-    """
-
-    def __init__(
-        self,
-        *,
-        context_length: int = 512,
-        num_facts: int = 24,
-        num_questions: int = 8,
-        train_samples: int = 12800,
-        val_samples: int = 0,
-        batch_size: int = 8,
-        val_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(batch_size, val_batch_size, num_workers, seed)
-        check_positive(context_length=context_length)
-        check_range("train_samples", train_samples, 1, MAX_COUNT)
-        check_range("val_samples", val_samples, 0, MAX_COUNT)
-        check_num_facts(num_facts, num_questions)
-        self.context_length, self.num_facts, self.num_questions = context_length, num_facts, num_questions
-        self.train_samples, self.val_samples = train_samples, val_samples
-
-    def read(self, training: bool = True) -> None:
-        """Nothing to read: samples are drawn once the tokenizer is there."""
-
-    def setup(self, stage: str) -> None:
-        """Make the records that ``stage`` (``fit`` | ``validate``) needs.
-
-        Raises:
-            ValueError: see ``RecallTask`` and ``RecallRecords``.
-        """
-        super().setup(stage)
-        task = RecallTask(self.family.tokenizer, self.context_length, self.num_facts, self.num_questions)
-        if stage == "fit":
-            self._train = RecallRecords(task, "train", self.train_samples, self.seed)
-        if self.val_samples:
-            self._val = RecallRecords(task, "dev", self.val_samples, self.seed)
-
-    def some_texts(self) -> SomeTexts:
-        """The English that contexts are filled with."""
-        english = documents("train")
-        return first_texts(english, len(english))
-
-    def collator(self) -> Callable[[list[RecallSample]], Batch]:
-        """Regions and labels of samples."""
-        pad_id = padding_id(self.family.tokenizer)
-        return lambda samples: collate_text([sample.text for sample in samples], pad_id)

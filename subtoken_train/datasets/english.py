@@ -15,12 +15,18 @@ from functools import lru_cache
 from pathlib import Path
 
 from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
+from subtoken_train.errors import unknown_name
 from subtoken_train.resources import resource
 
 SNAPSHOT = "data/english/topics.json.xz"
 SNAPSHOT_SHA256 = "00cd729de8406210fa9746b150851489cf11d5e122db4d1ca8a626f17b4be639"
 SPLITS = ("train", "dev", "test")
-_FILES = Layout(re.compile(rf"(train|dev|test)\.jsonl|{re.escape(DATA_MARKER)}"), re.compile("(?!)"), last=DATA_MARKER)
+_FILES = Layout(
+    re.compile(rf"(train|dev|test)\.jsonl|{re.escape(DATA_MARKER)}"),
+    re.compile("(?!)"),
+    last=DATA_MARKER,
+    kind="a folder of English text",
+)
 _HELD_OUT = {7: "dev", 9: "test"}  # last digit of a document's place; the rest is for training
 _SHORTEST = 6  # words of a paragraph that counts as prose
 
@@ -46,7 +52,7 @@ def documents(split: str) -> list[str]:
         ValueError: another split.
     """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+        raise unknown_name("split", split, SPLITS)
     return [text for place, text in enumerate(_prose()) if _HELD_OUT.get(place % 10, "train") == split]
 
 
@@ -56,7 +62,7 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
     Raises:
         ValueError: the folder exists and ``overwrite`` is off, or it holds other files.
     """
-    with whole_folder(Path(folder), overwrite, _FILES, "a folder of English text") as partial:
+    with whole_folder(Path(folder), overwrite, _FILES) as partial:
         for split in SPLITS:
             lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]
             (partial / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -70,13 +76,9 @@ def _prose() -> tuple[str, ...]:
     seen: set[str] = set()
     texts = []
     for _, text in sorted(topics().items()):
-        paragraphs = []
-        for block in text.split("\n\n"):
-            paragraph = " ".join(block.split())
-            if not paragraph.endswith(".") or len(paragraph.split()) < _SHORTEST or paragraph in seen:
-                continue
-            seen.add(paragraph)
-            paragraphs.append(paragraph)
-        if paragraphs:
+        blocks = dict.fromkeys(" ".join(block.split()) for block in text.split("\n\n"))
+        prose = (block for block in blocks if block.endswith(".") and len(block.split()) >= _SHORTEST)
+        if paragraphs := [block for block in prose if block not in seen]:
+            seen.update(paragraphs)
             texts.append("\n".join(paragraphs))
     return tuple(texts)

@@ -15,12 +15,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from subtoken_train.datasets.image_sources import FolderImages
-from subtoken_train.datasets.loaders import (
-    AccumulationWindows,
-    ResumableSampler,
-    outlive_stop_signals,
-    validation_order,
-)
+from subtoken_train.datasets.loaders import AccumulationWindows, outlive_stop_signals
+from subtoken_train.datasets.sampling import ResumableSampler, validation_order
 from subtoken_train.datasets.unknown_tokens import SomeTexts
 from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range
 from subtoken_train.families.family import Family
@@ -35,13 +31,9 @@ T_co = TypeVar("T_co", covariant=True)
 class SizedRecords(Protocol[T_co]):
     """A data set of known length."""
 
-    def __len__(self) -> int:
-        """Records."""
-        ...
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> T_co:
-        """One record."""
-        ...
+    def __getitem__(self, index: int, /) -> T_co: ...
 
 
 class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
@@ -109,11 +101,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     def training_order(
         self, rank: int = 0, world_size: int = 1, limit: int | float = 1.0, consumed: Callable[[], int] = lambda: 0
     ) -> ResumableSampler:
-        """The order of the training records that ``read`` (and ``setup``) found; arguments as ``ResumableSampler``'s.
-
-        Raises:
-            ValueError: the records do not fill one batch.
-        """
+        """The order of the training records that ``setup`` found; arguments and errors as ``ResumableSampler``'s."""
         assert self._train is not None
         return ResumableSampler(
             len(self._train),
@@ -128,11 +116,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         )
 
     def samples(self, family: Family, count: int) -> Iterator[Batch]:
-        """The first ``count`` training samples of a run on one device, as the loss sees them, each a batch of its own.
-
-        Raises:
-            ValueError: see ``setup`` and the collator.
-        """
+        """The first ``count`` training samples of a run on one device as the loss sees them, each its own batch."""
         self._rehearsed_family = family
         collate = self.collator()
         for record in islice(self.records_to_show(), count):
@@ -154,22 +138,14 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return cast("Family", self.trainer.lightning_module.family)
 
     def rehearse(self, family: Family, trainer: L.Trainer) -> None:
-        """Set up training before it starts: what a user can get wrong comes out now.
-
-        Raises:
-            ValueError: see ``setup`` and ``train_dataloader``.
-        """
+        """Set up training before it starts: what a user can get wrong comes out now."""
         self._rehearsed_family = family
         self.setup("fit")
         if self._train is not None:
             self.training_order(world_size=trainer.world_size)
 
     def setup(self, stage: str) -> None:
-        """Read and check the records that ``stage`` (``fit`` | ``validate``) needs.
-
-        Raises:
-            ValueError: see ``read``.
-        """
+        """Read and check the records that ``stage`` (``fit`` | ``validate``) needs, see ``read``."""
         self._resumed_order = {}  # a second fit of the same object may start afresh
         self.read(training=stage == "fit")
 
@@ -194,10 +170,9 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         assert self.trainer is not None
         if self._val is None:
             return []
-        sampler: list[int] | None = None
-        if (world_size := self.trainer.world_size) > 1:
-            sampler = validation_order(self.sizes(self._val), len(self._val), self.trainer.global_rank, world_size)
-        return self._loader(self._val, self.val_batch_size, sampler, drop_last=False)
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        order = None if world_size == 1 else validation_order(self.sizes(self._val), len(self._val), rank, world_size)
+        return self._loader(self._val, self.val_batch_size, order, drop_last=False)
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of the data depends on; the place in it is in the state of Lightning's loops."""
@@ -226,8 +201,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             if order.get(name) != saved:  # a count of batches would mean another place in the data
                 raise ValueError(
                     f"the checkpoint counts in another order of the data ({name}: {saved}, here {order.get(name)}); "
-                    "resume with the same data, seed, limit_train_batches and batch_size x processes, or start a new "
-                    "run"
+                    "resume with the same data, seed, limit_train_batches and batch_size x processes, or start anew"
                 )
         self._order = order
 

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from subtoken_train.datasets.english import SPLITS, documents
 from subtoken_train.datasets.text_batches import TextSample
+from subtoken_train.errors import unknown_name
 
 NAMES = tuple(
     first + last
@@ -86,11 +87,7 @@ class RecallTask:
         self._prefix = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
 
     def sample(self, rng: np.random.Generator, split: str, record_id: str = "recall") -> RecallSample:
-        """Draw one sample whose English is of ``split``.
-
-        Raises:
-            ValueError: the facts do not fit into the context.
-        """
+        """Draw one sample whose English is of ``split``; a ``ValueError`` if the facts do not fit into the context."""
         names = [NAMES[i] for i in rng.permutation(len(NAMES))[: self.num_facts]]
         adjectives = rng.permutation(len(ADJECTIVES))
         codes = {
@@ -129,15 +126,11 @@ class RecallTask:
 
 
 class RecallRecords(Dataset[RecallSample]):
-    """``count`` samples of a split; sample ``i`` is a pure function of (seed, split, i).
-
-    Raises:
-        ValueError: another split, or no sample.
-    """
+    """``count`` samples, at least one, of a split; sample ``i`` is a pure function of (seed, split, i)."""
 
     def __init__(self, task: RecallTask, split: str, count: int, seed: int = 0) -> None:
         if split not in SPLITS:
-            raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+            raise unknown_name("split", split, SPLITS)
         if count < 1:
             raise ValueError(f"{count} recall samples; at least 1 is needed")
         self.task, self.split, self.count, self.seed = task, split, count, seed

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
-from subtoken_train.datasets.record_index import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS, SHORT_KINDS, ask
 from subtoken_train.datasets.scenes import SPLITS, draw_scene
 
@@ -20,6 +20,7 @@ _SCENES = Layout(
     re.compile(rf"(train|dev|test)(\.json|/\d{{6,}}\.jpg)|{re.escape(DATA_MARKER)}"),
     re.compile("train|dev|test"),
     last=DATA_MARKER,
+    kind="a folder of scenes",
 )
 
 
@@ -39,7 +40,7 @@ def write_scenes(
     Raises:
         ValueError: the folder exists and ``overwrite`` is off, or it holds files that are not scenes.
     """
-    with whole_folder(Path(folder), overwrite, _SCENES, "a folder of scenes") as partial:
+    with whole_folder(Path(folder), overwrite, _SCENES) as partial:
         for split, count in zip(SPLITS, (train, dev, test), strict=True):
             write_scene_split(partial, split, count, seed)
             print(f"{split}: {count} records")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from subtoken_train.datasets.scenes import COLOR_NAMES, COLORS, GRID, PLACES, SceneObject
+from subtoken_train.errors import unknown_name
 
 OPTION_LETTERS = ("A", "B", "C")
 SHORT_KINDS = ("exists", "exists_color", "color", "read", "where", "count", "choice")
@@ -45,7 +46,7 @@ def ask(rng: np.random.Generator, objects: tuple[SceneObject, ...], kind: str) -
         question, answer = _LISTINGS[kind]
         return question, answer(objects)
     if kind not in _QUESTIONS:
-        raise ValueError(f"question kind {kind!r} is not one of {', '.join(KINDS)}")
+        raise unknown_name("question kind", kind, KINDS)
     return _QUESTIONS[kind](rng, objects, some)
 
 

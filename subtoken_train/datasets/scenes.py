@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from subtoken_train.errors import unknown_name
 from subtoken_train.resources import resource
 
 GRID, CELL, DIGIT = 4, 24, 20
@@ -84,7 +85,7 @@ def _bilinear_weights(size_in: int, size_out: int) -> npt.NDArray[np.float32]:
 def draw_scene(rng: np.random.Generator, split: str) -> Scene:
     """Draw one scene with digits of ``split`` (``train`` | ``dev`` | ``test``)."""
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+        raise unknown_name("split", split, SPLITS)
     count = int(rng.integers(4, 10))
     cells, digits = rng.permutation(GRID * GRID)[:count], rng.permutation(10)[:count]
     colors = rng.integers(0, len(COLORS), count)

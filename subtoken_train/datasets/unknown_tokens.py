@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from subtoken_train.datasets.record_index import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.errors import SubTokenWarning
 
 LOOKED_AT = 1000
@@ -35,16 +35,14 @@ class UnknownTokens:
     Attributes:
         unknown: tokens that are its unknown token.
         tokens: all tokens.
-        looked_at: texts.
-        total: texts of the whole set; None where nobody knows.
         examples: the first words that it does not know.
+        some: the texts.
     """
 
     unknown: int
     tokens: int
-    looked_at: int
-    total: int | None
     examples: tuple[str, ...]
+    some: SomeTexts
 
     @property
     def share(self) -> float:
@@ -52,21 +50,16 @@ class UnknownTokens:
         return self.unknown / max(self.tokens, 1)
 
     def __str__(self) -> str:
-        known = self.looked_at == self.total
-        of = "" if known or self.total is None else f" of {self.total:,}"
+        texts, total = len(self.some.texts), self.some.total
+        of = "" if total in (None, texts) else f" of {total:,}"
         return (
             f"{100 * self.share:.3g} % of the text is unknown to the tokenizer ({self.unknown:,} of {self.tokens:,} "
-            f"tokens, in {self.looked_at:,}{of} texts)"
+            f"tokens, in {texts:,}{of} texts)"
         )
 
 
 def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
-    """Count unknown tokens; None for a tokenizer that has none, or without a text.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        some: texts, without chat format; image placeholders are left out.
-    """
+    """Count unknown tokens, image placeholders left out; None for a tokenizer that has none, or without a text."""
     unknown_id = tokenizer.unk_token_id
     if unknown_id is None or not some.texts:
         return None
@@ -80,19 +73,16 @@ def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
         if places and tokenizer.is_fast and len(examples) < _SHOWN:
             spans = (encoding["offset_mapping"][place] for place in places)
             examples |= dict.fromkeys(text[start:stop][:_SHOWN_CHARACTERS] for start, stop in islice(spans, _SHOWN))
-    return UnknownTokens(unknown, tokens, len(some.texts), some.total, tuple(islice(examples, _SHOWN)))
+    return UnknownTokens(unknown, tokens, tuple(islice(examples, _SHOWN)), some)
 
 
 def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
-    """One line for people, and a ``SubTokenWarning`` in its place where more than 1 % is unknown.
+    """One line for people; None where the tokenizer has no unknown token, and a ``SubTokenWarning`` past 1 %.
 
     Args:
         tokenizer: of the backbone.
         some: what it will read and say.
         what: where the texts are from, for the message.
-
-    Returns:
-        The line; None where the tokenizer has no unknown token, or where it was a warning.
     """
     found = unknown_tokens(tokenizer, some)
     if found is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
@@ -41,6 +41,5 @@ def build_eviction(name: str, **options: Any) -> Eviction:
     method = EVICTIONS.find(name)
     settings = [field.name for field in dataclasses.fields(method)]  # type: ignore[arg-type]
     for option in options:
-        if option not in settings:
-            raise unknown_name(f"setting of {name}", option, settings)
+        check_word(f"setting of {name}", option, settings)
     return method(**options)

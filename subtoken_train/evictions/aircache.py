@@ -24,7 +24,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.layer_views import LayerView, Need
@@ -64,10 +64,8 @@ class AirCache(Eviction):
             raise ValueError(f"aircache alpha={self.alpha:g} must be between 0 and 1")
         if self.window_size < 1:
             raise ValueError(f"aircache window_size={self.window_size} must be 1 or more")
-        if self.window not in get_args(Window):
-            raise unknown_name("aircache window", self.window, get_args(Window))
-        if self.budgets not in get_args(Budgets):
-            raise unknown_name("aircache budgets", self.budgets, get_args(Budgets))
+        check_word("aircache window", self.window, get_args(Window))
+        check_word("aircache budgets", self.budgets, get_args(Budgets))
 
     def score(self, view: LayerView) -> LayerScores:
         """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""

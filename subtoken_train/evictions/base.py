@@ -12,13 +12,14 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
+from subtoken_train.evictions.observers import last_marked
 from subtoken_train.types import Region
 
 
@@ -99,6 +100,14 @@ class Eviction(ABC):
             others_BN = (candidates.regions_LBN[layer] != Region.PADDING) & ~competes_BN
             kept.append(best_BhN | others_BN[:, None])
         return kept
+
+
+def protect_last(scores: list[LayerScores], candidates: Candidates, count_LB: Tensor) -> list[LayerScores]:
+    """The same scores, with the last ``count_LB`` entries of each layer and prompt protected and no others."""
+    return [
+        replace(layer, protected_BN=last_marked(regions_BN != Region.PADDING, count_B[:, None]))
+        for layer, regions_BN, count_B in zip(scores, candidates.regions_LBN, count_LB, strict=True)
+    ]
 
 
 def keep_best_entries(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, count_B: Tensor) -> Tensor:

@@ -14,18 +14,16 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
 from torch import Tensor
 
-from subtoken_train.errors import unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.errors import check_word
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, protect_last
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import GroupReduction, column_sums, last_marked, over_groups
+from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups
 from subtoken_train.ledger.kv_budget import exact
-from subtoken_train.types import Region
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class H2O(Eviction):
     def __post_init__(self) -> None:
         if not 0 <= self.recent_share <= 1:
             raise ValueError(f"h2o recent_share={self.recent_share:g} must be in [0, 1]")
-        if self.group not in get_args(GroupReduction):
-            raise unknown_name("h2o group", self.group, get_args(GroupReduction))
+        check_word("h2o group", self.group, get_args(GroupReduction))
 
     def score(self, view: LayerView) -> LayerScores:
         """Column sums of the attention over all rows of the prompt, [B, h, N]; nothing is protected yet."""
@@ -69,8 +66,4 @@ class H2O(Eviction):
         """As any method, once the budget says how long the recent window is."""
         share = exact(self.recent_share)
         recent_LB = self.counts(scores, candidates) * share.numerator // share.denominator
-        windowed = [
-            dataclasses.replace(layer, protected_BN=last_marked(regions_BN != Region.PADDING, recent_B[:, None]))
-            for layer, regions_BN, recent_B in zip(scores, candidates.regions_LBN, recent_LB, strict=True)
-        ]
-        return super().keep(windowed, candidates)
+        return super().keep(protect_last(scores, candidates, recent_LB), candidates)

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, keep_best_entries
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
@@ -61,8 +61,7 @@ class KVCompose(Eviction):
     lower_bound: int = 1
 
     def __post_init__(self) -> None:
-        if self.task not in get_args(Task):
-            raise unknown_name("kvcompose task", self.task, get_args(Task))
+        check_word("kvcompose task", self.task, get_args(Task))
         if self.lower_bound < 1:
             raise ValueError(f"kvcompose lower_bound={self.lower_bound} must be 1 or more: no layer can be empty")
 

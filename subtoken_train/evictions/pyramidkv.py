@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.snapkv import SnapKV
@@ -49,8 +49,7 @@ class PyramidKV(SnapKV):
         super().__post_init__()
         if self.beta < 1:
             raise ValueError(f"pyramidkv beta={self.beta} must be 1 or more")
-        if self.budgets not in get_args(Convention):
-            raise unknown_name("pyramidkv budgets", self.budgets, get_args(Convention))
+        check_word("pyramidkv budgets", self.budgets, get_args(Convention))
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, over_groups
@@ -66,8 +66,7 @@ class SnapKV(Eviction):
             raise ValueError(f"{self.name} kernel={self.kernel} must be an odd number, 1 or more")
         words = {"pooling": Pooling, "pool_per": PoolPer, "rows": RowReduction, "group": GroupReduction}
         for setting, allowed in words.items():
-            if getattr(self, setting) not in get_args(allowed):
-                raise unknown_name(f"{self.name} {setting}", getattr(self, setting), get_args(allowed))
+            check_word(f"{self.name} {setting}", getattr(self, setting), get_args(allowed))
 
     def score(self, view: LayerView) -> LayerScores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""

@@ -20,17 +20,16 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import Blocks, column_sums, last_marked, over_groups, task_rows
-from subtoken_train.types import Region
+from subtoken_train.evictions.observers import Blocks, column_sums, over_groups, task_rows
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,7 @@ class VLCache(Eviction):
     def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
         """See ``Eviction.keep``; the protected window depends on how much a layer keeps."""
         window_LB = (self.recent * self.counts(scores, candidates)).long()
-        windowed = [
-            replace(each, protected_BN=last_marked(regions_BN != Region.PADDING, window_B[:, None]))
-            for each, regions_BN, window_B in zip(scores, candidates.regions_LBN, window_LB, strict=True)
-        ]
-        return super().keep(windowed, candidates)
+        return super().keep(protect_last(scores, candidates, window_LB), candidates)
 
 
 def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

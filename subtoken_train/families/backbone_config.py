@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.families.quantize import check_quantization
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
@@ -61,8 +61,7 @@ def check_backbone(config: BackboneConfig) -> None:
     """Raise a worded ``ValueError`` where a setting is none; nothing is looked up."""
     dtype_of(config)
     check_quantization(config.quantization)
-    if config.attention not in ATTENTIONS:
-        raise unknown_name("attention", config.attention, ATTENTIONS)
+    check_word("attention", config.attention, ATTENTIONS)
     if config.max_pixels is not None and config.max_pixels < 1:
         raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
     check_revision(config.revision)
@@ -76,6 +75,5 @@ def check_revision(revision: str | None) -> None:
 
 def dtype_of(config: BackboneConfig) -> torch.dtype:
     """The dtype that a configuration names."""
-    if config.dtype not in DTYPES:
-        raise unknown_name("dtype", config.dtype, DTYPES)
+    check_word("dtype", config.dtype, DTYPES)
     return DTYPES[config.dtype]

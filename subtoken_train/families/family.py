@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from transformers.masking_utils import create_causal_mask
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.backbone_files import check_full_attention
 from subtoken_train.families.conversation import RenderedPrompt, Turn
@@ -59,14 +60,14 @@ class Family(ABC):
         return pattern
 
     @property
-    @abstractmethod
     def decoder(self) -> Any:
         """The language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
+        return self.model.model.language_model
 
     @property
-    @abstractmethod
     def image_token_id(self) -> int | None:
         """Id of the placeholder that stands once per visual token; None for a text-only family."""
+        return int(self.model.config.image_token_id) if self.sees_images else None
 
     @abstractmethod
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
@@ -94,9 +95,10 @@ class Family(ABC):
     def project(self, states_TC: Tensor) -> Tensor:
         """The tower's output as the language model reads it, [T, D]."""
 
-    @abstractmethod
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Apply the family's rotary embedding to [B, H, N, d] queries and keys."""
+        """Llama's rotary embedding of [B, H, N, d] queries and keys; under mRoPE cos and sin hold all three axes."""
+        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
+        return rotated
 
     def image_bytes(self) -> int:
         """Bytes of one nominal image as a batch holds it (fp32); 0 for a language model."""
@@ -176,27 +178,15 @@ class Family(ABC):
         ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
         """
         decoder = self.decoder
-        position_embeddings = decoder.rotary_emb(hidden_BND, position_ids)
-        text_positions = position_ids if position_ids.dim() == 2 else None
         mask = create_causal_mask(
             config=decoder.config,
             inputs_embeds=hidden_BND,
             attention_mask=attention_mask_BN,
             past_key_values=cache,
-            position_ids=text_positions,
+            position_ids=_text_positions(position_ids),
             layer_idx=start,
         )
-        for layer in decoder.layers[start:stop]:
-            hidden_BND = layer(
-                hidden_BND,
-                attention_mask=mask,
-                position_ids=text_positions,
-                past_key_values=cache,
-                use_cache=cache is not None,
-                position_embeddings=position_embeddings,
-                **options,
-            )
-        return hidden_BND
+        return self._through(decoder.layers[start:stop], hidden_BND, mask, position_ids, cache, **options)
 
     def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
         """All decoder layers on new tokens after a packed prompt, without the final norm.
@@ -204,20 +194,30 @@ class Family(ABC):
         No mask is made: packed storage holds no padding, and new tokens see each other causally. ``position_ids`` are
         [B, q], or [3, B, q] under mRoPE.
         """
-        decoder = self.decoder
-        position_embeddings = decoder.rotary_emb(hidden_BqD, position_ids)
-        for layer in decoder.layers:
-            hidden_BqD = layer(
-                hidden_BqD,
-                attention_mask=None,
-                position_ids=position_ids if position_ids.dim() == 2 else None,
+        return self._through(self.decoder.layers, hidden_BqD, None, position_ids, cache)
+
+    def _through(
+        self, layers: Any, hidden: Tensor, mask: Any, position_ids: Tensor, cache: Cache | None, **options: Any
+    ) -> Tensor:
+        position_embeddings = self.decoder.rotary_emb(hidden, position_ids)
+        for layer in layers:
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=_text_positions(position_ids),
                 past_key_values=cache,
-                use_cache=True,
+                use_cache=cache is not None,
                 position_embeddings=position_embeddings,
+                **options,
             )
-        return hidden_BqD
+        return hidden
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
         """Final norm and language-model head, [B, N, V]."""
         logits: Tensor = self.model.get_output_embeddings()(self.decoder.norm(hidden_BND))
         return logits
+
+
+def _text_positions(position_ids: Tensor) -> Tensor | None:
+    """Position ids as transformers' layers take them; None under mRoPE."""
+    return position_ids if position_ids.dim() == 2 else None

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.conversation import RenderedPrompt, Turn
 from subtoken_train.families.family import Family
@@ -34,16 +33,6 @@ class LlavaFamily(Family):
     }
     # 595 = 576 + 19; how the 19 split is our reading
     paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 14}
-
-    @property
-    def decoder(self) -> Any:
-        """The Llama stack."""
-        return self.model.model.language_model
-
-    @property
-    def image_token_id(self) -> int:
-        """Id of the placeholder that stands once per visual token."""
-        return int(self.model.config.image_token_id)
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
         r"""LLaVA-1.5's format without system text: ``<s>USER: <image>\nquestion ASSISTANT: answer</s>USER: ...``.
@@ -118,11 +107,6 @@ class LlavaFamily(Family):
         """The multi-modal projector."""
         features: Tensor = self.model.model.multi_modal_projector(states_TC)
         return features
-
-    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Llama's rotary embedding of [B, H, N, d] queries and keys."""
-        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
-        return rotated
 
 
 @torch.no_grad()

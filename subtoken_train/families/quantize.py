@@ -19,7 +19,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.functional.quantized import Quantization, dense_weight, is_quantised
 
 
@@ -57,8 +57,7 @@ def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[s
 
 def check_quantization(kind: str) -> None:
     """Raise a worded ``ValueError`` for an unknown kind."""
-    if kind not in get_args(Quantization):
-        raise unknown_name("quantization", kind, get_args(Quantization))
+    check_word("quantization", kind, get_args(Quantization))
 
 
 def prepare_quantised(model: nn.Module, decoder: nn.Module) -> None:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen2_5_VLConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from subtoken_train.families.conversation import RenderedPrompt, Turn
@@ -79,16 +78,6 @@ class Qwen25VLFamily(Family):
         size = (Qwen2VLImageProcessorPil if processor is None else processor.image_processor).size
         self.min_pixels = int(size["shortest_edge"])
         self.max_pixels = min(int(size["longest_edge"]), DEFAULT_MAX_PIXELS)
-
-    @property
-    def decoder(self) -> Any:
-        """The Qwen2.5 stack."""
-        return self.model.model.language_model
-
-    @property
-    def image_token_id(self) -> int:
-        """Id of the placeholder that stands once per visual token."""
-        return int(self.model.config.image_token_id)
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Scale images of more than ``max_pixels`` down (aspect ratio kept), instead of the default cap.
@@ -204,11 +193,6 @@ class Qwen25VLFamily(Family):
     def project(self, states_TC: Tensor) -> Tensor:
         """Nothing to do: the tower ends in the language model's width."""
         return states_TC
-
-    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Rotary embedding of [B, H, N, d] queries and keys; the three axes are merged in cos and sin already."""
-        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
-        return rotated
 
     def _patch_bytes(self) -> int:
         """A patch of flattened pixels, fp32."""

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.conversation import RenderedPrompt, Turn
 from subtoken_train.families.family import Family
@@ -45,11 +44,6 @@ class TextFamily(Family):
         """The stack of decoder layers."""
         return self.model.model
 
-    @property
-    def image_token_id(self) -> None:
-        """There are no images."""
-        return None
-
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
         """``USER: question ASSISTANT: answer</s>``, as LLaVA's format without images.
 
@@ -83,11 +77,6 @@ class TextFamily(Family):
     def project(self, states_TC: Tensor) -> Tensor:
         """A language model has no projector."""
         raise _no_images(self.model.config.model_type)
-
-    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Llama's rotary embedding of [B, H, N, d] queries and keys; Qwen2 and Mistral share it."""
-        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
-        return rotated
 
 
 def llama_config(vocabulary: int, width: int, mlp: int, layers: int, heads: int) -> LlamaConfig:

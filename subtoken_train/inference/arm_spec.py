@@ -12,12 +12,12 @@ from typing import Any, Literal, get_args
 
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.documents import check_file_name
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.pool import device_of, load_backbone
+from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.written_settings import parse_keep
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Protocol
@@ -75,8 +75,7 @@ class ArmSpec:
         say = self.spelled
         if self.adapter is None and self.backbone is None:
             raise ValueError(f"give {say('adapter', 'DIR')}, or {say('backbone', 'PATH')} for a model without one")
-        if self.protocol not in get_args(Protocol):
-            raise unknown_name("protocol", self.protocol, get_args(Protocol))
+        check_word("protocol", self.protocol, get_args(Protocol))
         if self.adapter is None:
             self._check_reducer()
             if self.selector is not None:
@@ -159,11 +158,8 @@ class ArmSpec:
         path = adapter_folder(self.adapter, revision) if self.adapter is not None else str(self.backbone)
         ratio = 1.0 if self.keep_ratio is None else self.keep_ratio
         reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
-        placed = None if device is None else device_of(device)
         where = backbone or (self.backbone if self.adapter is not None else None)
-        loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer)
-        if placed is not None:
-            loaded.to(placed)
+        loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device)
         return SubTokenModel(loaded, compression)
 
     @property

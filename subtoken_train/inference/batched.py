@@ -74,7 +74,7 @@ def generate_batch(
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    tokenizer, clock = backbone.family.tokenizer, _Clock(prompts)
+    tokenizer, start = backbone.family.tokenizer, _now(prompts)
     stops = [text for text in stop if text]
     # a special token is no part of the decoded text
     end_ids = {tokenizer.eos_token_id, *(i for text, i in _special_ids(tokenizer).items() if text in stops)}
@@ -92,10 +92,10 @@ def generate_batch(
 
     cache = PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
-    clock.filled()
+    filled = _now(prompts)
     tokens_BT, count_B = greedy_tokens(backbone, cache, opened.logits_BV, max_new_tokens, ended if stops else None)
-    clock.done()
-    outcomes = _outcomes(account(backbone, prompts, opened, cache), clock)
+    done = _now(prompts)
+    outcomes = _outcomes(account(backbone, prompts, opened, cache), start, filled, done)
     for i, (row, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
         ids = row[: count - 1] if row[count - 1] in end_ids else row[:count]
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
@@ -130,9 +130,9 @@ def score_batch(
         ValueError: as ``open_prompts``; an empty continuation, or one that leaves the model's positions.
     """
     check_continuations(backbone, prompts, continuations)
-    clock, cache = _Clock(prompts), PackedCache(backbone.family.shape.num_layers)
+    start, cache = _now(prompts), PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
-    clock.filled()
+    filled = _now(prompts)
     places = [(b, k) for b, of_prompt in enumerate(continuations) for k in range(len(of_prompt))]
     rows = torch.tensor([b for b, _ in places], device=opened.logits_BV.device, dtype=torch.long)
     first = [continuations[b][k][0] for b, k in places]
@@ -146,8 +146,8 @@ def score_batch(
         appended = appended_tokens(backbone, cache, ids)
         for b, k in chosen.items():
             table[b, k] = (table[b, k][0] + appended[b][0], table[b, k][1] and appended[b][1])
-    clock.done()
-    outcomes = _outcomes(account(backbone, prompts, opened, cache), clock)
+    done = _now(prompts)
+    outcomes = _outcomes(account(backbone, prompts, opened, cache), start, filled, done)
     for b, of_prompt in enumerate(continuations):
         found = [table[b, k] for k in range(len(of_prompt))]
         outcomes[b] = replace(
@@ -159,34 +159,17 @@ def score_batch(
     return outcomes
 
 
-class _Clock:
-    """Seconds per prompt of a batch's prompt pass and of what follows; waits for the device."""
-
-    def __init__(self, prompts: Batch) -> None:
-        self.batch, self._device = len(prompts.record_ids), prompts.input_ids_BN.device
-        self._last = self._now()
-
-    def filled(self) -> None:
-        """The prompts are in the cache."""
-        self.prefill = self._lap()
-
-    def done(self) -> None:
-        """All tokens are there."""
-        self.decode = self._lap()
-
-    def _lap(self) -> float:
-        now, before = self._now(), self._last
-        self._last = now
-        return (now - before) / self.batch
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+def _now(prompts: Batch) -> float:
+    """Seconds of a clock, read once the prompts' device has done what it was given."""
+    device = prompts.input_ids_BN.device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
-def _outcomes(parts: list[KeptPrompt], clock: _Clock) -> list[Outcome]:
-    """Outcomes without answers."""
+def _outcomes(parts: list[KeptPrompt], start: float, filled: float, done: float) -> list[Outcome]:
+    """Outcomes without answers, by the times at which the prompts came, were in the cache, and were answered."""
+    batch = len(parts)
     return [
         Outcome(
             text="",
@@ -194,9 +177,9 @@ def _outcomes(parts: list[KeptPrompt], clock: _Clock) -> list[Outcome]:
             logprobs=[],
             greedy=[],
             new_tokens=0,
-            batch_size=clock.batch,
-            prefill_seconds=round(clock.prefill, 5),
-            decode_seconds=round(clock.decode, 5),
+            batch_size=batch,
+            prefill_seconds=round((filled - start) / batch, 5),
+            decode_seconds=round((done - filled) / batch, 5),
             **asdict(part),
         )
         for part in parts

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Scope, TaskView
 from subtoken_train.evictions.observers import last_marked
@@ -48,10 +48,8 @@ class Compression:
     round_up: bool = False
 
     def __post_init__(self) -> None:
-        if self.unit not in get_args(KeepUnit):
-            raise unknown_name("unit of eviction_keep", self.unit, get_args(KeepUnit))
-        if self.kv_dtype not in BITS:
-            raise unknown_name("kv_dtype", self.kv_dtype, BITS)
+        check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
+        check_word("kv_dtype", self.kv_dtype, BITS)
         if self.scope is not None and self.scope not in get_args(Scope):
             raise unknown_name("scope", self.scope, get_args(Scope))
         if self.unit == "fraction" and not 0 < self.keep <= 1:

@@ -24,7 +24,7 @@ from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generate_arguments import check_settings, copies_asked
 from subtoken_train.inference.generation import compressed, exclusive
 from subtoken_train.inference.inputs import inputs_of
-from subtoken_train.inference.pool import device_of, load_backbone
+from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompt_batch import IMAGE_INPUTS, batch_from_inputs
 from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
@@ -113,11 +113,7 @@ class SubTokenModel:
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
         compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype)
-        device = None if device_map is None else device_of(device_map)
-        loaded = load_backbone(path, revision, backbone, reducer)
-        if device is not None:
-            loaded.to(device)
-        return cls(loaded, compression)
+        return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
 
     @property
     def processor(self) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
@@ -63,8 +63,7 @@ def open_prompts(
         ValueError: as ``prefill``; or, under ``context_first``, a method that reads the question, or a prompt that ends
             with its context.
     """
-    if protocol not in get_args(Protocol):
-        raise unknown_name("protocol", protocol, get_args(Protocol))
+    check_word("protocol", protocol, get_args(Protocol))
     if protocol == "query_aware":
         return prefill(backbone, prompts, cache, compression)
     check_context_first(backbone, compression)

@@ -149,6 +149,7 @@ def load_backbone(
     revision: str | None = None,
     backbone: BackboneConfig | str | None = None,
     reducer: Reducer | None = None,
+    device: str | None = None,
 ) -> CompressedBackbone:
     """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
 
@@ -157,7 +158,7 @@ def load_backbone(
     """
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
-    return ModelPool().get(path, revision=revision, backbone=backbone, reducer=reducer)
+    return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer)
 
 
 def _with(

@@ -81,9 +81,10 @@ def encode_text(
     for text, pair in zip(continuations, pairs, strict=True):
         if not pair:
             raise ValueError(f"continuation {text!r} adds no token to the prompt; there is nothing to score")
-    dropped = _too_long(family, ids, pairs, max_length)
+    total = len(ids) + max(map(len, pairs), default=1) - 1
+    limit = max_positions(family) if max_length is None else max_length
+    dropped = 0 if limit is None else max(0, total - limit)
     if dropped and (not truncate_left or dropped >= len(ids)):
-        total, limit = len(ids) + _room(pairs), len(ids) + _room(pairs) - dropped
         raise ValueError(f"the prompt needs {total} positions and there are {limit}; shorten it, or cut it on the left")
     if context_characters is None:
         context = context_tokens(family, ids[dropped:])
@@ -105,28 +106,19 @@ def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
 
 def _encode(family: Family, text: str) -> list[int]:
     """Ids with what the tokenizer adds."""
-    bos = family.tokenizer.bos_token
-    ids: list[int] = family.tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos)))
+    ids: list[int] = family.tokenizer.encode(text, add_special_tokens=_adds_bos(family, text))
     return ids
+
+
+def _adds_bos(family: Family, text: str) -> bool:
+    bos = family.tokenizer.bos_token
+    return not (bos and text.startswith(bos))
 
 
 def _tokens_within(family: Family, text: str, characters: int) -> int:
     """Leading tokens that end at or before a character."""
-    tokenizer = family.tokenizer
-    if not tokenizer.is_fast:
+    if not family.tokenizer.is_fast:
         raise ValueError("the tokenizer tells no character offsets; install its fast (tokenizer.json) version")
-    bos = tokenizer.bos_token
-    made = tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_offsets_mapping=True)
+    made = family.tokenizer(text, add_special_tokens=_adds_bos(family, text), return_offsets_mapping=True)
     ends = [end for _, end in made["offset_mapping"]]
     return next((i for i, end in enumerate(ends) if end > characters), len(ends)) if characters else 0
-
-
-def _room(continuations: Sequence[Sequence[int]]) -> int:
-    """Positions that the longest continuation needs."""
-    return max((len(ids) for ids in continuations), default=1) - 1
-
-
-def _too_long(family: Family, ids: list[int], continuations: Sequence[Sequence[int]], max_length: int | None) -> int:
-    """Tokens by which a prompt is too long."""
-    limit = max_positions(family) if max_length is None else max_length
-    return 0 if limit is None else max(0, len(ids) + _room(continuations) - limit)

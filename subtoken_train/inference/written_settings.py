@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.inference.compression import KeepUnit
 
@@ -63,8 +63,7 @@ def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any
 def _like(default: object, text: str, name: str) -> object:
     """The value as a bool, int or float where the default is one, else the text itself."""
     if isinstance(default, bool):
-        if text not in SWITCHES:
-            raise unknown_name(f"value of {name}", text, SWITCHES)
+        check_word(f"value of {name}", text, SWITCHES)
         return SWITCHES[text]
     kind = type(default)
     if kind not in (int, float):

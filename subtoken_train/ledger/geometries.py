@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.ledger.kv_budget import KVShape
 
 GEOMETRIES = {
@@ -21,6 +21,5 @@ def geometry(name: str) -> KVShape:
     Raises:
         ValueError: the name is not in the table.
     """
-    if name not in GEOMETRIES:
-        raise unknown_name("model", name, GEOMETRIES)
+    check_word("model", name, GEOMETRIES)
     return GEOMETRIES[name]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **
     method = REDUCERS.find(name)
     known = [field.name for field in dataclasses.fields(method) if field.name != "name"]
     for setting in settings:
-        if setting not in known:
-            raise unknown_name(f"setting of {name}", setting, known)
+        check_word(f"setting of {name}", setting, known)
     return method(keep_ratio=keep_ratio, round_up=round_up, **settings)
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from subtoken_train.errors import check_range, unknown_name
+from subtoken_train.errors import check_range, check_word
 from subtoken_train.reducers.base import RankingReducer, ReducerView
 
 FastVStage = Literal["embeds", "decoder"]
@@ -40,8 +40,7 @@ class FastV(RankingReducer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stage not in get_args(FastVStage):
-            raise unknown_name("FastV stage", self.stage, get_args(FastVStage))
+        check_word("FastV stage", self.stage, get_args(FastVStage))
         check_range("reducer layer", self.layer, 1, 10_000)
 
     @property

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from subtoken_train.errors import MAX_SEED, check_range, unknown_name
+from subtoken_train.errors import MAX_SEED, check_range, check_word
 from subtoken_train.functional.groups import check_groups
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.types import Layout
@@ -59,10 +59,8 @@ class RoutingConfig:
     def check(self, shape: KVShape) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
         check_groups(self.num_groups, self.kept_groups, shape.num_kv_heads, shape.head_dim, self.layout)
-        if self.budget not in get_args(BudgetKind):
-            raise unknown_name("budget", self.budget, get_args(BudgetKind))
-        if self.score_prior not in get_args(ScorePrior):
-            raise unknown_name("score_prior", self.score_prior, get_args(ScorePrior))
+        check_word("budget", self.budget, get_args(BudgetKind))
+        check_word("score_prior", self.score_prior, get_args(ScorePrior))
 
 
 @dataclass

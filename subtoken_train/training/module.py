@@ -16,7 +16,6 @@ from subtoken_train.artifact.first_stage import FirstStage, read_first_stage
 from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing
-from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
@@ -139,7 +138,7 @@ class SubTokenModule(L.LightningModule):
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
         accumulation = self.trainer.accumulate_grad_batches
         answer = total * accumulation / self._global_tokens(window_tokens)
-        balance = self._balance(result)
+        balance = torch.zeros((), device=self.device) if result.state is None else result.state.mean_balance()
         weight = 0.0 if self.routing_config is None else self.routing_config.balance_weight
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
@@ -206,9 +205,3 @@ class SubTokenModule(L.LightningModule):
             return float(window_tokens)
         counts = torch.tensor(float(window_tokens), device=self.device)
         return float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
-
-    def _balance(self, result: PromptPass) -> Tensor:
-        """Mean balance loss of the pass, 0 without learned routing."""
-        if result.state is None:
-            return torch.zeros((), device=self.device)
-        return result.state.mean_balance()

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.ledger.kv_budget import KVBudget

@@ -20,7 +20,6 @@ from subtoken_train.artifact.whole_folder import make_folder, names_of, unmake_f
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_marker import (
     LOCK_FILE,
-    RECIPE_FILE,
     RUN,
     has_work,
     lock_run,
@@ -69,11 +68,6 @@ class RunFolder:
     def current(self) -> Path:
         """Where the run lies now."""
         return self.folder if self._standing else self.place
-
-    @property
-    def recipe(self) -> Path:
-        """Where the run's recipe lies now."""
-        return self.current / RECIPE_FILE
 
     def check(self, resume: bool) -> None:
         """Find out before anything is loaded whether a run may be written here, and keep others out of an old one.

@@ -18,7 +18,7 @@ from subtoken_train.outputs import write_whole
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.typed import typed
 
-MARKER_FILE, RECIPE_FILE, LOCK_FILE = ".subtoken-run.json", "recipe.yaml", ".lock"
+MARKER_FILE, LOCK_FILE = ".subtoken-run.json", ".lock"
 SCHEMA_VERSION = 1
 LOCK_SECONDS = 8.0
 """How long a run waits for the folder: the data-loading workers of a killed one live on for up to five seconds."""
@@ -38,6 +38,7 @@ RUN = Layout(
         rf"|{_ADAPTER_FOLDER}(/output)?"
     ),
     last=MARKER_FILE,
+    kind="a run",
 )
 """What ``fit`` writes into a run's folder."""
 

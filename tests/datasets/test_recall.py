@@ -103,7 +103,7 @@ def test_errors(tokenizer):
     with pytest.raises(ValueError, match="11 facts take 67 tokens, more than the context's 64; lower num_facts"):
         RecallTask(tokenizer, 64, 11, 1).sample(np.random.default_rng(0), "train")
     task = RecallTask(tokenizer)
-    with pytest.raises(ValueError, match="split 'val' is not one of train, dev, test"):
+    with pytest.raises(ValueError, match=r"unknown split 'val'\. Allowed: dev, test, train"):
         RecallRecords(task, "val", 1)
     with pytest.raises(ValueError, match="0 recall samples; at least 1 is needed"):
         RecallRecords(task, "dev", 0)

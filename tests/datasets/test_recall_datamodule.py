@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from checkpoints.tiny_llama import build_tokenizer
-from subtoken_train.datasets.datamodule import RecallDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.types import Region
 
 

@@ -35,8 +35,7 @@ class Perplexity(TaskMetric):
     def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
         """Add log-likelihoods and what they were of."""
         for prediction, reference in zip(predictions, references, strict=True):
-            added = [_only(prediction), reference["words"], reference["bytes"]]
-            self.sums += torch.tensor(added, dtype=torch.float64).to(self.sums)
+            self.sums += self.sums.new_tensor([_only(prediction), reference["words"], reference["bytes"]])
 
     def compute(self) -> dict[str, Tensor]:
         """The three figures."""

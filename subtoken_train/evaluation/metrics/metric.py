@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,10 +81,8 @@ class MeanScores(TaskMetric):
         """Take answers with the references of their samples."""
         for prediction, reference in zip(predictions, references, strict=True):
             found = self.figures(prediction, reference)
-            self.sums_S += torch.tensor([found.get(name, 0.0) for name in self.names], dtype=torch.float64).to(
-                self.sums_S
-            )
-            self.counts_S += torch.tensor([name in found for name in self.names]).to(self.counts_S)
+            self.sums_S += self.sums_S.new_tensor([found.get(name, 0.0) for name in self.names])
+            self.counts_S += self.counts_S.new_tensor([name in found for name in self.names])
 
     def compute(self) -> dict[str, Tensor]:
         """Means by name; a score that no sample had is left out."""
@@ -98,8 +95,7 @@ class MeanScores(TaskMetric):
         return cls.figures(prediction, reference)[cls.names[0]]
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(NamedTuple):
     """Samples put together by their keys.
 
     Attributes:
@@ -136,8 +132,9 @@ class GroupedMetric(TaskMetric):
         rows = [self.marked(*pair) for pair in zip(predictions, references, strict=True)]
         assert isinstance(self.keys_N, list)
         assert isinstance(self.marks_N, list)
-        self.keys_N.append(torch.tensor([key for key, _ in rows], dtype=torch.int64, device=self.device))
-        self.marks_N.append(torch.tensor([marks for _, marks in rows], dtype=torch.int64, device=self.device))
+        keys_and_marks_N2 = torch.tensor(rows, dtype=torch.int64, device=self.device).reshape(-1, 2)
+        self.keys_N.append(keys_and_marks_N2[:, 0])
+        self.marks_N.append(keys_and_marks_N2[:, 1])
 
     def kept(self) -> tuple[Tensor, Tensor]:
         """Keys and marks of all samples, each N long."""

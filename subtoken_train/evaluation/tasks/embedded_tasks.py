@@ -64,10 +64,8 @@ class Recall(Task):
         made = []
         for sample in drawn:
             ids, start = [int(token) for token in sample.text.input_ids], sample.text.context_length
-            context, question = (
-                tokenizer.decode(part, skip_special_tokens=True)
-                for part in (ids[:start], ids[start : sample.text.prompt_length])
-            )
+            context = tokenizer.decode(ids[:start], skip_special_tokens=True)
+            question = tokenizer.decode(ids[start : sample.text.prompt_length], skip_special_tokens=True)
             made.append(
                 Sample(
                     id=sample.text.record_id,

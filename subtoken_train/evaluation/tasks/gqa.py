@@ -48,10 +48,8 @@ class GQA(ImageQuestions):
         if not (folder / QUESTIONS).is_file():
             return None
         entries = read_named(folder / QUESTIONS, ("imageId", "question", "answer"))
-        images = folder / IMAGES
-        return [
-            row.with_values(id=name, image=images / f"{row.values['imageId']}.jpg") for name, row in entries.items()
-        ]
+        paths = {name: folder / IMAGES / f"{row.values['imageId']}.jpg" for name, row in entries.items()}
+        return [row.with_values(id=name, image=paths[name]) for name, row in entries.items()]
 
     def parquet_rows(self) -> list[FileRow]:
         """The questions, joined with the other configuration's images."""

@@ -44,12 +44,7 @@ class ImageQuestions(Task):
         """
 
     def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files; images are not opened.
-
-        Raises:
-            ValueError: files are missing, truncated, malformed or of another split, an id is there twice, or answers
-                are missing.
-        """
+        """All samples, of the files of the benchmark's own form or of the Parquet set; see ``Task``."""
         source = task_source(self)
         rows = self.own_rows(source) if isinstance(source, Path) else None
         if rows is None:
@@ -71,15 +66,7 @@ class ImageQuestions(Task):
         return read_split(self, self.answered, self.columns, ["image"], self.config)
 
     def ask(self, row: FileRow, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
-        """A sample: the row's image, then ``text``.
-
-        Args:
-            row: with ``image``.
-            name: the sample's id.
-            text: what is asked.
-            reference: for the metric.
-            others: more fields of the sample.
-        """
+        """A sample: the row's image, then ``text``; ``name`` is its id, and ``others`` are more of its fields."""
         return Sample(str(name), about_image(text), reference, row.image(), **others)
 
     def answer(self, row: FileRow) -> str:

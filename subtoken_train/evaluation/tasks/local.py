@@ -113,9 +113,8 @@ def _listed(value: str | list[str]) -> list[str]:
 
 
 def _check(values: Mapping[str, Any], place: str) -> None:
-    for key in values:
-        if key not in _KEYS:
-            raise ValueError(f"{place}: {unknown_name('key', key, _KEYS)}")
+    if unknown := [key for key in values if key not in _KEYS]:
+        raise ValueError(f"{place}: {unknown_name('key', unknown[0], _KEYS)}")
     for key in ("question", "metric", "kind"):
         if key in values and not (isinstance(values[key], str) and values[key]):
             raise ValueError(f"{place}: {key} must be a text that is not empty, got {values[key]!r}")

@@ -54,15 +54,9 @@ class PageQuestions(ImageQuestions):
 
     def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
-        kinds = row.values[self.kinds]
-        return self.ask(
-            row,
-            row.values["questionId"],
-            row.text("question") + SHORT_ANSWER,
-            self.people(row),
-            max_new_tokens=32,
-            kind=str(kinds[0]) if kinds else "question",
-        )
+        kinds, text = row.values[self.kinds], row.text("question") + SHORT_ANSWER
+        kind = str(kinds[0]) if kinds else "question"
+        return self.ask(row, row.values["questionId"], text, self.people(row), max_new_tokens=32, kind=kind)
 
 
 @dataclass
@@ -108,11 +102,6 @@ class VizWiz(ImageQuestions):
 
     def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row."""
-        return self.ask(
-            row,
-            row.values["question_id"],
-            row.text("question").capitalize() + UNANSWERABLE + SHORT_ANSWER,
-            self.people(row),
-            max_new_tokens=128,
-            kind=row.values["category"] or "question",
-        )
+        text = row.text("question").capitalize() + UNANSWERABLE + SHORT_ANSWER
+        kind = row.values["category"] or "question"
+        return self.ask(row, row.values["question_id"], text, self.people(row), max_new_tokens=128, kind=kind)

@@ -1,12 +1,12 @@
 """Parquet sets of a task: in a folder as ``hf download --local-dir`` leaves it, or on the Hub; images stay encoded.
 
-Text files are read by ``text_files``.
+Text files are read by ``text_files`` and ``table_files``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,6 @@ from subtoken_train.families.online import hub_asked, silence
 _ORGANISATIONS = ("lmms-lab", "lmms-lab-encoder")  # renamed; releases of lmms-eval up to 0.7.2 use the first
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """Reads the encoded image of one row."""
-
-    dataset: Dataset
-    row: int
-    column: str
-
-    def __call__(self) -> bytes:
-        value = self.dataset[self.row][self.column]
-        if isinstance(value, dict):
-            value = value.get("bytes")
-        if value is None:
-            raise ValueError("the row holds no bytes of an image; fetch the files again")
-        return bytes(value)
-
-
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
     """The Parquet files of one split, in order; empty where there is none.
 
@@ -51,13 +34,9 @@ def parquet_files(folder: Path, split: str, config: str | None = None) -> list[P
         config: its folder's name; None: the default configuration (``data``, ``default``).
     """
     below = ("data", "default", "") if config is None else (config, "")
-    for name in below:
-        found = sorted((folder / name).glob(f"{split}-*-of-*.parquet")) or sorted(
-            (folder / name).glob(f"{split}.parquet")
-        )
-        if found:
-            return found
-    return []
+    patterns = (f"{split}-*-of-*.parquet", f"{split}.parquet")
+    places = (sorted((folder / name).glob(pattern)) for name in below for pattern in patterns)
+    return next((found for found in places if found), [])
 
 
 def read_split(
@@ -103,9 +82,20 @@ def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: S
     for number, place in enumerate(places):
         values: dict[str, Any] = {name: column[number] for name, column in content.items()}
         for name in images:
-            values[name] = None if absent[name][number] else EncodedImage(_Cell(dataset, number, name), place)
+            values[name] = (
+                None if absent[name][number] else EncodedImage(partial(_encoded_image, dataset, number, name), place)
+            )
         rows.append(FileRow(values, place))
     return rows
+
+
+def _encoded_image(dataset: Dataset, row: int, column: str) -> bytes:
+    value = dataset[row][column]
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if value is None:
+        raise ValueError("the row holds no bytes of an image; fetch the files again")
+    return bytes(value)
 
 
 def _count_rows(path: Path) -> int:

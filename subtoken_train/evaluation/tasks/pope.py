@@ -80,17 +80,13 @@ class POPE(ImageQuestions):
 
     def _own_rows(self, folder: Path, category: str) -> list[FileRow]:
         name = f"coco_pope_{category}.json"
-        lines = read_jsonl(find_file(self, folder, name, f"coco/{name}"), ("question_id", "image", "text", "label"))
+        rows = read_jsonl(find_file(self, folder, name, f"coco/{name}"), ("question_id", "image", "text", "label"))
         return [
-            FileRow(
-                {
-                    "question_id": line.values["question_id"],
-                    "question": line.values["text"],
-                    "answer": line.values["label"],
-                    "category": category,
-                    "image": folder / IMAGES / line.text("image"),
-                },
-                line.place,
+            row.with_values(
+                question=row.values["text"],
+                answer=row.values["label"],
+                category=category,
+                image=folder / IMAGES / row.text("image"),
             )
-            for line in lines
+            for row in rows
         ]

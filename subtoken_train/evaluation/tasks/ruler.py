@@ -7,8 +7,10 @@ Three forms of files are read: the Hub's Parquet rows (context, question, answer
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
@@ -88,14 +90,9 @@ class Ruler(Task):
         if any(path.is_file() for path in files):
             return [sample for path in files for sample in _read_task(path)]
         rows = read_split(self, "test", _PARQUET, config=str(self.length))
-        numbers: dict[str, int] = {}
-        found = []
-        for row in rows:
-            task = row.values["task"]
-            numbers[task] = numbers.get(task, -1) + 1
-            if task in self.tasks:
-                found.append(_parquet_sample(row, f"{task}-{numbers[task]}"))
-        return found
+        numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
+        named = [(row, row.values["task"], next(numbers[row.values["task"]])) for row in rows]
+        return [_parquet_sample(row, f"{task}-{number}") for row, task, number in named if task in self.tasks]
 
 
 def ruler_sample(task: str, name: str, context: str, rest: str, answers: Sequence[str]) -> Sample:

@@ -6,7 +6,7 @@ No video is decoded here. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +56,7 @@ class VideoTask(Task):
         write_judge_file(read_samples(folder).values(), folder / JUDGE_FILE)
 
     def frames_of(self, videos: Iterable[str]) -> dict[str, tuple[Path, ...]]:
-        """The images of each video, in order; each folder is listed once.
-
-        Raises:
-            ValueError: a video has none.
-        """
+        """The images of each video, in order (``evenly_spaced``); each folder is listed once."""
         folder = Path(task_source(self)) / FRAMES
         return {video: tuple(evenly_spaced(folder / video, self.frames)) for video in dict.fromkeys(videos)}
 
@@ -90,14 +86,14 @@ def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
     Raises:
         ValueError: there is no record, or a prediction is no text.
     """
-    rows: list[Mapping[str, object]] = []
+    rows = []
     for record in records:
         if not isinstance(record.prediction, str) or "index" not in record.reference:
             raise ValueError(f"sample {record.id!r} is no answer to a video question; only their tasks have a judge")
         rows.append({**record.reference, "prediction": record.prediction})
     if not rows:
         raise ValueError(f"no answers to write to {path}; evaluate the task first")
-    rows.sort(key=lambda row: int(str(row["index"])))
+    rows.sort(key=lambda row: int(row["index"]))
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), delimiter="\t")
         writer.writeheader()

@@ -80,7 +80,7 @@ class VQAv2(ImageQuestions):
         rows = []
         for name, row in questions.items():
             image = folder / IMAGES / f"COCO_{IMAGES}_{_number(row, 'image_id'):012}.jpg"
-            rows.append(FileRow({**row.values, **annotations[name].values, "image": image}, annotations[name].place))
+            rows.append(annotations[name].with_values(question=row.values["question"], image=image))
         return rows
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from subtoken_train.datasets.image_reading import open_image
 from subtoken_train.datasets.image_sources import compare_images
-from subtoken_train.datasets.records import open_image
 from subtoken_train.evaluation.tasks.file_rows import unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -75,7 +75,13 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
                 f"task {task.name}, sample {sample.id!r}: context_characters {sample.context_characters} lies outside "
                 f"its prompt of {len(sample.prompt)}"
             )
-    _check_files(task, samples)
+    named = dict.fromkeys(str(image) for sample in samples for image in sample.images if isinstance(image, Path))
+    missing = [name for folder in compare_images(named, Path(), outside=True) for name in folder.missing]
+    if missing:
+        raise ValueError(
+            f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
+            f"{task.where}"
+        )
 
 
 def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
@@ -87,14 +93,3 @@ def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
     seen = [sample for sample in samples if sample.images]
     step = max(1, len(seen) // _OPENED)
     return [open_image(sample.images[0]).size for sample in seen[::step][:_OPENED]]
-
-
-def _check_files(task: Task, samples: Sequence[Sample]) -> None:
-    """All image files must be there, by the listings of their folders."""
-    named = dict.fromkeys(str(image) for sample in samples for image in sample.images if isinstance(image, Path))
-    missing = [name for folder in compare_images(named, Path(), outside=True) for name in folder.missing]
-    if missing:
-        raise ValueError(
-            f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
-            f"{task.where}"
-        )

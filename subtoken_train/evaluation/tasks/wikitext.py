@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.likelihoods import Perplexity
 from subtoken_train.evaluation.tasks.file_rows import task_source
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
@@ -54,8 +55,7 @@ class WikiText(Task):
 
     def __post_init__(self) -> None:
         for name in ("context_words", "prefix_words", "query_words"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} of wikitext must be at least 1, got {getattr(self, name)}")
+            check_range(f"{name} of wikitext", getattr(self, name), 1)
 
     def samples(self) -> list[Sample]:
         """The windows in order; ids are their numbers.

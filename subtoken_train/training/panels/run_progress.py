@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from textwrap import indent
 from typing import Any
 
 import lightning as L
@@ -79,7 +80,5 @@ class LogRecipe(Callback):
         for logger in trainer.loggers:
             logger.log_hyperparams(self.recipe)
             if isinstance(logger, TensorBoardLogger):
-                indented = "".join(
-                    f"    {line}\n" for line in yaml.safe_dump(self.recipe, sort_keys=False).splitlines()
-                )
+                indented = indent(yaml.safe_dump(self.recipe, sort_keys=False), "    ")
                 logger.experiment.add_text("recipe", indented, trainer.global_step)

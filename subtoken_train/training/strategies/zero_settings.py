@@ -33,7 +33,10 @@ def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None
     Raises:
         ValueError: another stage, a file that cannot be read, or a setting that is the recipe's.
     """
-    extra = _extra_settings(config)
+    extra = _read_settings(config) if isinstance(config, str) else config or {}
+    for key, ours in _RECIPE_SAYS.items():
+        if key in extra:
+            raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe says in {ours}; remove it there")
     if stage not in (1, 2, 3):
         raise ValueError(f"ZeRO stage {stage} is not one of 1, 2, 3")
     zero: dict[str, Any] = {
@@ -53,15 +56,6 @@ def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None
         **extra,
         "zero_optimization": {**zero, **extra.get("zero_optimization", {})},
     }
-
-
-def _extra_settings(config: dict[str, Any] | str | None) -> dict[str, Any]:
-    """A user's settings, refused where the recipe says the same thing."""
-    settings = _read_settings(config) if isinstance(config, str) else config or {}
-    for key, ours in _RECIPE_SAYS.items():
-        if key in settings:
-            raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe says in {ours}; remove it there")
-    return settings
 
 
 def _read_settings(path: str) -> dict[str, Any]:
