@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from subtoken_train.artifact.folder import write_adapter
@@ -58,7 +57,7 @@ def export(cli: RecipeCLI, folder: Path, repo_id: str | None = None) -> Path:
     parts, peft_model = finished_parts(module)
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
     config = adapter_config(module, parts.family, training)
-    sections = replace(card_sections(cli, parts, folder / RECIPE_FILE, folder.name, None), repo_id=repo_id)
+    sections = card_sections(cli, parts, folder / RECIPE_FILE, folder.name, None, repo_id)
     return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)
 
 
