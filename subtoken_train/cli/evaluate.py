@@ -121,6 +121,7 @@ def _table(arms: list[RunRecord]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from subtoken_train.evaluation.data_file import grouped
     from subtoken_train.ledger.kv_budget import share_words
 
     table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=BYTES_NOTE)
@@ -135,7 +136,7 @@ def _table(arms: list[RunRecord]) -> Table:
     shares = [share_words(arm.kv_bytes / arm.dense_kv_bytes) for arm in arms]
     table.add_row("KV bytes", *shares, end_section=True)
     table.add_row("all", *[_interval(arm.scores) for arm in arms])
-    groups = [arm.by_kind() for arm in arms]
+    groups = [grouped(arm.kinds, arm.scores) for arm in arms]
     for kind in groups[0]:
         table.add_row(Text(plain(kind)), *[_interval(group[kind]) for group in groups])
     table.add_section()

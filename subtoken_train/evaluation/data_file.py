@@ -105,7 +105,7 @@ def answer_samples(
     progress: Callable[[int, int], None] | None = None,
     compression: Compression | None = None,
 ) -> Answers:
-    """Greedy answers to samples without choices.
+    """Greedy answers to samples without choices; what is not said here is as in ``answer_records``.
 
     Args:
         backbone: in evaluation mode.
@@ -113,8 +113,8 @@ def answer_samples(
         metric: what scores an answer.
         batches: places of ``samples`` that are answered together; all of them, each once.
         collate: makes the batch of some samples' prompts.
-        progress: called with (done, total) after every batch.
-        compression: eviction and precision; None: none, the model's dtype.
+        progress: after every batch.
+        compression: eviction and precision.
     """
     compression, clock = Compression() if compression is None else compression, time.perf_counter()
     found: dict[int, SampleRecord] = {}

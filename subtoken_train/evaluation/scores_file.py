@@ -100,10 +100,6 @@ class RunRecord:
         rounded = {"seconds": round(self.seconds, 1), "scores": [round(score, 4) for score in self.scores]}
         return {**named, **asdict(self), **rounded}
 
-    def by_kind(self) -> dict[str, list[float]]:
-        """The scores per question kind, in the order in which the kinds first appear."""
-        return grouped(self.kinds, self.scores)
-
 
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Write a run's record, or several, as one JSON file."""

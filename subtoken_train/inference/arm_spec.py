@@ -113,7 +113,8 @@ class ArmSpec:
             check_file_name(self.name, "name of an arm")
         if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
             raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
-        if self.seed is not None and (type(self.seed) is not int or not set(DRAWING) & set(self.drawn)):
+        drawn = set(DRAWING) & {self.reducer, self.selector, self.eviction}
+        if self.seed is not None and (type(self.seed) is not int or not drawn):
             raise ValueError(
                 f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction that draws: "
                 f"{' or '.join(DRAWING)}"
@@ -160,11 +161,6 @@ class ArmSpec:
         where = backbone or (self.backbone if self.adapter is not None else None)
         loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device)
         return SubTokenModel(loaded, compression)
-
-    @property
-    def drawn(self) -> tuple[str | None, ...]:
-        """What a seed may be of."""
-        return self.reducer, self.selector, self.eviction
 
     @property
     def overrides(self) -> bool:

@@ -59,11 +59,9 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
                 "lmms-eval"
             )
         self.tokenizer = self.family.tokenizer
-        self.runner: Runner[tuple[int, ...]] = Runner(model, self.arguments, self._collate, len)
+        self.runner = Runner(model, self.arguments, self._collate, len)
         whole = replace(self.arguments, protocol="query_aware")
-        self.uncompressed: Runner[tuple[int, ...]] = Runner(
-            SubTokenModel(model.backbone), whole, self._collate_whole, len
-        )
+        self.uncompressed = Runner(SubTokenModel(model.backbone), whole, self._collate_whole, len)
         self._device = self.family.model.device
         self._said: set[str] = set()
         if (warning := self.runner.counted.warning()) is not None:

@@ -8,7 +8,7 @@ import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from subtoken_train.evaluation.results.store import TIMES, SampleRecord, read_samples
+from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
@@ -17,6 +17,8 @@ ADAPTERS = "checkpoints/adapters"
 ROUTED = ArmSpec(adapter=f"{ADAPTERS}/tiny_fastv25_s16k4")
 ANCHOR = ArmSpec(adapter=f"{ADAPTERS}/tiny_fastv25_s16k4_anchor")
 WHOLE = ArmSpec(adapter=f"{ADAPTERS}/tiny_lora_only")
+TIMES = ("prefill_seconds", "decode_seconds")
+"""The fields in which two runs of the same arm differ."""
 
 
 def scenes_grid(scenes: Path, out: Path, *arms: ArmSpec, tasks: tuple[str, ...] = ("scenes_gqa",), **settings) -> Grid:
@@ -26,7 +28,7 @@ def scenes_grid(scenes: Path, out: Path, *arms: ArmSpec, tasks: tuple[str, ...] 
 
 def records(folder: Path) -> dict[str, SampleRecord]:
     """The records of one cell without their times, by id."""
-    return {key: replace(record, **dict.fromkeys(TIMES, 0.0)) for key, record in read_samples(folder).items()}
+    return {key: replace(record, **dict.fromkeys(0.0)) for key, record in read_samples(folder).items()}
 
 
 def answers(folder: Path) -> dict[str, dict[str, object]]:

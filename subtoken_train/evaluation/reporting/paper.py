@@ -24,7 +24,12 @@ VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoR
 """How an arm's router is called here and there."""
 TWO_STAGE = "4"
 """The paper's table of two-stage training."""
-DELTAS = {"Δ 3-mean": ("3-mean", "printed_d3"), "Δ 7-mean": ("7-mean", "printed_d7")}
+AVERAGED = {**MEANS, "MMLU": ("mmlu",)}
+DELTAS = {
+    "Δ 3-mean": ("3-mean", "printed_d3"),
+    "Δ 7-mean": ("7-mean", "printed_d7"),
+    "Δ MMLU": ("MMLU", "printed_delta"),
+}
 _EVERY: dict[str, Any] = {
     **dict.fromkeys(("table", "model", "method", "variant"), str),
     **dict.fromkeys(("total_kv", "token_keep"), float),
@@ -39,7 +44,7 @@ _VLM: dict[str, Any] = {
 _SCORES: dict[str, Any] = dict.fromkeys(PAPER_TASKS.values(), float)
 _LLM: dict[str, Any] = {"mmlu": float, "printed_delta": float | None}
 """What is read of a printed row."""
-COLUMNS = (*PAPER_TASKS.values(), *MEANS, *DELTAS)
+COLUMNS = (*PAPER_TASKS.values(), *AVERAGED, *DELTAS)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class PaperComparison:
     @property
     def columns(self) -> list[str]:
         """The columns that the printed row has."""
-        return [column for column in (*COLUMNS, "MMLU", "Δ MMLU") if column in self.printed]
+        return [column for column in COLUMNS if column in self.printed]
 
 
 def compare_paper(arms: Sequence[ArmResults], path: Path) -> list[PaperComparison]:
@@ -102,10 +107,11 @@ def recomputed_means(scores: dict[str, float]) -> dict[str, float]:
 
 
 def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
+    """Whether a printed row is an arm's; the backbone ``llava-hf/llava-1.5-7b-hf`` is the model LLaVA-1.5-7B."""
     facts = arm.facts
     name, _, keep = facts.reducer.partition(" ")
     printed = (row["token_method"] or "-").lower()
-    if facts.eviction != "-" or name.lower() != printed or not _same_backbone(facts.backbone, row["model"]):
+    if facts.eviction != "-" or name.lower() != printed or row["model"].lower() not in facts.backbone.lower():
         return False
     if keep and not math.isclose(100 * float(keep), row["token_keep"], abs_tol=0.01):
         return False
@@ -122,40 +128,28 @@ def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
     )
 
 
-def _same_backbone(backbone: str, model: str) -> bool:
-    """``llava-hf/llava-1.5-7b-hf`` is LLaVA-1.5-7B."""
-    return model.lower() in backbone.lower()
-
-
 def _comparison(
     arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any], rows: list[dict[str, Any]]
 ) -> PaperComparison:
-    words = f"Table {row['table']}, {row['model']}, {row['method']}"
+    base, means = _printed_anchor(row, rows), _means(row)
     if "mmlu" in row:
-        return _language_comparison(arm, anchor, row, rows, words)
-    printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
-    recomputed = recomputed_means(row["scores"])
-    base = _printed_anchor(row, rows)
-    base_means = None if base is None else recomputed_means(base["scores"])
-    ours = {label: score_estimate(arm, task) for task, label in PAPER_TASKS.items()}
+        printed, recomputed, ours = dict(means), {}, {}
+    else:
+        printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
+        recomputed = dict(means)
+        ours = {label: score_estimate(arm, task) for task, label in PAPER_TASKS.items()}
     for label, (mean, key) in DELTAS.items():
-        ours[mean] = mean_estimate(arm, MEANS[mean])
-        if row[key] is not None and base_means is not None:
-            printed[label], recomputed[label] = row[key], recomputed[mean] - base_means[mean]
-            ours[label] = None if anchor is None else mean_difference(arm, anchor, MEANS[mean])
+        if mean in means:
+            ours[mean] = mean_estimate(arm, AVERAGED[mean])
+            if row[key] is not None and base is not None:
+                printed[label], recomputed[label] = row[key], means[mean] - _means(base)[mean]
+                ours[label] = None if anchor is None else mean_difference(arm, anchor, AVERAGED[mean])
+    words = f"Table {row['table']}, {row['model']}, {row['method']}"
     return PaperComparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
 
 
-def _language_comparison(
-    arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any], rows: list[dict[str, Any]], words: str
-) -> PaperComparison:
-    printed, recomputed = {"MMLU": row["mmlu"]}, {}
-    ours = {"MMLU": score_estimate(arm, "mmlu")}
-    base = _printed_anchor(row, rows)
-    if row["printed_delta"] is not None and base is not None:
-        printed["Δ MMLU"], recomputed["Δ MMLU"] = row["printed_delta"], row["mmlu"] - base["mmlu"]
-        ours["Δ MMLU"] = None if anchor is None else mean_difference(arm, anchor, ["mmlu"])
-    return PaperComparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
+def _means(row: dict[str, Any]) -> dict[str, float]:
+    return {"MMLU": row["mmlu"]} if "mmlu" in row else recomputed_means(row["scores"])
 
 
 def _printed_anchor(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,19 +134,18 @@ def spoken(words: str) -> str:
 
 
 def _task_facts(arms: Sequence[ArmResults]) -> list[TaskFacts]:
-    found: dict[TaskFacts, None] = {}
+    found: dict[TaskFacts, dict[str, None]] = defaultdict(dict)
     for arm in arms:
-        for task, runs in arm.runs.items():
+        for runs in arm.runs.values():
             for run in runs.values():
-                found[_facts_of(task, run.manifest, arm.name)] = None
-    merged: dict[TaskFacts, list[str]] = {}
-    for facts in found:
-        merged.setdefault(replace(facts, arms=()), []).extend(facts.arms)
-    return [replace(facts, arms=tuple(names)) for facts, names in sorted(merged.items(), key=lambda item: item[0].task)]
+                found[_facts_of(run.manifest)][arm.name] = None
+    return [replace(facts, arms=tuple(names)) for facts, names in sorted(found.items(), key=lambda item: item[0].task)]
 
 
-def _facts_of(task: str, manifest: Manifest, arm: str) -> TaskFacts:
+def _facts_of(manifest: Manifest) -> TaskFacts:
+    """Of one run; who answered is added."""
     whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
     options = json.dumps(manifest.options) if manifest.options else "-"
     samples, digest = f"{manifest.rows:,}{whole}", manifest.samples_sha256[:12]
-    return TaskFacts(task, manifest.primary, options, manifest.source or "its own Hub id", samples, digest, (arm,))
+    source = manifest.source or "its own Hub id"
+    return TaskFacts(manifest.task, manifest.primary, options, source, samples, digest, ())

@@ -1,8 +1,7 @@
 """Results folders -> arms with their runs, one per task and seed.
 
-Scores are computed anew from the records with the task's metric; ``scores.json`` is not read, so that nothing stale is
-shown. Of the records only what statistics need is held: one number or word a sample, and the sums
-of what their caches cost, measured.
+Scores are computed anew from the records with the task's metric. Of the records only what statistics need is held: one
+number or word a sample, and the sums of what their caches cost, measured.
 
 Legend: n samples.
 """

@@ -162,11 +162,9 @@ def _flags(
         flags.append(f"measured, the anchor takes {1 - ratio:.2%} fewer bytes")
     if facts.acts != "-" and cost.dense_kv_bytes and not cost.acted:
         flags.append("compression did not act: nothing left the cache")
-    runs = [run for task in tasks for run in arm.runs.get(task, {}).values() if run.ids]
     if cost.emptied:
-        of = sum(len(run.ids) for run in runs)
+        of = sum(len(run.ids) for task in tasks for run in arm.runs.get(task, {}).values())
         flags.append(f"nothing is left of a whole region in some layer of {cost.emptied:,} of {of:,} prompts")
-    if facts.acts == "after prefill" and facts.protocol == "query_aware" and any(run.one_token for run in runs):
-        names = ", ".join(dict.fromkeys(run.manifest.task for run in runs if run.one_token))
+    if names := ", ".join(task for task in tasks if arm.is_moot(task)):
         flags.append(f"compression after prefill cannot change a first token or a log-likelihood ({names})")
     return flags

@@ -23,8 +23,6 @@ from subtoken_train.typed import shown, typed
 
 _HEX = re.compile("(?:[0-9a-f]{2})*")
 _COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
-TIMES = ("prefill_seconds", "decode_seconds")
-"""The fields in which two runs of the same arm differ."""
 MAX_LINE = 2**24
 """Bytes of one record."""
 

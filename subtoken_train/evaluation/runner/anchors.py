@@ -33,13 +33,11 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
     added: list[Arm] = []
     notes: list[str] = []
     for arm in arms:
-        if arm.routing is None:
-            named.append(arm)
-            continue
         try:
-            solved = solve(arm)
+            solved = None if arm.routing is None else solve(arm)
         except ValueError as error:
-            notes.append(f"{arm.facts.name} has no matched anchor: {error}")
+            solved, notes = None, [*notes, f"{arm.facts.name} has no matched anchor: {error}"]
+        if solved is None:
             named.append(arm)
             continue
         serving = [other for other in [*arms, *added] if _serves(other, arm, solved)]

@@ -58,13 +58,9 @@ class Arm:
         """What happens after the prompt's pass; rounded as the reducer is, up for anchors."""
         return self.spec.compression(self.reducer.round_up)
 
-    def load(self, pool: ModelPool) -> CompressedBackbone:
-        """The arm's model; another arm's on the same weights ends with it."""
-        return load_arm(self.spec, pool)
-
 
 def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
-    """A spec's model.
+    """A spec's model; another arm's on the same weights ends with it.
 
     Raises:
         ValueError: paths, names or settings that do not exist or do not fit each other.

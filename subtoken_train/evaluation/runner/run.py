@@ -9,7 +9,7 @@ from pathlib import Path
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.anchors import with_anchors
-from subtoken_train.evaluation.runner.arms import Arm, prepare
+from subtoken_train.evaluation.runner.arms import Arm, load_arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.cell_manifest import write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
@@ -64,7 +64,7 @@ def run_grid(
         for line in [*notes, *too_late(arms, tasks)] if processes.first else ():
             say(line)
         for arm in arms:
-            backbone = arm.load(pool)
+            backbone = load_arm(arm.spec, pool)
             for task, samples in tasks:
                 cell = Cell(arm, task, samples, grid.out / arm.facts.name / task.name, grid.batch_size, grid.max_length)
                 if processes.first:

@@ -5,7 +5,7 @@ Grids are files (``recipes/eval/*.yaml``), read strictly, or suites: they ship w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -84,8 +84,7 @@ def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
     for key in content:
         if key not in ARM_OPTIONS:
             raise unknown_name("key of an arm", key, ARM_OPTIONS)
-    axes = {key: value for key, value in content.items() if key in AXES and isinstance(value, Sequence)}
-    axes = {key: list(value) for key, value in axes.items() if not isinstance(value, str)}
+    axes = {key: value for key, value in content.items() if key in AXES and isinstance(value, list | tuple)}
     for key, values in axes.items():
         if not values:
             raise ValueError(f"{key} of an arm is an empty list; give values, or leave it out")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from subtoken_train.evaluation.results.store import read_samples
-from subtoken_train.evaluation.runner.arms import prepare
+from subtoken_train.evaluation.runner.arms import load_arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.processes import ONE
 from subtoken_train.evaluation.runner.spec import ArmSpec
@@ -35,7 +35,7 @@ def answered(shared, tmp_path, asked, **settings):
     pool = ModelPool()
     (arm,) = prepare([ArmSpec(backbone=str(shared / "realdata/tinystories/hf"), **settings)], pool)
     cell = Cell(arm, asked[0], asked[1], tmp_path / "cell", batch_size=4)
-    cell.answer(arm.load(pool), ONE)
+    cell.answer(load_arm(arm.spec, pool), ONE)
     return arm.facts, read_samples(cell.folder)
 
 
