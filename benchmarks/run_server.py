@@ -85,7 +85,7 @@ def serve(log: Path) -> None:
     from transformers.models.llava import modeling_llava  # noqa: F401
 
     from subtoken_train.artifact import folder  # noqa: F401
-    from subtoken_train.cli import fit_course, fit_opening  # noqa: F401
+    from subtoken_train.cli import fit_course  # noqa: F401
 
     for line in sys.stdin:
         argv, die_writing = json.loads(line)

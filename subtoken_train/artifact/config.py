@@ -183,12 +183,10 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
         if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
             said = "subtoken_config.json says" if key in own else "an adapter of this package has"
             raise ValueError(f"{path}: {key} is {shown(value)}, and {said} {shown(wanted)}: the files disagree")
-    _check_rank(folder / LORA_FILE, lora.rank)
-
-
-def _check_rank(path: Path, rank: int) -> None:
-    """Ranks stand in the tensors' shapes: a wrong one would be allocated before it is found."""
-    for name, shape in read_shapes(path).items():
+    path = folder / LORA_FILE
+    for name, shape in read_shapes(path).items():  # a wrong rank would be allocated before it is found
         axis = 0 if ".lora_A." in name else 1 if ".lora_B." in name else None
-        if axis is not None and (len(shape) != 2 or shape[axis] != rank):
-            raise ValueError(f"{path}: tensor {name[:120]} has shape {shape}, which is not of rank {rank} (lora.rank)")
+        if axis is not None and (len(shape) != 2 or shape[axis] != lora.rank):
+            raise ValueError(
+                f"{path}: tensor {name[:120]} has shape {shape}, which is not of rank {lora.rank} (lora.rank)"
+            )

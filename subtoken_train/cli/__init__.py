@@ -1,1 +1,1 @@
-"""Command line: one file per command, listed in ``registry``, dispatched and guarded by ``main``."""
+"""Command line: one file per command, listed and dispatched by ``main``."""

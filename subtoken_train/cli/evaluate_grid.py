@@ -53,22 +53,13 @@ def check_modes(args: argparse.Namespace) -> None:
         raise ValueError(f"--kv-dtype means nothing to --{mode}; write kv_dtype into its arms")
 
 
-def check_grid_file(path: Path) -> None:
-    """Say what is no grid at all, before anything heavy is imported; ``read_grid`` reads the rest.
-
-    Raises:
-        ValueError: no YAML, or keys that a grid does not have.
-    """
-    content = read_yaml(path)
-    for key in content if isinstance(content, dict) else ():
-        if key not in GRID_KEYS:
-            raise unknown_name(f"key of {path}", key, GRID_KEYS)
-
-
 def run_grids(args: argparse.Namespace) -> int:
     """Run the grid, or the suite's, and print where the scores stand."""
-    if args.config is not None:
-        check_grid_file(named_recipe(args.config, "grid"))
+    if args.config is not None:  # what is no grid at all is said before anything heavy is imported
+        content = read_yaml(path := named_recipe(args.config, "grid"))
+        for key in content if isinstance(content, dict) else ():
+            if key not in GRID_KEYS:
+                raise unknown_name(f"key of {path}", key, GRID_KEYS)
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
@@ -89,7 +80,12 @@ def run_grids(args: argparse.Namespace) -> int:
                     _say(f"\nwhat was answered is in {grid.out}; the same command goes on from there")
                 raise
     if processes.first:  # after the group's end: metrics would wait for the other processes
-        print_results(grids[0].out)
+        from subtoken_train.cli.report import print_summary
+        from subtoken_train.evaluation.reporting.report import make_report
+
+        out = grids[0].out
+        print_summary(make_report([out]))
+        print(f"records are in {out}; 'subtoken-train report {out}' makes tables, curves and a page of them")
     return 0
 
 
@@ -113,12 +109,3 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
 
 def _say(line: str) -> None:
     print(plain(line), file=sys.stderr, flush=True)
-
-
-def print_results(folder: Path) -> None:
-    """A table of everything in the results folder, and how to make the rest of the report."""
-    from subtoken_train.cli.report import print_summary
-    from subtoken_train.evaluation.reporting.report import make_report
-
-    print_summary(make_report([folder]))
-    print(f"records are in {folder}; 'subtoken-train report {folder}' makes tables, curves and a page of them")

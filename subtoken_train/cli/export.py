@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
     quiet_libraries()
     from subtoken_train.artifact.folder import write_adapter, write_merged
     from subtoken_train.artifact.hub import Destination, check_destination, check_published
-    from subtoken_train.cli.export_parts import backbone_of, read_parts, sections_of, with_weights
+    from subtoken_train.cli.export_parts import backbone_of, read_parts, with_weights
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.cli.run_scores import card_sections
 
     cli = None if source.recipe is None else RecipeCLI(recipe)
     destination = None
@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
             check_published(args.backbone or backbone_of(source, cli))
         check_destination(destination)
     config, parts, peft_model = read_parts(source, cli, args.backbone)
-    sections = replace(sections_of(source, cli, parts, config, args.metrics), repo_id=args.push_to_hub)
+    name = str(config.training.get("name", source.folder.name))
+    sections = card_sections(cli, parts, source.recipe, name, args.metrics, args.push_to_hub)
     if args.merge_lora:
         parts, peft_model = with_weights(config, parts, peft_model)
         write_merged(out, config, parts, peft_model, args.overwrite, sections)

@@ -1,21 +1,17 @@
-"""What an exported folder is made of: configuration, parts and LoRA of its source, and the sections of its card."""
+"""What an exported folder is made of: configuration, parts and LoRA of its source."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from peft import PeftModel, get_peft_model_state_dict
 
-from subtoken_train.artifact.card import CardSections
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.folder import put_lora, read_adapter
 from subtoken_train.cli.export_source import Source
-from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.engine.build import build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.scores_file import read_scores
 from subtoken_train.training.adapter_parts import adapter_config, lay_out_checkpoint
 from subtoken_train.training.checkpoints import read_marker
 
@@ -44,16 +40,6 @@ def read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterC
     steps, seed = read_marker(source.folder).step, cli.config.seed_everything
     config = adapter_config(module, module.family, {"name": source.recipe.parent.name, "steps": steps, "seed": seed})
     return config, module.parts, module.peft_model
-
-
-def sections_of(
-    source: Source, cli: Any, parts: CompressedBackbone, config: AdapterConfig, metrics: str | None
-) -> CardSections:
-    """What the card says besides the configuration; without a recipe the scores alone."""
-    name = str(config.training.get("name", source.folder.name))
-    if source.recipe is not None:
-        return card_sections(cli, parts, source.recipe, name, metrics)
-    return CardSections(evaluation=None if metrics is None else read_scores(Path(metrics), name))
 
 
 def with_weights(

@@ -30,8 +30,14 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.anchor import anchor_words
     from subtoken_train.cli.earlier_run import check_held
     from subtoken_train.cli.export import publish
-    from subtoken_train.cli.fit_course import leave_adapter, train, trained
-    from subtoken_train.cli.fit_opening import checkpoint_to_resume, is_first_process, open_run
+    from subtoken_train.cli.fit_course import (
+        checkpoint_to_resume,
+        is_first_process,
+        leave_adapter,
+        open_run,
+        train,
+        trained,
+    )
     from subtoken_train.cli.loggers import finish_remote
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.training.run_folder import RunFolder

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     quiet_libraries()
     from transformers import TextStreamer
 
-    from subtoken_train.datasets.image_reading import open_image
+    from subtoken_train.datasets.image_sources import open_image
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     images = [open_image(Path(path)) for path in args.image]

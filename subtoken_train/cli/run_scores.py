@@ -52,8 +52,10 @@ def check_attention(attention: str) -> None:
         raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
 
 
-def card_sections(cli: Any, parts: CompressedBackbone, recipe: Path, arm: str, metrics: str | None) -> CardSections:
-    """The sections of an adapter that a recipe trained.
+def card_sections(
+    cli: Any, parts: CompressedBackbone, recipe: Path | None, arm: str, metrics: str | None, repo_id: str | None
+) -> CardSections:
+    """What an adapter's card says besides its configuration; without a recipe the scores alone.
 
     Args:
         cli: the parsed recipe, for its data.
@@ -61,10 +63,13 @@ def card_sections(cli: Any, parts: CompressedBackbone, recipe: Path, arm: str, m
         recipe: the resolved recipe.
         arm: the adapter's name in ``metrics``.
         metrics: a file of ``evaluate --out``; None: no scores.
+        repo_id: the Hub name that the card speaks of.
     """
     evaluation = None if metrics is None else read_scores(Path(metrics), arm)
+    if recipe is None:
+        return CardSections(evaluation=evaluation, repo_id=repo_id)
     table = budget_table(parts, nominal_prompt(parts.family, cli.datamodule))
-    return CardSections(recipe.read_text(encoding="utf-8"), table, evaluation)
+    return CardSections(recipe.read_text(encoding="utf-8"), table, evaluation, repo_id)
 
 
 def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:

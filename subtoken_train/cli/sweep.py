@@ -54,9 +54,8 @@ def run(args: Namespace) -> int:
     outcomes: list[str] = []
     for number, one in enumerate(runs, start=1):
         print(f"[{number}/{len(runs)}] {one.name}", flush=True)
-        code, words = run_one(one)
-        outcomes.append(words)
-        if code == INTERRUPTED:
+        outcomes.append(run_one(one))
+        if outcomes[-1] == "interrupted":
             break
     from rich.console import Console
 
@@ -86,22 +85,19 @@ def check_all(runs: list[SweepRun]) -> None:
             raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
 
 
-def run_one(one: SweepRun) -> tuple[int, str]:
-    """Train one run in a process of its own; its exit code and the outcome in words."""
+def run_one(one: SweepRun) -> str:
+    """Train one run in a process of its own; the outcome in words."""
     if one.finished:
         print(f"  finished before: {one.folder}")
-        return 0, "finished before"
+        return "finished before"
     resume = ["--resume"] if one.resumable else []
-    command = [sys.executable, "-m", "subtoken_train", *one.fit_arguments(), *resume]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen([sys.executable, "-m", "subtoken_train", *one.fit_arguments(), *resume])
     try:
         code = process.wait()
     except KeyboardInterrupt:  # the run got it too: it saves, then leaves
-        code = process.wait()
-        return INTERRUPTED, "interrupted"
-    if code == 0:
-        return 0, "finished"
-    return (code, "interrupted") if code == INTERRUPTED else (code, f"failed (exit code {code})")
+        process.wait()
+        return "interrupted"
+    return {0: "finished", INTERRUPTED: "interrupted"}.get(code, f"failed (exit code {code})")
 
 
 def sweep_table(runs: list[SweepRun], outcomes: list[str]) -> Table:

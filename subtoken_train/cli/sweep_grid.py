@@ -80,17 +80,15 @@ def sweep_runs(
             raise ValueError(f"--set {key} is given twice; write its values in one: --set {key}=A,B")
         axes[key] = values
     short = _short_names(list(axes))
-    runs = []
+    runs: list[SweepRun] = []
     for combination in product(*axes.values()):
         chosen = tuple(zip(axes, combination, strict=True))
         name = _UNSAFE.sub("_", ",".join(f"{short[key]}={value}" for key, value in chosen))
+        if any(one.name == name for one in runs):
+            raise ValueError(
+                f"two runs would share the folder {name}: their values differ in signs alone, or not at all"
+            )
         runs.append(SweepRun(name, folder / name, tuple(configs), chosen, allow_code))
-    names = [one.name for one in runs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"two runs would share the folder {twice[0]}; their values differ only in signs, or not at all"
-        )
     return runs
 
 

@@ -60,7 +60,8 @@ def guarded(action: Callable[[], int]) -> int:
 
     A ``SubTokenWarning`` is one line on stderr, too.
     """
-    _print_any_character()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # writes out what its encoding has no bytes for, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             _word_warnings()
@@ -79,12 +80,6 @@ def guarded(action: Callable[[], int]) -> int:
             return 2
         traceback.print_exc()
         return 1
-
-
-def _print_any_character() -> None:
-    """Let stdout write out what its encoding has no bytes for, as stderr does: an answer is no reason to stop."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _word_warnings() -> None:

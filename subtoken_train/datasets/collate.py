@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from PIL import Image
 
-from subtoken_train.datasets.image_reading import MAX_PIXELS, open_image
+from subtoken_train.datasets.image_sources import MAX_PIXELS, open_image
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.families.conversation import RenderedPrompt

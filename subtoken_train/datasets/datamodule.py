@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.image_reading import MAX_PIXELS, MOST_PIXELS
-from subtoken_train.datasets.image_sources import FolderImages, missing_images
+from subtoken_train.datasets.image_sources import MAX_PIXELS, MOST_PIXELS, FolderImages, missing_images
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.unknown_tokens import SomeTexts

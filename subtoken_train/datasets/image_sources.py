@@ -1,19 +1,31 @@
-"""The images that a data file names: found one by one, or all compared with the listings of their folders."""
+"""The images that a data file names: found one by one or all compared with their folders' listings, and decoded."""
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from PIL import Image
+
+from subtoken_train.documents import check_regular
 from subtoken_train.errors import UncutError
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
 """Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves
 some as ``.gif`` or ``.png``."""
+MAX_PIXELS = 89_478_485
+"""Width times height of the largest image that is opened unless a setting says more (Pillow's own first limit)."""
+MOST_PIXELS = 2 * MAX_PIXELS
+"""Pillow opens no larger one."""
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+"""Of Pillow's readers; that of EPS would call another program."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +96,7 @@ def compare_images(names: Iterable[str], image_folder: Path, outside: bool = Fal
     Args:
         names: paths below ``image_folder``, each once.
         image_folder: where they start.
-        outside: whether their folders may lie elsewhere.
-
-    Raises:
-        ValueError: see ``inside``; links of single files are found when they are opened.
+        outside: whether their folders may lie elsewhere, see ``inside``; links of files are found when they are opened.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -122,3 +131,54 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
         f"{len(missing):,} of {named:,} images that {data_file} names are missing below {image_folder} (first: "
         f"{missing[0][:100]}); list them: {command}"
     )
+
+
+def open_image(source: ImageSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read one image, of a record or alone, as RGB; where a file is missing, one that ``find_image`` takes for it.
+
+    Args:
+        source: a file or encoded bytes.
+        record_id: of the record that names it, for messages.
+        max_pixels: width times height that is decoded at most.
+
+    Raises:
+        ValueError: the file is missing or no regular one, this is not a readable image, or it is too large.
+    """
+    of_record = "" if record_id is None else f"record {record_id[:80]!r}: "
+    place = source.place if isinstance(source, EncodedImage) else source
+    hint = "replace the file or drop the record" if of_record else "replace the file"
+    try:
+        if isinstance(source, EncodedImage):
+            content: io.BytesIO | Path = io.BytesIO(source.read())
+        else:
+            content = find_image(source)
+            check_regular(content)
+        return _decoded(content, max_pixels)
+    except FileNotFoundError:
+        hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
+        raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
+    except Exception as error:  # Pillow's readers raise many kinds for broken files
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        words = " ".join(text.split())[:160] or type(error).__name__
+        raise ValueError(f"{of_record}image {place} cannot be read ({words}); {hint}") from None
+
+
+def _decoded(content: io.BytesIO | Path, max_pixels: int) -> Image.Image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
+        try:
+            with Image.open(content, formats=_readers()) as image:
+                width, height = image.size
+                if width * height <= max_pixels:
+                    return image.convert("RGB")
+        except (OSError, SyntaxError, Image.DecompressionBombError):
+            raise
+        except Exception as error:  # numbers that are none, and whatever else its readers trip over
+            raise ValueError("it is damaged") from error
+    raise ValueError(f"it has {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
+
+
+@cache
+def _readers() -> list[str]:
+    Image.init()
+    return [name for name in _FORMATS if name in Image.OPEN]

@@ -17,9 +17,7 @@ from subtoken_train.documents import LENIENT_JSON, check_characters, check_regul
 from subtoken_train.typed import shown
 
 _BLOCK = 2**22  # bytes read at a time
-_TAIL = (
-    16  # characters at the end of a block in which an error may mean that the block was cut: "-Infinity", "\ud83d\u"
-)
+_TAIL = 16  # characters; an error in a block's last ones may mean that it was cut: "-Infinity", "\ud83d\u"
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 

@@ -19,14 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from subtoken_train.datasets.image_sources import (
-    FolderImages,
-    ImageSource,
-    compare_images,
-    inside,
-)
-from subtoken_train.datasets.record_format import image_names, record_id, used_turns
-from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
+from subtoken_train.datasets.image_sources import FolderImages, ImageSource, compare_images, inside
+from subtoken_train.datasets.record_index import RecordIndex, file_state, image_names, open_index, record_id, used_turns
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.families.conversation import Turn
 
@@ -56,7 +50,7 @@ class InstructionRecords(Dataset[Record]):
     Args:
         path: ``.jsonl`` (one record a line) or any other name (one JSON list).
         image_folder: where image paths start; default: the file's own folder.
-        images_outside_folder: whether they may lead out of it, see ``images.inside``.
+        images_outside_folder: whether they may lead out of it, see ``inside``.
 
     Raises:
         ValueError: the file is missing, is not valid JSON or holds no record, or a record breaks the format.
@@ -67,19 +61,12 @@ class InstructionRecords(Dataset[Record]):
     ) -> None:
         self.path, self.images_outside_folder = Path(path), images_outside_folder
         self.image_folder = self.path.parent if image_folder is None else Path(image_folder)
-        self._open()
-
-    def _open(self) -> None:
         self._state = file_state(self.path) if self.path.is_file() else b""
         self._index: RecordIndex = open_index(self.path)
 
-    def __getstate__(self) -> dict[str, Any]:
-        places = {"path": self.path.absolute(), "image_folder": self.image_folder.absolute()}
-        return {**places, "images_outside_folder": self.images_outside_folder}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker opens the file anew."""
+        return type(self), (self.path.absolute(), self.image_folder.absolute(), self.images_outside_folder)
 
     def __len__(self) -> int:
         return len(self._index)

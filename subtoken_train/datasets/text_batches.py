@@ -43,11 +43,7 @@ class TextSample:
 def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
     """Pad on the right, mark the regions, label the ANSWER tokens (the QUERY tokens where there is no ANSWER).
 
-    ``rank_position_B`` is the last position of QUERY.
-
-    Args:
-        samples: at least one.
-        pad_id: id at PADDING positions.
+    ``rank_position_B`` is the last position of QUERY, ``pad_id`` the id at PADDING positions.
     """
     shape = len(samples), max(len(sample.input_ids) for sample in samples)
     input_ids_BN = torch.full(shape, pad_id)

@@ -75,14 +75,8 @@ class ContextSplit:
         """Context tokens that stay in ``layer``, bool [B, N]."""
         kept_BN = self.context_BN
         if self.reducer is not None:
-            view = ContextView(
-                query_BHNd.detach(),
-                key_BhNd.detach(),
-                self.context_BN,
-                self.asks_BN,
-                self.context_counts,
-                self.asks_counts,
-            )
+            counts = self.context_counts, self.asks_counts
+            view = ContextView(query_BHNd.detach(), key_BhNd.detach(), self.context_BN, self.asks_BN, *counts)
             kept_BN = self.reducer.keep_context(view)
         # later rows see the rest of the prompt too
         self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)

@@ -19,7 +19,6 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ from torch import Tensor
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import Blocks, column_sums, over_groups, task_rows
+from subtoken_train.evictions.observers import Blocks, over_groups, task_rows
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,11 @@ def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float)
         can see.
     """
     visible_BN = entries_BN.cumsum(-1)
-    passed_BH = seen_B = torch.zeros((), device=entries_BN.device)
-
-    def counted() -> Iterator[tuple[Tensor, Tensor]]:
-        nonlocal passed_BH, seen_B
-        for index_BW, probability_BHWN in blocks:
-            largest_BHW1 = probability_BHWN.amax(-1, keepdim=True)
-            passes_BHWN = (probability_BHWN >= threshold * largest_BHW1) & (probability_BHWN > 0)
-            passed_BH = passed_BH + passes_BHWN.sum((2, 3))
-            seen_B = seen_B + (visible_BN.gather(1, index_BW.clamp(min=0)) * (index_BW >= 0)).sum(-1)
-            yield index_BW, probability_BHWN
-
-    sums_BHN = column_sums(counted())
+    sums_BHN = passed_BH = seen_B = torch.zeros((), device=entries_BN.device)
+    for index_BW, probability_BHWN in blocks:
+        largest_BHW1 = probability_BHWN.amax(-1, keepdim=True)
+        passes_BHWN = (probability_BHWN >= threshold * largest_BHW1) & (probability_BHWN > 0)
+        sums_BHN = sums_BHN + probability_BHWN.sum(2)
+        passed_BH = passed_BH + passes_BHWN.sum((2, 3))
+        seen_B = seen_B + (visible_BN.gather(1, index_BW.clamp(min=0)) * (index_BW >= 0)).sum(-1)
     return sums_BHN, passed_BH / seen_B[:, None].clamp(min=1)

@@ -49,7 +49,8 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
     finally:
         hook.remove()
     ((normed, options),) = calls
-    query_PHd, key_PHd = _rotated_heads(attention, normed, options["position_embeddings"])
+    query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
+    query_PHd, key_PHd = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *options["position_embeddings"])
     lengths = options["cu_seqlens"].diff().tolist()
     received_P = received_attention(query_PHd, key_PHd, lengths, attention.scaling)
     window_index_T, _ = get_vision_window_index(
@@ -87,10 +88,3 @@ def per_token(values_P: Tensor, window_index_T: Tensor) -> Tensor:
     """
     merged_T = values_P.float().reshape(len(window_index_T), -1, *values_P.shape[1:]).mean(1)
     return merged_T[window_index_T.argsort().to(merged_T.device)]
-
-
-def _rotated_heads(attention: Any, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Queries and keys of the block, [P, H, d], after the rotary embedding."""
-    query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
-    rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *rotary)
-    return rotated

@@ -6,7 +6,7 @@ Legend: B samples of the cache, P prompts that they belong to, N positions.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -65,25 +65,15 @@ class CacheReport:
         """Markdown: a row per layer and region."""
         lines = ["| layer | region | tokens before | entries | key bytes | value bytes | index bytes |"]
         lines.append("|---|---|---|---|---|---|---|")
-        lines += [
-            "| "
-            + " | ".join(
-                map(str, (e.layer, e.region, e.tokens_before, e.tokens, e.key_bytes, e.value_bytes, e.index_bytes))
-            )
-            + " |"
-            for e in self.ledger.entries
-        ]
+        lines += [f"| {' | '.join(map(str, astuple(entry)))} |" for entry in self.ledger.entries]
         return "\n".join(lines)
 
     def __str__(self) -> str:
         """One line; the slack, which does not grow with the prompt, is named apart."""
         held = self.total_bytes - self.slack_bytes
+        compressed = f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
         if self._region is None:
             compressed = "no visual token and no context to compress"
-        else:
-            compressed = (
-                f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
-            )
         return (
             f"KV {held:,} of {self.dense_bytes:,} bytes ({share_words(held / self.dense_bytes, 1)}); {compressed}; "
             f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes"

@@ -17,17 +17,7 @@ from subtoken_train.families.images import to_rgb
 
 
 def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Image.Image]) -> dict[str, Tensor]:
-    """A prompt in the backbone's chat format (language models: the text itself), on its device.
-
-    Args:
-        family: the backbone.
-        prompt: what the user says, with ``<image>`` where an image stands (in front where it is left out), or the turns
-            of a conversation whose last answer is None.
-        images: in the order of their placeholders.
-
-    Raises:
-        ValueError: placeholders and images that do not match.
-    """
+    """A prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
     device = family.model.device
     if isinstance(prompt, str) and not prompt.strip():
         raise ValueError("the prompt is empty; write what the model should answer or go on with")

@@ -103,19 +103,12 @@ def _taken(prompts: Batch, part_BN: Tensor) -> Batch:
     index_BM, valid_BM = kept_index(part_BN, pad_left=True)
     # an id that is no image token, whatever stands at the index that padding points to
     ids_BM = take_rows(prompts.input_ids_BN, index_BM)
-    pad_B1 = take_rows(prompts.input_ids_BN, (~_images(prompts)).int().argmax(-1, keepdim=True))
-    return Batch(
+    pad_B1 = take_rows(prompts.input_ids_BN, (prompts.regions_BN != Region.VISUAL).int().argmax(-1, keepdim=True))
+    return replace(
+        prompts,
         input_ids_BN=torch.where(valid_BM, ids_BM, pad_B1),
         labels_BN=torch.full_like(ids_BM, IGNORE_INDEX),
         regions_BN=take_rows(prompts.regions_BN, index_BM).masked_fill(~valid_BM, Region.PADDING),
         rank_position_B=torch.where(prompts.rank_position_B < 0, -1, index_BM.shape[1] - 1),
-        pixel_values=prompts.pixel_values,
-        images_per_sample_B=prompts.images_per_sample_B,
-        record_ids=prompts.record_ids,
-        image_grid_I3=prompts.image_grid_I3,
         followed=True,
     )
-
-
-def _images(prompts: Batch) -> Tensor:
-    return prompts.regions_BN == Region.VISUAL

@@ -17,6 +17,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
+from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
 from subtoken_train.inference.second_pass import repeated, second_pass
 from subtoken_train.types import Batch, Plan, Region
@@ -77,9 +78,9 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         states.keys = states.values = None  # the dense layer goes before the next one is packed
     cache.next_position = result.rows.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
-    last_B1 = _last_visible(result.rows.visible_BM)
-    hidden = result.hidden_BMD.gather(1, last_B1[..., None].expand(-1, -1, result.hidden_BMD.shape[-1]))
-    return Prefill(family.logits(hidden)[:, -1], plan, prompts.regions_BN)
+    visible_BM = result.rows.visible_BM
+    last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
+    return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
 
 
 @torch.no_grad()
@@ -119,12 +120,6 @@ def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCach
 def next_logits(backbone: CompressedBackbone, hidden_BqD: Tensor) -> Tensor:
     """Logits after the last of appended tokens, [B, V]."""
     return backbone.family.logits(hidden_BqD[:, -1:])[:, -1]
-
-
-def _last_visible(visible_BM: Tensor) -> Tensor:
-    """Index of the last real row of each sample, [B, 1]."""
-    places_M = torch.arange(visible_BM.shape[1], device=visible_BM.device)
-    return (visible_BM * places_M).argmax(-1, keepdim=True)
 
 
 def max_positions(family: Family) -> int | None:

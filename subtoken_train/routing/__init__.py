@@ -38,9 +38,4 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     return selector
 
 
-def build_prior(hidden_size: int, config: RoutingConfig) -> Selector | None:
-    """The selector whose norms are the score prior; None where there is none."""
-    return None if config.score_prior == "none" else SELECTORS[config.score_prior](hidden_size, config)
-
-
-__all__ = ["SELECTORS", "RoutingConfig", "Selector", "SelectorInput", "build_prior", "build_selector"]
+__all__ = ["SELECTORS", "RoutingConfig", "Selector", "SelectorInput", "build_selector"]

@@ -28,7 +28,7 @@ from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.ledger.kv_budget import KVShape
-from subtoken_train.routing import RoutingConfig, SelectorInput, build_prior, build_selector
+from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
 from subtoken_train.routing.gate import ValueGate
 from subtoken_train.routing.output_norm import OutputNorms
 
@@ -89,7 +89,8 @@ class RouterBank(nn.Module):
         self.shape = shape
         self.selectors = nn.ModuleList([build_selector(hidden_size, config) for _ in range(shape.num_layers)])
         self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
-        self.prior = build_prior(hidden_size, config)
+        prior = config.score_prior
+        self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
         self._state: RoutingState | None = None
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from subtoken_train.datasets.collate import EncodedSample, encode
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig

@@ -29,7 +29,11 @@ def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
         parts: the model; what is trained takes the first process's values.
         mesh: one-dimensional, the data-parallel processes.
     """
-    _same_everywhere(parts, mesh)
+    for parameter in parts.parameters():
+        if parameter.requires_grad:  # as under DDP and ZeRO; FSDP2 trusts its caller
+            values = parameter.detach().to(mesh.device_type)  # NCCL sends no CPU tensors
+            torch.distributed.broadcast(values, src=0, group=mesh.get_group())
+            parameter.data.copy_(values)
     for layer in parts.family.decoder.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(parts, mesh=mesh)
@@ -53,15 +57,6 @@ def gathered(tensor: Tensor) -> Tensor:
         with deepspeed.zero.GatheredParameters([tensor]):
             return tensor.detach().cpu().clone()
     return tensor.detach().cpu().clone()
-
-
-def _same_everywhere(parts: nn.Module, mesh: DeviceMesh) -> None:
-    """What is trained starts with the first process's values, as under DDP and ZeRO; FSDP2 trusts its caller."""
-    for parameter in parts.parameters():
-        if parameter.requires_grad:
-            values = parameter.detach().to(mesh.device_type)  # NCCL sends no CPU tensors
-            torch.distributed.broadcast(values, src=0, group=mesh.get_group())
-            parameter.data.copy_(values)
 
 
 @torch.no_grad()

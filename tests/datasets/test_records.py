@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from subtoken_train.datasets import record_index
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.families.conversation import Turn
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split, write_scenes
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS, SHORT_KINDS

@@ -13,7 +13,7 @@ import datasets
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.reporting.exports import latex_escape as latex
 from subtoken_train.evaluation.reporting.markdown import markdown_escape as markdown
 from subtoken_train.evaluation.results.manifest import Manifest

@@ -130,7 +130,7 @@ def _reading(draw: random.Random, place: Place, file: str, what: str, expect: Ex
     way = draw.choice(("library", "images", "check", "preview", "fit", "evaluate"))
     may = Expect.EITHER if expect is Expect.REFUSED and not read_all else expect
     if way == "library":
-        from subtoken_train.datasets.image_reading import open_image
+        from subtoken_train.datasets.image_sources import open_image
         from subtoken_train.datasets.records import InstructionRecords
 
         def read() -> None:

@@ -106,7 +106,7 @@ def make(draw: random.Random, place: Place) -> Case:
 def _opening(draw: random.Random, place: Place, path: Path, what: str, expect: Expect) -> Case:
     way = draw.choice(("library", "library", "generate"))
     if way == "library":
-        from subtoken_train.datasets.image_reading import open_image
+        from subtoken_train.datasets.image_sources import open_image
 
         return Case(f"open_image {what}", lambda: open_image(path), expect, complaint=small)
     adapter: Any = place.pool / "adapters" / VLM

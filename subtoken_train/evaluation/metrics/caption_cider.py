@@ -43,10 +43,7 @@ def check_tokenizer() -> None:
 
 
 def ptb_tokens(captions: Sequence[Sequence[str]]) -> list[list[str]]:
-    """PTB tokens without punctuation, in lower case, joined by spaces: one Java process for all.
-
-    Args:
-        captions: of each image.
+    """PTB tokens of each image's captions, without punctuation, in lower case, joined by spaces: one Java process.
 
     Raises:
         ValueError: see ``check_tokenizer``, or the Java program did not answer for each caption.
@@ -64,12 +61,7 @@ def ptb_tokens(captions: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def cider(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
-    """CIDEr of the set and the terms it is the mean of, from tokens joined by spaces.
-
-    Args:
-        predicted: one caption per image.
-        references: one or more per image.
-    """
+    """CIDEr of the set and the terms it is the mean of, from tokens joined by spaces; references by image."""
     from pycocoevalcap.cider.cider import Cider
 
     numbers = range(len(predicted))
@@ -107,11 +99,7 @@ class CaptionCider(TaskMetric):
         self.line_bytes.append(torch.frombuffer(content, dtype=torch.uint8).to(self.device))
 
     def compute(self) -> dict[str, Tensor]:
-        """CIDEr of all captions.
-
-        Raises:
-            ValueError: see ``ptb_tokens``.
-        """
+        """CIDEr of all captions, by ``ptb_tokens``."""
         content = bytes(dim_zero_cat(self.line_bytes).tolist())
         rows = [json.loads(line) for line in content.splitlines()]
         tokens = ptb_tokens([[predicted, *captions] for predicted, captions in rows])

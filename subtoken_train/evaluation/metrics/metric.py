@@ -147,12 +147,7 @@ def group_key(name: str) -> int:
 
 
 def groups_of(keys_N: Tensor, marks_NM: Tensor) -> Groups:
-    """Put samples with the same key together.
-
-    Args:
-        keys_N: 64-bit integers.
-        marks_NM: booleans.
-    """
+    """Put samples with the same key (64-bit integers) together; marks are booleans."""
     _, group_N, sizes_G = torch.unique(keys_N, return_inverse=True, return_counts=True)
     count_GM = torch.zeros(len(sizes_G), marks_NM.shape[1], dtype=torch.int64, device=keys_N.device)
     count_GM.index_add_(0, group_N, marks_NM.long())

@@ -13,13 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.metric import (
-    GroupedMetric,
-    Prediction,
-    bits_of,
-    group_key,
-    groups_of,
-)
+from subtoken_train.evaluation.metrics.metric import GroupedMetric, Prediction, bits_of, group_key, groups_of
 
 MME_PERCEPTION = (
     "existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "OCR",

@@ -8,7 +8,7 @@ language model or draw a letter at random, the answer here names no option. Opti
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 LETTERS = "ABCDE"
 _LETTER = re.compile(r"\(?([A-E])(?:[.:,)].*)?", re.DOTALL)
@@ -93,7 +93,7 @@ def _lmms_option(text: str) -> str | None:
     return next((found[0] for frame in _LMMS_FRAMES if len(found := _among(words, *frame)) == 1), None)
 
 
-def _among(words: Collection[str], before: str, after: str) -> Sequence[str]:
+def _among(words: list[str], before: str, after: str) -> list[str]:
     return [letter for letter in LETTERS if before + letter + after in words]
 
 

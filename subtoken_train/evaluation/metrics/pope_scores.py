@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.evaluation.metrics.metric import (
-    Prediction,
-    TaskMetric,
-)
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 
 POPE_CATEGORIES = ("adversarial", "popular", "random")
 _NO, _YES, _OTHER = range(3)

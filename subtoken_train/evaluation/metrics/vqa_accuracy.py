@@ -70,12 +70,7 @@ def without_breaks(text: str) -> str:
 
 
 def without_marks(text: str, comma: re.Pattern[str] = EVALAI_COMMA) -> str:
-    """Punctuation deleted or made a space.
-
-    Args:
-        text: any.
-        comma: finds what makes all marks of a text be deleted: a comma between digits.
-    """
+    """Punctuation deleted or made a space; where ``comma`` (between digits) is found, all marks are deleted."""
     spaced, has_comma = text, comma.search(text) is not None
     for mark in MARKS:
         touches_space = f"{mark} " in text or f" {mark}" in text
@@ -144,12 +139,7 @@ class VQAv2Accuracy(MeanScores):
 
 
 def official(answer: str, people: Sequence[str]) -> float:
-    """What ``vqaEval.py`` gives one answer, in 0..1.
-
-    Args:
-        answer: without line ends, tabs and surrounding space.
-        people: likewise.
-    """
+    """What ``vqaEval.py`` gives one answer, in 0..1; texts are without line ends, tabs and surrounding space."""
     if len(set(people)) > 1:
         answer, *people = (plain_words(without_marks(text, OFFICIAL_COMMA)) for text in (answer, *people))
     return leave_one_out(answer, people)

@@ -19,7 +19,7 @@ from typing import Any
 
 from PIL import Image
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.picture import dimmed
 from subtoken_train.evaluation.reporting.runs import ArmResults, Run
 from subtoken_train.evaluation.reporting.score_tables import anchor_of

@@ -46,11 +46,7 @@ class LocalQuestions(Task):
     )
 
     def samples(self) -> list[Sample]:
-        """The lines of the file; images are not looked for.
-
-        Raises:
-            ValueError: a line breaks the format, with file and line.
-        """
+        """The lines of the file; images are not looked for."""
         path = self._file()
         rows = read_jsonl(path, ("question", "answers", "metric"))
         samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]

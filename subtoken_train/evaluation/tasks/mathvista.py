@@ -28,10 +28,7 @@ FILE = "testmini.json"
 
 
 def mathvista_prompt(problem: Mapping[str, Any]) -> str:
-    """Question with its unit, choices, and the form that the answer must have, one below the other.
-
-    Args:
-        problem: a row of the set.
+    """A row's question with its unit, choices, and the form that the answer must have, one below the other.
 
     Raises:
         ValueError: no form is known for its kind of answer.

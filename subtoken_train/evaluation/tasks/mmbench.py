@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import EncodedImage
-from subtoken_train.evaluation.metrics.mmbench_scores import MMBenchScores
+from subtoken_train.evaluation.metrics.choices import MMBenchScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.table_files import read_table

@@ -52,12 +52,7 @@ class MMLU(Task):
     style: str = "lm_eval"
 
     def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files.
-
-        Raises:
-            ValueError: a file is missing, truncated or malformed, an answer is none of the choices, or a subject has
-                too few examples.
-        """
+        """All samples in the order of the files; a subject with too few examples is refused."""
         examples = self._by_subject("dev") if self.num_fewshot else {}
         samples = []
         for subject, rows in self._by_subject("test").items():

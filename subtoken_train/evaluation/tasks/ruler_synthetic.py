@@ -48,11 +48,7 @@ class RulerSynthetic(Task):
         return self.samples_per_task * len(self.tasks)
 
     def samples(self) -> list[Sample]:
-        """Task by task.
-
-        Raises:
-            ValueError: ``length`` is too short for a task.
-        """
+        """Task by task; a ``length`` that is too short for one is refused."""
         count = _counter(self.tokenizer)
         return [sample for task in self.tasks for sample in self._task_samples(task, count)]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from subtoken_train.datasets.image_sources import inside
+from subtoken_train.evaluation.metrics.choices import ScienceQAScores
 from subtoken_train.evaluation.metrics.named_letters import LETTERS
-from subtoken_train.evaluation.metrics.scienceqa_scores import ScienceQAScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, about_image, lettered
 from subtoken_train.evaluation.tasks.parquet_sets import read_split

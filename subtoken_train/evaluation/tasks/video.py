@@ -77,11 +77,8 @@ def evenly_spaced(folder: Path, count: int) -> list[Path]:
 def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
     """The answers in the form that VLMEvalKit's judges read: the benchmark's own columns and ``prediction``, as TSV.
 
-    Rows come by their ``index``. Versions of VLMEvalKit that want ``.xlsx`` need it converted.
-
-    Args:
-        records: of one video task: their references hold the columns.
-        path: of the file.
+    Rows come by their ``index``; the references hold the columns. Versions of VLMEvalKit that want ``.xlsx`` need it
+    converted.
 
     Raises:
         ValueError: there is no record, or a prediction is no text.

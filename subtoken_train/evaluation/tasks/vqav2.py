@@ -48,11 +48,7 @@ class VQAv2(ImageQuestions):
     split: str = "validation"
 
     def __post_init__(self) -> None:
-        """Refuse a split that cannot be scored.
-
-        Raises:
-            ValueError: it has no public answers, or there is no such split.
-        """
+        """Refuse a split without public answers by a ``ValueError``."""
         super().__post_init__()
         if self.split != self.answered:
             raise ValueError(

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from subtoken_train.datasets.image_reading import open_image
-from subtoken_train.datasets.image_sources import compare_images
+from subtoken_train.datasets.image_sources import compare_images, open_image
 from subtoken_train.evaluation.tasks.file_rows import unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 

@@ -58,11 +58,7 @@ class WikiText(Task):
             check_range(f"{name} of wikitext", getattr(self, name), 1)
 
     def samples(self) -> list[Sample]:
-        """The windows in order; ids are their numbers.
-
-        Raises:
-            ValueError: also where the text has fewer words than one window.
-        """
+        """The windows in order, at least one; ids are their numbers."""
         sizes = (self.context_words, self.prefix_words, self.query_words)
         samples = list(windows(self._text(), sizes))
         if not samples:
@@ -81,9 +77,7 @@ class WikiText(Task):
 def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
     """Samples of consecutive words; white space before a word belongs to it.
 
-    Args:
-        text: the stream.
-        sizes: words of context, prefix and scored text.
+    ``sizes`` are the words of context, prefix and scored text.
     """
     ends = [match.end() for match in _WORD.finditer(text)]
     context, prefix, query = sizes

@@ -2,7 +2,13 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.mmbench_scores import MMBenchScores
+from subtoken_train.evaluation.metrics.choices import (
+    MMBenchScores,
+    ScienceQAScores,
+    llava_choice,
+    llava_letter,
+    lmms_right,
+)
 from subtoken_train.evaluation.metrics.named_letters import (
     LETTERS,
     lmms_letter,
@@ -10,7 +16,6 @@ from subtoken_train.evaluation.metrics.named_letters import (
     plain_letter,
     vlmevalkit_letter,
 )
-from subtoken_train.evaluation.metrics.scienceqa_scores import ScienceQAScores, llava_choice, llava_letter, lmms_right
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}

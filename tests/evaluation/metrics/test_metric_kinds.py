@@ -12,8 +12,8 @@ import torch.multiprocessing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subtoken_train.evaluation.metrics.choices import MMBenchScores
 from subtoken_train.evaluation.metrics.metric import bits_of, group_key, groups_of
-from subtoken_train.evaluation.metrics.mmbench_scores import MMBenchScores
 from subtoken_train.evaluation.metrics.short_answers import ANLS, RelaxedAccuracy
 
 PREDICTIONS = ["0.28", "itc", "cat", "5", "new  york"]

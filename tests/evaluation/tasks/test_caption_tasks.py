@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset, Features, Image, List, Value
 from PIL import Image as Pictures
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 
 PROMPT = "<image>\nProvide a one-sentence caption for the provided image."

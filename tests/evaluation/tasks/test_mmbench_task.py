@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import mmbench_parquet as parquet
 from tests.support.benchmark_folders import mmbench_table as table

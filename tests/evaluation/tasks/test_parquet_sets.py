@@ -10,7 +10,7 @@ from datasets import Dataset, Features, Image, Value
 from datasets.exceptions import DatasetNotFoundError
 from PIL import Image as Pictures
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import parquet_sets
 from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
 from subtoken_train.evaluation.tasks.parquet_sets import read_split

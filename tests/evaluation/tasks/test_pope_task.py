@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import pope_own as own_form
 from tests.support.benchmark_folders import pope_parquet as parquet

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import SCIENCEQA_PROBLEM as PROBLEM
 from tests.support.benchmark_folders import scienceqa_own as own_form

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import TEXTVQA_ANSWERS as ANSWERS
 from tests.support.benchmark_folders import TEXTVQA_QUESTIONS as QUESTIONS

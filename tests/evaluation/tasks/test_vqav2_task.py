@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.datasets.image_reading import open_image
+from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import VQAV2_QUESTIONS as QUESTIONS
 from tests.support.benchmark_folders import people, vqav2_own
