@@ -41,8 +41,7 @@ from recipe_texts import (
     VISION_TRAIN,
 )
 
-from subtoken_train.ledger.geometries import geometry
-from subtoken_train.ledger.kv_budget import KVBudget, kept_count
+from subtoken_train.ledger.kv_budget import KVBudget, geometry, kept_count
 from subtoken_train.ledger.ledger import solve_anchor
 
 FOLDER = Path(__file__).resolve().parent

@@ -6,8 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.functional.groups import check_groups
-from subtoken_train.ledger.geometries import GEOMETRIES, geometry
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape, kept_count
+from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, KVShape, geometry, kept_count
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 
 HELP = """What a KV budget keeps, before anything is trained.

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from subtoken_train.errors import check_word
+
 
 def exact(number: float | Fraction) -> Fraction:
     """The decimal number that was written (0.15625, 0.1), not its binary neighbour."""
@@ -113,3 +115,24 @@ def entry_bytes(shape: KVShape, groups: KVBudget | None = None) -> int:
 def index_bytes(num_groups: int, kept_groups: int) -> int:
     """Bytes that name the kept groups of one routed token in one layer: a bit per group; none where K = S."""
     return 0 if kept_groups == num_groups else math.ceil(num_groups / 8)
+
+
+GEOMETRIES = {
+    "llava-1.5-7b": KVShape(num_layers=32, num_kv_heads=32, head_dim=128),
+    "llava-1.5-13b": KVShape(num_layers=40, num_kv_heads=40, head_dim=128),
+    "llama-2-7b": KVShape(num_layers=32, num_kv_heads=32, head_dim=128),
+    "qwen2.5-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
+    "qwen2.5-vl-3b": KVShape(num_layers=36, num_kv_heads=2, head_dim=128),
+    "qwen2.5-vl-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
+}
+"""Of well-known models in bf16, so that budgets need neither weights nor a network."""
+
+
+def geometry(name: str) -> KVShape:
+    """The cache geometry of a model by its short name.
+
+    Raises:
+        ValueError: the name is not in the table.
+    """
+    check_word("model", name, GEOMETRIES)
+    return GEOMETRIES[name]

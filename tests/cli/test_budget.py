@@ -3,7 +3,7 @@
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.ledger.geometries import GEOMETRIES
+from subtoken_train.ledger.kv_budget import GEOMETRIES
 
 PAPER = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]
 

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.ledger.geometries import GEOMETRIES, geometry
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape, exact, index_bytes, kept_count, share_words
+from subtoken_train.ledger.kv_budget import (
+    GEOMETRIES,
+    KVBudget,
+    KVShape,
+    exact,
+    geometry,
+    index_bytes,
+    kept_count,
+    share_words,
+)
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 
 LLAVA = GEOMETRIES["llava-1.5-7b"]

@@ -11,8 +11,7 @@ from checkpoints import tiny_llama
 from checkpoints.tiny_llama import KV_HEADS, LAYERS
 from checkpoints.tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.ledger.geometries import GEOMETRIES
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 from tests.support import places
 

@@ -28,7 +28,7 @@ def scenes_grid(scenes: Path, out: Path, *arms: ArmSpec, tasks: tuple[str, ...] 
 
 def records(folder: Path) -> dict[str, SampleRecord]:
     """The records of one cell without their times, by id."""
-    return {key: replace(record, **dict.fromkeys(0.0)) for key, record in read_samples(folder).items()}
+    return {key: replace(record, **dict.fromkeys(TIMES, 0.0)) for key, record in read_samples(folder).items()}
 
 
 def answers(folder: Path) -> dict[str, dict[str, object]]:

@@ -121,7 +121,9 @@ class SampleWriter:
     def __init__(self, folder: Path, rank: int = 0, processes: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(SAMPLES_GLOB) if rank == 0 else ():
-            _drop_torn_line(path)
+            content = path.read_bytes()
+            if not content.endswith(b"\n"):  # a last line that was cut off
+                os.truncate(path, content.rfind(b"\n") + 1)
         self.path = folder / f"samples-{rank}-of-{processes}.jsonl"
 
     def append(self, records: Iterable[SampleRecord]) -> None:
@@ -140,10 +142,3 @@ def _lines(path: Path) -> Iterator[bytes]:
             if len(line) > MAX_LINE:
                 raise ValueError(f"{path} has a line of more than {MAX_LINE:,} bytes, which is no record of a sample")
             yield line
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cut a last line that has no newline."""
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)

@@ -169,11 +169,11 @@ def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
     with FileLock(scenes.parent / ".lock"):  # of several processes one writes
         if not (scenes / "test.json").is_file():  # written after the images
             write_scene_split(scenes, "test", SCENES, seed=1)
-    return [replace(grid, tasks=tuple(_with_scenes(task, scenes) for task in grid.tasks)) for grid in grids]
 
+    def placed(task: TaskSpec) -> TaskSpec:
+        return replace(task, source=str(scenes)) if task.name.startswith("scenes_") else task
 
-def _with_scenes(task: TaskSpec, scenes: Path) -> TaskSpec:
-    return replace(task, source=str(scenes)) if task.name.startswith("scenes_") else task
+    return [replace(grid, tasks=tuple(map(placed, grid.tasks))) for grid in grids]
 
 
 __all__ = ["SUITES", "ArmSpec", "Grid", "TaskSpec", "expand_arms", "read_grid", "suite"]
