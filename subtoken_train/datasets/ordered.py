@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from subtoken_train.datasets.image_sources import FolderImages
-from subtoken_train.datasets.loaders import AccumulationWindows, outlive_stop_signals
-from subtoken_train.datasets.sampling import ResumableSampler, validation_order
+from subtoken_train.datasets.loaders import (
+    AccumulationWindows,
+    ResumableSampler,
+    outlive_stop_signals,
+    validation_order,
+)
 from subtoken_train.datasets.unknown_tokens import SomeTexts
 from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range
 from subtoken_train.families.family import Family
