@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from subtoken_train.types import Batch
 
-
 _GROUPED_BATCHES = 50  # batches that are filled together when records are grouped by length, as in transformers
 
 
