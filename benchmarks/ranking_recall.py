@@ -21,9 +21,8 @@ from subtoken_train.datasets.scene_questions import KINDS, ask
 from subtoken_train.datasets.scenes import CELL, GRID, PLACES, Scene, draw_scene
 from subtoken_train.engine.attention_rows import attention_row
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.conversation import Turn
 from subtoken_train.families.load import load_family
-from subtoken_train.types import Region
+from subtoken_train.types import Region, Turn
 
 PER_KIND = 100
 PATCHES = 8

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Layout = Literal["contiguous", "per_head"]
 """Of value groups: pieces of the whole value vector, or the same piece of every head."""
+
 Protocol = Literal["query_aware", "context_first"]
 """What a prompt's compression sees: the whole prompt, or its context before the question (``inference/opening.py``)."""
 
@@ -143,3 +144,26 @@ class MergedStates:
 
     tokens: list[Tensor]
     slots: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange: what the user says (``<image>`` marks each image) and the answer (None: to be generated)."""
+
+    prompt: str
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A conversation as the model's text.
+
+    Attributes:
+        text: the whole prompt; ``image_marker`` stands once per image.
+        answer_spans: (start, end) character spans of the answers, end-of-turn token included.
+        image_marker: the text of one image placeholder.
+    """
+
+    text: str
+    answer_spans: list[tuple[int, int]]
+    image_marker: str

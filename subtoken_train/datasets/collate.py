@@ -18,10 +18,9 @@ from PIL import Image
 from subtoken_train.datasets.image_sources import MAX_PIXELS, open_image
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
-from subtoken_train.families.conversation import RenderedPrompt
 from subtoken_train.families.family import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Region, RenderedPrompt
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from subtoken_train.datasets.image_sources import FolderImages, ImageSource, compare_images, inside
 from subtoken_train.datasets.record_index import RecordIndex, file_state, image_names, open_index, record_id, used_turns
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
-from subtoken_train.families.conversation import Turn
+from subtoken_train.types import Turn
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,6 @@ def split_attention(
 
 
 Observer = Callable[[int, Tensor, Tensor, Tensor, float], None]
-
 """Called with (layer, query [B, H, N, d], key [B, h, N, d], value [B, h, N, d], scale) after a layer's attention."""
 
 

@@ -16,11 +16,10 @@ from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.backbone_files import check_full_attention
-from subtoken_train.families.conversation import RenderedPrompt, Turn
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers.base import PositionPolicy
-from subtoken_train.types import Batch, Region, VisualStates
+from subtoken_train.types import Batch, Region, RenderedPrompt, Turn, VisualStates
 
 
 class Family(ABC):

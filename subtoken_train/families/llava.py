@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig
 
-from subtoken_train.families.conversation import RenderedPrompt, Turn
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
 from subtoken_train.families.text import llama_config
-from subtoken_train.types import Batch, VisualStates
+from subtoken_train.types import Batch, RenderedPrompt, Turn, VisualStates
 
 
 class LlavaFamily(Family):

@@ -15,11 +15,10 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen2_5_VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from subtoken_train.families.conversation import RenderedPrompt, Turn
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, copied_bytes
 from subtoken_train.families.qwen_tower import tower_with_statistics
-from subtoken_train.types import Batch, Region, VisualStates
+from subtoken_train.types import Batch, Region, RenderedPrompt, Turn, VisualStates
 
 
 class QwenProcessor:

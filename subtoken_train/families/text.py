@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 
-from subtoken_train.families.conversation import RenderedPrompt, Turn
 from subtoken_train.families.family import Family
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, RenderedPrompt, Turn
 
 
 class TextFamily(Family):

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from subtoken_train.documents import check_characters
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.families.conversation import Turn
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import to_rgb
+from subtoken_train.types import Turn
 
 
 def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Image.Image]) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.conversation import Turn
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generate_arguments import check_settings, copies_asked
@@ -30,7 +29,7 @@ from subtoken_train.inference.prompt_batch import IMAGE_INPUTS, batch_from_input
 from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.types import Batch, Plan
+from subtoken_train.types import Batch, Plan, Turn
 
 ANSWER_TOKENS = 64
 """Of ``chat``, unless it is told."""

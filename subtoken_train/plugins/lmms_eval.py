@@ -19,10 +19,9 @@ from tqdm import tqdm
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.conversation import Turn
 from subtoken_train.plugins.arguments import greedy_settings, read_arguments
 from subtoken_train.plugins.running import Runner, Scored
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Turn
 
 ANSWER_TOKENS = 1024
 """Of a generated answer where the task names no number, as lmms-eval's own models have it."""

@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.conversation import Turn
-from subtoken_train.types import Region
+from subtoken_train.types import Region, Turn
 
 VISUAL = 64  # of the tiny LLaVA
 IMAGE = Image.new("RGB", (120, 60), (200, 10, 10))

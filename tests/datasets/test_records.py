@@ -12,7 +12,7 @@ from PIL import Image
 from subtoken_train.datasets import record_index
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.families.conversation import Turn
+from subtoken_train.types import Turn
 
 
 def talk(*values: str) -> list[dict[str, str]]:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.families.conversation import Turn
-from subtoken_train.types import Region
+from subtoken_train.types import Region, Turn
 from tests.support.helpers import make_batch
 
 

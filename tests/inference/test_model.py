@@ -11,9 +11,9 @@ from PIL import Image
 from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.conversation import Turn
 from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import build_reducer
+from subtoken_train.types import Turn
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
 QUESTION = "is there a 0 ?"

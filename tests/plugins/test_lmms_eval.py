@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.conversation import Turn
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.types import Turn
 
 MODULE = "subtoken_train.plugins.lmms_eval"
 SETTINGS = {"max_new_tokens": 4, "temperature": 0, "do_sample": False, "image_aspect_ratio": "pad", "until": ["</s>"]}

@@ -11,11 +11,10 @@ from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.evaluation.tasks.task import Modality, Sample
-from subtoken_train.families.conversation import Turn
 from subtoken_train.families.family import Family
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Turn
 
 Continuations = list[tuple[tuple[int, ...], ...]]
 

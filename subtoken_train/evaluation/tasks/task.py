@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from subtoken_train.datasets.image_sources import ImageSource
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
-from subtoken_train.families.conversation import Turn
+from subtoken_train.types import Turn
 
 Modality = Literal["image", "text"]
 
