@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     quiet_libraries()
     from subtoken_train.artifact.folder import write_adapter, write_merged
     from subtoken_train.artifact.hub import Destination, check_destination, check_published
-    from subtoken_train.cli.export_source import backbone_of, read_parts, with_weights
+    from subtoken_train.cli.export_parts import backbone_of, read_parts, with_weights
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_scores import card_sections
 
