@@ -80,8 +80,9 @@ def test_compare(elsewhere, capsys):
     assert "anchor tiny_fastv25_s16k4_anchor-seed0" in out
     assert "anchor tinylm_quest25_s16k12-seed0-untrained_anchor" in out
     scores, budgets, page = shown
-    assert "Δ to tiny\\_fastv25\\_s16k4\\_anchor" in scores._repr_markdown_()
-    assert "KV measured" in budgets._repr_markdown_()
+    assert "| Δ to FastV 15.6 %" in scores._repr_markdown_()
+    assert "| KV measured |" in scores._repr_markdown_()
+    assert "| with index |" in budgets._repr_markdown_()
     row = next(row for row in scope["report"].tables[0].rows if row.arm.name == "tiny_fastv25_s16k4")
     by_hand = sum(scope["apart"]) / len(scope["apart"])
     assert row.differences["scenes_textvqa"].value == pytest.approx(by_hand)
