@@ -20,7 +20,7 @@ from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.backbone_files import PEFT_FILE, check_local_files
 from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
-from subtoken_train.reducers import REDUCERS, split_settings
+from subtoken_train.reducers import ONCE_OF_ALL, REDUCERS, split_settings
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.typed import checked, shown, typed
@@ -124,16 +124,18 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
 def _reducer(record: Any, schema: int, place: str) -> Reducer:
     """The token reducer, by the settings of the class that it names."""
     record = checked(dict[str, Any], record, place)
+    checked(str, record.get("name"), f"{place}: name")
     if schema < _OWN_SETTINGS:
         record, others = split_settings(record)
         for setting, value in others.items():
+            typed(REDUCERS.find(ONCE_OF_ALL[setting][0]), {setting: value}, place)  # a value that can have been written
             warnings.warn(
                 f"{place}: {setting} {shown(value)} is left out; it is no setting of {record.get('name')}",
                 SubTokenWarning,
                 stacklevel=2,
             )
     try:
-        method = REDUCERS.find(checked(str, record.get("name"), f"{place}: name"))
+        method = REDUCERS.find(record["name"])
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
     return typed(method, record, place)

@@ -28,7 +28,7 @@ REDUCERS: Registry[Reducer] = Registry(
 )
 DEFAULT_REDUCER = "fastv"
 """Of a recipe that names none."""
-_ONCE_OF_ALL = {
+ONCE_OF_ALL = {
     "stage": ("fastv", "embeds"),
     "layer": ("fastv", 2),
     "seed": ("random", 0),
@@ -65,8 +65,8 @@ def split_settings(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """
     own, others = dict(record), {}
     name = record.get("name", DEFAULT_REDUCER)
-    if name in REDUCERS.builtin:
-        for setting, (owner, default) in _ONCE_OF_ALL.items():
+    if isinstance(name, str) and name in REDUCERS.builtin:
+        for setting, (owner, default) in ONCE_OF_ALL.items():
             if setting in own and owner != name and (value := own.pop(setting)) != default:
                 others[setting] = value
     return own, others

@@ -93,6 +93,11 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("reducer.name", ..., "reducer: name is null; it must be a text"),
         ("reducer.name", 5, "reducer: name is 5; it must be a text"),
         ("reducer.name", "os:system", "reducer: unknown reducer 'os:system'"),
+        ("reducer.name", [], r"reducer: name is \[\]; it must be a text"),
+        ("reducer.name", {"fastv": 1}, "reducer: name is"),
+        ("reducer.seed", [], "reducer: seed is"),  # of another method
+        ("reducer.window", -1, "window"),
+        ("reducer.page_size", "8", "reducer: page_size is '8'; it must be a whole number"),
         ("reducer.stage", "tower", "unknown value 'tower'"),
         ("lora.rank", 1_000_000, "lora rank is 1,000,000"),
         ("lora.rank", 4096, "r is 8, and subtoken_config.json says 4096"),

@@ -85,8 +85,9 @@ def _pinned(manifest: Manifest) -> dict[str, Any]:
     """What all answers of a folder share, by the name that messages give it."""
     facts = {f"arm.{key}": value for key, value in asdict(manifest.arm).items() if key != "anchor"}
     settings = {key: manifest.settings.get(key) for key in SAME}
-    own, _ = split_settings(settings["reducer"] or {})  # version 0.1 wrote every method's
-    return {**facts, "task options": manifest.options, **settings, "reducer": own}
+    if isinstance(settings["reducer"], dict):  # version 0.1 wrote every method's settings
+        settings["reducer"], _ = split_settings(settings["reducer"])
+    return {**facts, "task options": manifest.options, **settings}
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:
