@@ -116,8 +116,10 @@ def test_golden(shared, case):
     competes = torch.ones(1, context, dtype=torch.bool)
     scores = []
     for layer in range(layers):
-        rows = torch.arange(params["M"])[None]
-        chunks = [(rows[:, part], tensors["attention"][layer][:, :, part]) for part in (slice(0, 10), slice(10, 20))]
+        attention_BHMK = tensors["attention"][layer]
+        rows = torch.arange(attention_BHMK.shape[2]).expand(len(attention_BHMK), -1)
+        half = rows.shape[1] // 2
+        chunks = [(rows[:, part], attention_BHMK[:, :, part]) for part in (slice(half), slice(half, None))]
         norms = tensors["values"][layer].norm(dim=-1) if params["add_v_norm"] else None
         blocks = [(index, attention[..., :context]) for index, attention in chunks]
         scores.append(token_scores(blocks, params["Hkv"], norms))
