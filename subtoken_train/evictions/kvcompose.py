@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, keep_best_entries
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import Blocks, over_groups, task_rows, unasked
-from subtoken_train.types import Region
 
 Task = Literal["auto", "aware", "agnostic", "causal"]
 
@@ -88,9 +87,9 @@ class KVCompose(Eviction):
         return token_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN)
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]; not structured: the mean over the heads of a layer, rounded down."""
+        """Entries per layer, int64 [L, B]; not structured: of every head, [L, B, h]."""
         if not self.structured:
-            return self.head_counts(scores, candidates).sum(-1) // scores[0].scores_BhN.shape[1]
+            return self.head_counts(scores, candidates)
         curve_BLN = _aligned([each.mean(1, keepdim=True) for each in _curves(scores, candidates)])
         if self.kvpress:
             curve_BLN = first_is_largest(curve_BLN)
@@ -104,17 +103,6 @@ class KVCompose(Eviction):
         count_BR = pooled_counts(_aligned(_curves(scores, candidates)), total_B, self.lower_bound)
         count_LBh = count_BR.view(-1, len(scores), kv_heads).transpose(0, 1)
         return torch.maximum(count_LBh, competing_counts(candidates).clamp(max=1)[..., None])
-
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
-        """See ``Eviction.keep``; not structured: heads of a layer keep different numbers of entries."""
-        if self.structured:
-            return super().keep(scores, candidates)
-        kept = []
-        for layer, count_Bh in enumerate(self.head_counts(scores, candidates)):
-            best_BhN = keep_best_per_head(scores[layer].scores_BhN, candidates.competes_LBN[layer], count_Bh)
-            others_BN = (candidates.regions_LBN[layer] != Region.PADDING) & ~candidates.competes_LBN[layer]
-            kept.append(best_BhN | others_BN[:, None])
-        return kept
 
 
 def token_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
@@ -170,16 +158,6 @@ def pooled_counts(curve_BRN: Tensor, total_B: Tensor, lower_bound: int) -> Tenso
     within = torch.arange(runs * length, device=flat.device) < total_B[:, None]
     chosen = torch.zeros_like(within).scatter_(-1, order, within) & ~flat.isneginf()
     return chosen.view(batch, runs, length).sum(-1)
-
-
-def keep_best_per_head(scores_BhN: Tensor, competes_BN: Tensor, count_Bh: Tensor) -> Tensor:
-    """``keep_best_entries`` with a count for each head, bool [B, h, N]."""
-    heads = scores_BhN.shape[1]
-    competes = competes_BN.repeat_interleave(heads, 0)
-    kept = keep_best_entries(
-        scores_BhN.flatten(0, 1)[:, None], competes, torch.zeros_like(competes), count_Bh.flatten()
-    )
-    return kept.view_as(scores_BhN)
 
 
 def _curves(scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
