@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,10 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
 
-PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
-"""Called with (layer, query, key, value, scale, regions_BM) after each layer's attention, see ``Observer``.
+PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]
+"""Called with (layer, query, key, value, scale, rows) after each layer's attention, see ``Observer``.
 
-``regions_BM`` are the regions of the layer's rows, PADDING where a row is no entry of its cache.
+``rows`` are the layer's, their region PADDING where a row is no entry of its cache.
 """
 
 
@@ -236,11 +236,11 @@ class CompressedBackbone(nn.Module):
         if watch is not None:
 
             def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-                regions = rows.regions_BM
+                own = rows
                 if context_split is not None:
-                    regions = regions.masked_fill(~context_split.seen[layer], Region.PADDING)
+                    own = replace(rows, regions_BM=rows.regions_BM.masked_fill(~context_split.seen[layer], 0))
                     value = context_split.routed.get(layer, value)
-                watch(layer, query, key, value, scale, regions)
+                watch(layer, query, key, value, scale, own)
 
             options["observer"] = observe
         return self.family.run_layers(hidden, rows.visible_BM, rows.position, call.cache, start, stop, **options)

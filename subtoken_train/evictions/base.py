@@ -61,6 +61,8 @@ class Eviction(ABC):
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
+    heads_share: ClassVar[bool] = False
+    """One set for all heads of a layer: scores are [B, 1, N]."""
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 
@@ -82,8 +84,15 @@ class Eviction(ABC):
         raise AssertionError(f"{self.name} needs no second pass")
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        """Entries that stay per layer and sample, int64 [L, B]: the same budget in every layer unless overridden."""
+        """Entries that stay per layer and sample, int64 [L, B]: the same budget in every layer unless overridden.
+
+        Or [L, B, h], where heads of a layer keep different numbers of entries.
+        """
         return candidates.budget_LB
+
+    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+        """A layer's scores once its ``counts`` are known, [B] or [B, h]: unchanged unless they depend on them."""
+        return scores
 
     def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
         """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too.
@@ -94,9 +103,8 @@ class Eviction(ABC):
         count_LB = self.counts(scores, candidates)
         kept = []
         for layer, competes_BN in enumerate(candidates.competes_LBN):
-            best_BhN = keep_best_entries(
-                scores[layer].scores_BhN, competes_BN, scores[layer].protected_BN, count_LB[layer]
-            )
+            best = self.at_budget(scores[layer], competes_BN, count_LB[layer])
+            best_BhN = keep_best_entries(best.scores_BhN, competes_BN, best.protected_BN, count_LB[layer])
             others_BN = (candidates.regions_LBN[layer] != Region.PADDING) & ~competes_BN
             kept.append(best_BhN | others_BN[:, None])
         return kept
@@ -110,8 +118,8 @@ def protect_last(scores: list[LayerScores], candidates: Candidates, count_LB: Te
     ]
 
 
-def keep_best_entries(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, count_B: Tensor) -> Tensor:
-    """The ``count_B`` best of the competing entries per head, bool [B, h, N].
+def keep_best_entries(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, count: Tensor) -> Tensor:
+    """The best competing entries of each head, ``count`` of them ([B], or [B, h]), bool [B, h, N].
 
     Protected entries come before all others, the latest first; a count below 1 is 1 where anything competes. Ties go to
     the lower index. Entries that score NaN are a fault of the method.
@@ -129,4 +137,5 @@ def keep_best_entries(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Ten
         key = key_BN[:, None].expand_as(scores).gather(-1, order)
         order = order.gather(-1, key.sort(dim=-1, descending=True, stable=True).indices)
     rank = torch.empty_like(order).scatter_(-1, order, places_N.expand_as(order))
-    return (rank < count_B.clamp(min=1)[:, None, None]) & competes_BN[:, None]
+    count_Bh = count.clamp(min=1) if count.dim() == 2 else count.clamp(min=1)[:, None]
+    return (rank < count_Bh[..., None]) & competes_BN[:, None]

@@ -6,7 +6,7 @@ width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.functional.attention_statistics import attention_blocks, attention_rows
+from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Region
 
 Scope = Literal["context", "all", "visual"]
@@ -37,6 +38,10 @@ class LayerView:
         scale: factor of the attention scores.
         needs: the statistics that the method declared; asking for another is a fault of the method.
         in_scope_BN: rows that the scope names, bool; None: all entries.
+        position: position ids of the rows, [B, N], or [3, B, N] under mRoPE.
+        next_position: id of the first token after the prompt, [B, 1] or [3, B, 1].
+        rotate: what turns queries and keys at given position ids.
+        output_weight: gives the weight of the layer's output projection, [D, H * d] in fp32.
         entries_BN: rows that are entries of the cache, bool.
     """
 
@@ -48,6 +53,10 @@ class LayerView:
     scale: float
     needs: frozenset[Need]
     in_scope_BN: Tensor | None = None
+    position: Tensor | None = None
+    next_position: Tensor | None = None
+    rotate: Callable[[Tensor], Rotation] | None = None
+    output_weight: Callable[[], Tensor] | None = None
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +87,19 @@ class LayerView:
         assert "value_norms" in self.needs
         norms: Tensor = self.value_BhNd.float().norm(dim=-1)
         return norms
+
+    def unrotated_queries(self) -> Tensor:
+        """Queries as they were before the rotary embedding, [B, H, N, d] in fp32."""
+        return self._rotation().turn_back(self.query_BHNd)
+
+    def unrotated_keys(self) -> Tensor:
+        """Keys likewise, [B, h, N, d] in fp32."""
+        return self._rotation().turn_back(self.key_BhNd)
+
+    def _rotation(self) -> Rotation:
+        assert self.rotate is not None
+        assert self.position is not None
+        return self.rotate(self.position)
 
     def window(self, count: int) -> Tensor:
         """An observation window: the last ``count`` entries of the prompt, bool [B, N].

@@ -17,6 +17,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.backbone_files import check_full_attention
 from subtoken_train.functional.gather import count_positions
+from subtoken_train.functional.quantized import dense_weight, is_readable
+from subtoken_train.functional.rotary import Rotation
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.types import Batch, Region, RenderedPrompt, Turn, VisualStates
@@ -98,6 +100,31 @@ class Family(ABC):
         """Llama's rotary embedding of [B, H, N, d] queries and keys; under mRoPE cos and sin hold all three axes."""
         rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
         return rotated
+
+    @torch.no_grad()
+    def rotation(self, position_ids: Tensor) -> Rotation:
+        """What turns queries and keys at position ids [B, N], or [3, B, N] under mRoPE."""
+        like = torch.empty((), dtype=torch.float32, device=position_ids.device)
+        cos, sin = self.decoder.rotary_emb(like, position_ids)
+        batch = position_ids.shape[-2]
+        return Rotation(cos.expand(batch, -1, -1), sin.expand(batch, -1, -1))
+
+    @torch.no_grad()
+    def output_weight(self, layer: int) -> Tensor:
+        """Weight of a layer's ``o_proj`` with any LoRA on it, dequantised, [D, H * d] in fp32.
+
+        Raises:
+            ValueError: a weight that is quantised by other means than ``nf4`` and ``int8``.
+        """
+        projection = self.decoder.layers[layer].self_attn.o_proj
+        base = getattr(projection, "base_layer", projection)
+        if not is_readable(base):
+            raise ValueError("o_proj is quantised by other means than nf4 and int8; take another eviction")
+        weight = dense_weight(base, torch.float32)
+        for adapter in getattr(projection, "active_adapters", ()):
+            if adapter in projection.lora_A:
+                weight = weight + projection.get_delta_weight(adapter).to(weight)
+        return weight
 
     def image_bytes(self) -> int:
         """Bytes of one nominal image as a batch holds it (fp32); 0 for a language model."""

@@ -6,11 +6,13 @@ Legend: B batch, L layers, M rows of a layer, h key-value heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Scope, TaskView
@@ -111,7 +113,7 @@ class EvictionPass:
 
     def __init__(self, compression: Compression, family: Family, prompts: Batch) -> None:
         assert compression.eviction is not None
-        self.compression, self.method, self.shape = compression, compression.eviction, family.shape
+        self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
         self.followed = prompts.followed
         self.again_B = self.method.second_pass(prompts.regions_BN)
         self.again = bool(self.again_B.any())
@@ -119,12 +121,23 @@ class EvictionPass:
         self.scores: dict[int, LayerScores] = {}
         self.regions: dict[int, Tensor] = {}
 
-    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, regions_BM: Tensor) -> None:
+    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
-        self.regions[layer] = regions_BM
+        self.regions[layer] = rows.regions_BM
         self.scores[layer] = self.method.score(
             LayerView(
-                layer, query, key, value, regions_BM, scale, self.method.needs, self.compression.in_scope(regions_BM)
+                layer,
+                query,
+                key,
+                value,
+                rows.regions_BM,
+                scale,
+                self.method.needs,
+                self.compression.in_scope(rows.regions_BM),
+                position=rows.position,
+                next_position=rows.next_position,
+                rotate=self.family.rotation,
+                output_weight=partial(self.family.output_weight, layer),
             )
         )
 

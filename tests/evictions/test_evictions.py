@@ -1,13 +1,13 @@
 """What every registered eviction method must pass; settings that suit short prompts stand in ``SETTINGS``."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
 
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.base import Candidates
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
 from tests.support.prompt_views import (
     PROMPTS,
@@ -80,7 +80,8 @@ def test_bf16_inputs_score_as_their_values(method, prompts):
     views = layer_views(prompts, method.needs, dtype=torch.bfloat16)
     for view in views:
         wide = [each.float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)]
-        same = LayerView(view.layer, *wide, view.regions_BN, view.scale, method.needs)
+        query, key, value = wide
+        same = replace(view, query_BHNd=query, key_BhNd=key, value_BhNd=value)
         ours, its = method.score(view).scores_BhN, method.score(same).scores_BhN
         assert ours.dtype == torch.float32
         assert torch.equal(ours, its)

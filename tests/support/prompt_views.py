@@ -4,6 +4,7 @@ import torch
 
 from subtoken_train.evictions.base import Candidates
 from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Region
 
 S, V, C, Q = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.CONTEXT, Region.QUERY))
@@ -68,17 +69,38 @@ def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.floa
     for layer in range(layers):
         tensors = [torch.randn(len(prompts), heads, width, WIDTH).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
         regions = torch.zeros(len(prompts), width, dtype=torch.long)
+        real = torch.zeros(len(prompts), width, dtype=torch.bool)
         for i, codes in enumerate(prompts):
             generator = torch.Generator().manual_seed(seed * 1000 + layer * 10 + len(codes))
             span = slice(width - len(codes), width) if pad == "left" else slice(0, len(codes))
             for tensor in tensors:
                 drawn = torch.randn(tensor.shape[1], len(codes), WIDTH, generator=generator) * 1.5
                 tensor[i, :, span] = drawn.to(dtype)
+            real[i, span] = True
             share = dict(dropped).get(layer, 0.0)
             lost = torch.rand(len(codes), generator=generator) < share
             regions[i, span] = torch.where((torch.tensor(codes) == V) & lost, 0, torch.tensor(codes))
-        views.append(LayerView(layer, *tensors, regions, WIDTH**-0.5, needs))
+        views.append(LayerView(layer, *tensors, regions, WIDTH**-0.5, needs, **surroundings(real)))
     return views
+
+
+def rope(position, width=WIDTH):
+    """Llama's rotation at position ids [B, N]."""
+    frequency = 100.0 ** -(torch.arange(0, width, 2) / width)
+    angle = (position[..., None].float() * frequency).repeat(1, 1, 2)
+    return Rotation(angle.cos(), angle.sin())
+
+
+def surroundings(real_BN, width=WIDTH, model=12):
+    """What a view is told beside states: positions that count real rows, their rotation, an output projection."""
+    weight = torch.randn(model, HEADS * width, generator=torch.Generator().manual_seed(7))
+    count = real_BN.sum(-1, keepdim=True)
+    return {
+        "position": (real_BN.cumsum(-1) - 1).clamp(min=0),
+        "next_position": count,
+        "rotate": rope,
+        "output_weight": lambda: weight,
+    }
 
 
 def candidates_of(method, views, keep):
