@@ -126,7 +126,7 @@ def test_budgets(settings, keep):
 def test_budgets_of_heads(settings, keep):
     method = KVCompose(structured=False, **settings)
     views = layer_views(list(PROMPTS.values()), method.needs, "left", dropped=[(2, 0.5)])
-    scores, counts, kept, candidates = plan(method, views, keep)
+    _, counts, kept, candidates = plan(method, views, keep)
     chosen = torch.stack([(a & b[:, None]).sum(-1) for a, b in zip(kept, candidates.competes_LBN, strict=True)])
     assert torch.equal(chosen.sum((0, 2)), candidates.budget_LB.sum(0) * 2)
     assert (chosen >= 1).all()
