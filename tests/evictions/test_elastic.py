@@ -26,7 +26,7 @@ def test_scores_are_the_release_s_and_its_sets_are_not(shared):
         scores = method.score(view).scores_BhN[0, 0]
         close(method, "score", scores, tensors["score_sum"][layer])
         count = tensors[f"keys_out_layer{layer}"].shape[2]
-        kept = keep_of(method, [view], count)[0][0]
+        kept = keep_of(method, [view], count)[0][0, 0]
         ranked = scores[start:-1].sort(descending=True).indices[: count - 2] + start
         assert set(kept.nonzero()[:, 0].tolist()) == {0, length - 1, *ranked.tolist()}
         released = as_released(tensors["score_sum"][layer, start:-1], length, params["ratio"]) + start
