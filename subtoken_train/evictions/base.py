@@ -2,9 +2,10 @@
 
 A method sees one layer at a time (``LayerView``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
-the first generated token; it never sees a generated token. A method that wants to know what a reader would look for,
-where no question is there to say it, has the prompt run a second time as a task (``TaskView``): it declares
-``second_pass`` in ``needs``, says for which samples (``second_pass``) and scores their entries anew (``score_task``).
+the first generated token; a method that says how (``online``) evicts again while tokens are decoded. A method that wants
+to know what a reader would look for, where no question is there to say it, has the prompt run a second time as a task
+(``TaskView``): it declares ``second_pass`` in ``needs``, says for which samples (``second_pass``) and scores their
+entries anew (``score_task``).
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import last_marked
+from subtoken_train.evictions.online_views import Online
 from subtoken_train.types import Region
 
 
@@ -31,12 +33,15 @@ class LayerScores:
         scores_BhN: the higher, the sooner an entry stays; fp32, [B, h, N], or [B, 1, N] where all heads share a set.
         protected_BN: entries that always stay and count in the budget (a recent window, attention sinks), bool.
         weight_B: the layer's claim on the budget, for methods that divide it between layers; fp32.
+        carried: what the method wants to find again when it evicts while tokens are decoded: k numbers of each head's
+            entries, [B, h * k, N], a head's together; fp32.
         notes: further numbers of a method, by name.
     """
 
     scores_BhN: Tensor
     protected_BN: Tensor
     weight_B: Tensor | None = None
+    carried: Tensor | None = None
     notes: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -49,11 +54,13 @@ class Candidates:
         competes_LBN: entries that the method chooses among, bool; all other entries stay and are not in the budget.
         budget_LB: entries that may stay of them, int64, per layer and sample, the same in every layer of a sample
             unless layers have different numbers of entries. A method may move entries between layers, not add any.
+        heads: while tokens are decoded, rows of the batch that are heads of one sample, see ``OnlineView``.
     """
 
     regions_LBN: list[Tensor]
     competes_LBN: list[Tensor]
     budget_LB: Tensor
+    heads: int = 1
 
 
 class Eviction(ABC):
@@ -70,6 +77,11 @@ class Eviction(ABC):
     def reads_question(self) -> bool:
         """Whether it says nothing of a prompt whose question is not there yet: refused under ``context_first``."""
         return self.needs_image
+
+    @property
+    def online(self) -> Online | None:
+        """How it evicts while tokens are decoded, by ``score`` and ``keep`` on ``OnlineView``; None: it cannot."""
+        return None
 
     @abstractmethod
     def score(self, view: LayerView) -> LayerScores:
