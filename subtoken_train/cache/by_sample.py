@@ -69,12 +69,12 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
             device = block.parts[0].keys.data.device
             index = torch.tensor([old for old, _ in wanted], device=device)
             rows = torch.tensor([new for _, new in wanted], device=device)
-            parts = [_select_part(part, index) for part in block.parts]
+            parts = [select_part(part, index) for part in block.parts]
             chosen.append(Block(None if len(wanted) == len(samples) * per_sample else rows, parts))
     return chosen
 
 
-def _select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
+def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
     """The rows' entries and pieces."""
     values = part.values
     chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.select(index_R)

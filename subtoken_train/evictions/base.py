@@ -2,8 +2,8 @@
 
 A method sees one layer at a time (``LayerView``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
-the first generated token; a method that says how (``online``) evicts again while tokens are decoded. A method that wants
-to know what a reader would look for, where no question is there to say it, has the prompt run a second time as a task
+the first generated token; one that says how (``online``) evicts again while tokens are decoded. A method that wants to
+know what a reader would look for, where no question is there to say it, has the prompt run a second time as a task
 (``TaskView``): it declares ``second_pass`` in ``needs``, says for which samples (``second_pass``) and scores their
 entries anew (``score_task``).
 
@@ -33,16 +33,16 @@ class LayerScores:
         scores_BhN: the higher, the sooner an entry stays; fp32, [B, h, N], or [B, 1, N] where all heads share a set.
         protected_BN: entries that always stay and count in the budget (a recent window, attention sinks), bool.
         weight_B: the layer's claim on the budget, for methods that divide it between layers; fp32.
+        notes: further numbers of a method, by name.
         carried: what the method wants to find again when it evicts while tokens are decoded: k numbers of each head's
             entries, [B, h * k, N], a head's together; fp32.
-        notes: further numbers of a method, by name.
     """
 
     scores_BhN: Tensor
     protected_BN: Tensor
     weight_B: Tensor | None = None
-    carried: Tensor | None = None
     notes: dict[str, Tensor] = field(default_factory=dict)
+    carried: Tensor | None = None
 
 
 @dataclass

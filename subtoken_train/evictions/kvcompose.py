@@ -13,8 +13,8 @@ context itself: it runs a second time after its own cache, and what these rows l
 
 While tokens are decoded (``eviction_every``: ours, the paper stops at the prompt) the rows since the last eviction ask.
 Heads hold different entries by then: the mean over heads of equation 16 is that of the same token, and a head that let
-it go counts 0 for it, which is the attention that it pays to it. Composite tokens are again rank by rank, and all layers
-share one pool of all their budgets.
+it go counts 0 for it, which is the attention that it pays to it. Composite tokens are again rank by rank, and all
+layers share one pool of all their budgets.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
@@ -103,7 +103,9 @@ class KVCompose(Eviction):
         if not self.structured:
             return pooled_head_counts(found, candidates, self.lower_bound)
         heads = candidates.heads  # of a composite token, which are rows of the batch while tokens are decoded
-        curves = [each.unflatten(0, (-1, heads)).mean((1, 2)) for each in score_curves(found, candidates)]
+        curves = [
+            each.view(-1, heads * each.shape[1], each.shape[2]).mean(1) for each in score_curves(found, candidates)
+        ]
         curve_BLN = aligned([each[:, None] for each in curves])
         if self.kvpress:
             curve_BLN = first_is_largest(curve_BLN)

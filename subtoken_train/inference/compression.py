@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import check_word, unknown_name
+from subtoken_train.evictions import EVICTIONS
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Scope, TaskView
 from subtoken_train.evictions.observers import last_marked
@@ -40,6 +41,9 @@ class Compression:
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per key head and value
             piece.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
+        every: evict again whenever this many tokens were generated (or appended in a further turn), which compete as
+            well: every layer is cut back to as many competing entries as the prompt may keep, see
+            ``inference/online_eviction.py``; None: only the prompt is compressed.
     """
 
     eviction: Eviction | None = None
@@ -48,6 +52,7 @@ class Compression:
     scope: Scope | None = None
     kv_dtype: KVDtype = "model"
     round_up: bool = False
+    every: int | None = None
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
@@ -60,6 +65,28 @@ class Compression:
             raise ValueError(f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1")
         if self.eviction is None and self.keep != 1:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+
+        if self.every is not None:
+            self._check_every()
+
+    def _check_every(self) -> None:
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(
+                f"eviction_every={self.every!r} must be a whole number of at least 1, for instance 128 tokens"
+            )
+        if self.eviction is None:
+            raise ValueError(f"eviction_every={self.every} needs an eviction method, for instance eviction='snapkv'")
+        if self.eviction.online is None:
+            can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
+            raise ValueError(
+                f"eviction {self.eviction.name!r}, as it is set, cannot evict while tokens are decoded; with their own "
+                f"settings these can: {', '.join(can)}. Leave eviction_every out, or take one of them"
+            )
+        if self.unit == "tokens" and self.every > self.keep:
+            raise ValueError(
+                f"eviction_every={self.every} is more than the budget, eviction_keep={int(self.keep)} tokens; take "
+                f"{int(self.keep)} or less"
+            )
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
@@ -91,6 +118,8 @@ class Compression:
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
             parts = [self.eviction.name, amount, *(["all"] if self.scope == "all" else []), *parts]
+        if self.every is not None:
+            parts.append(f"every {self.every:,}")
         return " ".join(parts) or "-"
 
     def in_scope(self, regions_BM: Tensor) -> Tensor:
@@ -120,10 +149,12 @@ class EvictionPass:
         assert not self.again or "second_pass" in self.method.needs
         self.scores: dict[int, LayerScores] = {}
         self.regions: dict[int, Tensor] = {}
+        self.scales: dict[int, float] = {}
+        self.candidates: Candidates | None = None
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
-        self.regions[layer] = rows.regions_BM
+        self.regions[layer], self.scales[layer] = rows.regions_BM, scale
         self.scores[layer] = self.method.score(
             LayerView(
                 layer,
@@ -162,7 +193,20 @@ class EvictionPass:
         regions = [self.regions[layer] for layer in order]
         competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
         budget = torch.stack([self._budget(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
-        return self.method.keep([self.scores[layer] for layer in order], Candidates(regions, competes, budget))
+        self.candidates = Candidates(regions, competes, budget)
+        return self.method.keep([self.scores[layer] for layer in order], self.candidates)
+
+    def lasting_budget(self) -> Tensor:
+        """Competing entries that may stay while tokens are decoded, int64 [L, B]: of a short prompt, more than it has.
+
+        A share or a number of bytes gives what it gave for the prompt.
+        """
+        assert self.candidates is not None
+        if self.compression.unit != "tokens":
+            return self.candidates.budget_LB
+        pairs = zip(self.candidates.regions_LBN, self.candidates.competes_LBN, strict=True)
+        stays_LB = torch.stack([(self.compression.in_scope(x) & ~choose).sum(-1) for x, choose in pairs])
+        return (int(self.compression.keep) - stays_LB).clamp(min=1)
 
     def _last_row(self, regions_BM: Tensor) -> Tensor:
         """The last row of each prompt, which the next token is read from, bool [B, M]."""

@@ -34,11 +34,13 @@ class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values.
+    ``lost``: (row, marks [h, row]): what this row and all later ones see no more, rows and tokens that come before it.
     """
 
     seen_N: Tensor
     entries_hN: Tensor
     factor_hNd: Tensor
+    lost: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 @dataclass
@@ -206,6 +208,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed = causal.repeat(key.shape[1], 1, 1)
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
+    for row, lost_hN in layer.lost:
+        allowed[:, row:, :row] &= ~lost_hN[:, None]
     shared = query.shape[1] // key.shape[1]
     hidden = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
     mask = hidden.repeat_interleave(shared, dim=0)[None]
