@@ -72,7 +72,10 @@ class Emptied(SharedSet):
     """Test only: every second layer keeps nothing of what competes, nor does the first head of the others."""
 
     name: ClassVar[str] = "emptied"
-    may_empty: ClassVar[bool] = True  # type: ignore[assignment]
+
+    @property
+    def may_empty(self) -> bool:
+        return True
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         count = candidates.budget_LB[..., None].repeat(1, 1, KV_HEADS[0])
