@@ -24,6 +24,9 @@ def add_compression_options(parser: ArgumentParser) -> None:
         "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
     )
     parser.add_argument(
+        "--eviction-every", type=int, metavar="TOKENS", help="evict again whenever this many tokens were generated"
+    )
+    parser.add_argument(
         "--eviction-option", action="append", default=[], metavar="KEY=VALUE", help="a method's setting; repeatable"
     )
     parser.add_argument(
@@ -38,8 +41,9 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     """The options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
     from subtoken_train.inference.written_settings import parse_settings
 
-    names = ("backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "scope", "kv_dtype")
-    given = {name: value for name in (*names, "protocol") if (value := getattr(args, name, None)) is not None}
+    model = ("backbone", "reducer", "keep_ratio", "selector", "protocol")
+    names = (*model, "eviction", "eviction_keep", "eviction_every", "scope", "kv_dtype")
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
     return given

@@ -45,3 +45,13 @@ def build_eviction(name: str, **options: Any) -> Eviction:
     for option in options:
         check_word(f"setting of {name}", option, settings)
     return method(**options)
+
+
+def check_online(method: Eviction) -> None:
+    """Raise a worded ``ValueError`` unless a method evicts while tokens are decoded."""
+    if method.online is None:
+        can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
+        raise ValueError(
+            f"eviction {method.name!r}, as it is set, cannot evict while tokens are decoded; with their own settings these "
+            f"can: {', '.join(can)}. Leave eviction_every out, or take one of them"
+        )

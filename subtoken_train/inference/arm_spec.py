@@ -45,6 +45,7 @@ class ArmSpec:
             router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
         eviction: KV eviction after the prompt; None: none.
         eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, ``20MB``.
+        eviction_every: evict again after this many generated tokens; None: only after the prompt.
         eviction_options: settings of the eviction.
         scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
         kv_dtype: precision of the stored prompt: ``model``, ``int8`` or ``int4``.
@@ -63,6 +64,7 @@ class ArmSpec:
     selector: str | None = None
     eviction: str | None = None
     eviction_keep: str | float | None = None
+    eviction_every: int | None = None
     eviction_options: Mapping[str, Any] = field(default_factory=dict)
     scope: Any = None
     kv_dtype: Any = "model"
@@ -82,8 +84,10 @@ class ArmSpec:
                 raise ValueError(
                     f"arm {self.backbone}: selector {self.selector!r} needs an adapter, whose S and K it takes"
                 )
-        if self.eviction is None and (self.eviction_keep is not None or self.eviction_options or self.scope):
-            options = f"{say('eviction_keep')}, {say('eviction_options')} and {say('scope')}"
+        given = self.eviction_keep is not None or self.eviction_every is not None or self.eviction_options or self.scope
+        if self.eviction is None and given:
+            names = ("eviction_keep", "eviction_every", "eviction_options")
+            options = f"{', '.join(map(say, names))} and {say('scope')}"
             raise ValueError(f"{options} need {say('eviction', 'NAME')}, for instance snapkv")
         if self.eviction is not None and self.eviction_keep is None:
             example = "for instance 0.1, 256tokens or 20MB"
@@ -113,6 +117,10 @@ class ArmSpec:
             check_file_name(self.name, "name of an arm")
         if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
             raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
+        if self.eviction_every is not None and type(self.eviction_every) is not int:
+            raise ValueError(
+                f"{self.spelled('eviction_every')}{place} must be a whole number of tokens; got {self.eviction_every!r}"
+            )
         drawn = set(DRAWING) & {self.reducer, self.selector, self.eviction}
         if self.seed is not None and (type(self.seed) is not int or not drawn):
             raise ValueError(
@@ -137,7 +145,7 @@ class ArmSpec:
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up)
+        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up, self.eviction_every)
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None

@@ -92,10 +92,11 @@ def generate_batch(
 
     cache = PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
+    parts = account(backbone, prompts, opened, cache)  # before eviction_every changes it
     filled = _now(prompts)
     tokens_BT, count_B = greedy_tokens(backbone, cache, opened.logits_BV, max_new_tokens, ended if stops else None)
     done = _now(prompts)
-    outcomes = _outcomes(account(backbone, prompts, opened, cache), start, filled, done)
+    outcomes = _outcomes(parts, start, filled, done)
     for i, (row, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
         ids = row[: count - 1] if row[count - 1] in end_ids else row[:count]
         text: str = tokenizer.decode(ids, skip_special_tokens=True)

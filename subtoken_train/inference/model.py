@@ -84,6 +84,7 @@ class SubTokenModel:
         eviction: str | None = None,
         eviction_keep: float = 1.0,
         eviction_unit: KeepUnit = "fraction",
+        eviction_every: int | None = None,
         eviction_options: dict[str, Any] | None = None,
         scope: Scope | None = None,
         kv_dtype: KVDtype = "model",
@@ -101,6 +102,8 @@ class SubTokenModel:
             eviction: name of an eviction method; None: none.
             eviction_keep: what stays, see ``Compression.keep``.
             eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
+            eviction_every: evict again whenever this many tokens were generated, so that long answers run in bounded
+                memory, see ``Compression.every``; None: only the prompt is compressed.
             eviction_options: settings of the method, by name.
             scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
                 ``all``.
@@ -111,7 +114,7 @@ class SubTokenModel:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
-        compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype)
+        compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype, every=eviction_every)
         return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
 
     @property
@@ -151,6 +154,11 @@ class SubTokenModel:
         # the model's own generate never sees them, because prompts run here
         images = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
         beams, _ = copies_asked(inputs, model.generation_config)
+        if beams > 1 and self.compression.every is not None:
+            raise ValueError(
+                f"num_beams={beams} does not go with eviction_every={self.compression.every}: beams share entries, and "
+                "eviction would give each its own; leave num_beams out, or load the model without eviction_every"
+            )
         if past is None:
             visible = visible_tokens(ids, mask, inputs, model.generation_config)
             batch = batch_from_inputs(family, ids, visible, images, context_length)

@@ -48,7 +48,7 @@ def begin(cache: PackedCache, eviction: EvictionPass, plan: Plan, names: Sequenc
     assert compression.every is not None
     assert method.online is not None
     assert candidates is not None
-    budget_LB = eviction.lasting_budget()
+    budget_LB = _lasting_budget(eviction)
     least_B = budget_LB.amin(0).tolist()
     for name, least in zip(names, least_B, strict=True):
         if compression.unit != "tokens" and least < compression.every:
@@ -65,6 +65,17 @@ def begin(cache: PackedCache, eviction: EvictionPass, plan: Plan, names: Sequenc
         )
     scales = [eviction.scales[number] for number in range(len(cache.layers))]
     cache.evictor = OnlineEviction(method, compression.every, scales, BITS[compression.kv_dtype])
+
+
+def _lasting_budget(eviction: EvictionPass) -> Tensor:
+    """Competing entries that may stay, int64 [L, B]; a number of tokens may be more than a short prompt has."""
+    compression, candidates = eviction.compression, eviction.candidates
+    assert candidates is not None
+    if compression.unit != "tokens":
+        return candidates.budget_LB
+    pairs = zip(candidates.regions_LBN, candidates.competes_LBN, strict=True)
+    stays_LB = torch.stack([(compression.in_scope(x) & ~choose).sum(-1) for x, choose in pairs])
+    return (int(compression.keep) - stays_LB).clamp(min=1)
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Decoding with ``eviction_every`` beside a recompute without any cache that masks, step by step, what was evicted.
 
-What was evicted is read from the layers' records, which name entries by their number; that the stored keys and values are
-those entries is what the comparison of logits shows. Whether the right ones were evicted is for
-``tests/evictions/test_online.py``.
+What was evicted is read from the layers' records, which name entries by their number; that the stored keys and values
+are those entries is what the comparison of logits shows. Whether the right ones were evicted is for
+``tests/evictions/test_online_views.py``.
 
 Legend: B batch, h key-value heads, T tokens, N rows of the prompt.
 """
@@ -82,7 +82,7 @@ def note_lost(run: OnlineRun, tap, appended: int) -> None:
         for sample, truth in enumerate(run.truths):
             columns = columns_of(tap, number, sample)
             row = truth.position.shape[-1] + appended
-            after = torch.arange(len(truth.position.T) - len(truth.rest_q), row)
+            after = torch.arange(truth.position.shape[-1] - len(truth.rest_q), row)
             columns = torch.cat([columns, after])
             alive = torch.zeros(kv_heads, row, dtype=torch.bool)
             for head in range(kv_heads):

@@ -162,6 +162,7 @@ def arm_name(spec: ArmSpec) -> str:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
     if spec.eviction is not None:
         parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+        parts += [] if spec.eviction_every is None else [f"every{spec.eviction_every}"]
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
