@@ -19,7 +19,9 @@ from subtoken_train.cache.packed_layer import PackedLayer
 
 
 class Evictor(Protocol):
-    """What evicts while tokens are decoded."""
+    """What evicts while tokens are decoded; ``evictions`` counts how often it did."""
+
+    evictions: int
 
     def before_append(self, cache: PackedCache) -> None:
         """Called before tokens are appended."""

@@ -152,10 +152,12 @@ class EntryRecord:
         """Keep the samples, in that order."""
         heads = len(self.place_RM) // len(self.seen_B)
         rows_R = (samples[:, None] * heads + torch.arange(heads, device=samples.device)).flatten()
-        self.place_RM, self.region_RM = self.place_RM[rows_R], self.region_RM[rows_R]
+        stored, longest = self.place_RM.shape[1], int((self.place_RM[rows_R] >= 0).sum(-1).max())
+        self.place_RM, self.region_RM = self.place_RM[rows_R, :longest], self.region_RM[rows_R, :longest]
         self.seen_B, self.budget_B = self.seen_B[samples], self.budget_B[samples]
         if self.carried_RkN is not None:
-            self.carried_RkN = self.carried_RkN[rows_R]
+            chosen = self.carried_RkN[rows_R]
+            self.carried_RkN = torch.cat([chosen[..., :longest], chosen[..., stored:]], -1)
         self.queries = deque(query[samples] for query in self.queries)
 
     @property

@@ -52,6 +52,6 @@ def check_online(method: Eviction) -> None:
     if method.online is None:
         can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
         raise ValueError(
-            f"eviction {method.name!r}, as it is set, cannot evict while tokens are decoded; with their own settings these "
-            f"can: {', '.join(can)}. Leave eviction_every out, or take one of them"
+            f"eviction {method.name!r}, as it is set, cannot evict while tokens are decoded; with their own settings "
+            f"these can: {', '.join(can)}. Leave eviction_every out, or take one of them"
         )

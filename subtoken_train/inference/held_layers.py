@@ -21,7 +21,7 @@ from subtoken_train.types import Region
 
 @dataclass
 class HeldLayer:
-    """A layer's entries by row, oldest first, then its tail; between them padding, where a row stores fewer than others.
+    """A layer's entries by row, oldest first, then its tail; padding between them where a row stores fewer than others.
 
     Attributes:
         layer: the layer.

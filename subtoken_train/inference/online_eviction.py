@@ -32,7 +32,7 @@ from subtoken_train.inference.held_layers import HeldLayer
 from subtoken_train.types import Plan
 
 
-def begin(cache: PackedCache, eviction: EvictionPass, plan: Plan, names: Sequence[str]) -> None:
+def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan, names: Sequence[str]) -> None:
     """Let a cache that was just filled evict while tokens are decoded.
 
     Args:
@@ -124,7 +124,7 @@ class OnlineEviction:
     def _keep(self, layers: list[HeldLayer], scores: list[LayerScores], needs_B: Tensor) -> None:
         regions, competes = [layer.regions_RN for layer in layers], [layer.competes_RN for layer in layers]
         budget_LR = torch.stack([layer.budget() for layer in layers])
-        kept = self.method.keep(scores, Candidates(regions, competes, budget_LR, layers[0].heads))
+        kept = self.method.keep(scores, Candidates(regions, competes, budget_LR, heads=layers[0].heads))
         for layer, keep_R1N in zip(layers, kept, strict=True):
             layer.keep(keep_R1N[:, 0], needs_B, self.bits)
         self.due = self.every

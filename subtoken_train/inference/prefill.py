@@ -19,7 +19,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
-from subtoken_train.inference.online_eviction import begin
+from subtoken_train.inference.online_eviction import evict_while_decoding
 from subtoken_train.inference.second_pass import repeated, second_pass
 from subtoken_train.types import Batch, Plan, Region
 
@@ -78,7 +78,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
         states.keys = states.values = None  # the dense layer goes before the next one is packed
     if eviction is not None and compression.every is not None:
-        begin(cache, eviction, plan, prompts.record_ids)
+        evict_while_decoding(cache, eviction, plan, prompts.record_ids)
     cache.next_position = result.rows.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
