@@ -68,10 +68,8 @@ def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: P
     blocks = []
     for counts, members in alike.items():
         rows = None if len(alike) == 1 else torch.tensor(members, device=keep_RM.device)
-        own_keys, own_values, own_row, own_bits, channels = (
-            x if rows is None or x is None else x[rows] for x in (keys, values, row_RM, bits_RSM, channels_Rck)
-        )
-        assert own_row is not None
+        own_keys, own_values, own_row = (x if rows is None else x[rows] for x in (keys, values, row_RM))
+        own_bits, channels = (x if rows is None or x is None else x[rows] for x in (bits_RSM, channels_Rck))
         parts = []
         for (routed, cut, marks), count in zip(kinds, counts, strict=True):
             if not count and (routed or cut):

@@ -31,7 +31,7 @@ def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
     asks_BW = rows_BN.gather(1, places_BW)
     square = take_rows(query_BHNd.transpose(1, 2), places_BW).float().square()  # [B, W, H, d]
     mean_BHd = (square * asks_BW[..., None, None]).sum(1) / count_B.clamp(min=1)[:, None, None]
-    return mean_BHd.unflatten(1, (kv_heads, -1)).mean(2)
+    return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
 
 
 def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:

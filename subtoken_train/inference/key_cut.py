@@ -35,7 +35,8 @@ class KeyCut:
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Note a layer's last queries, see ``PromptObserver``."""
         self.regions[layer] = rows.regions_BM
-        self.energy[layer] = query_energy(query, self._recent(rows.regions_BM), key.shape[1])
+        asks_BM = last_marked(rows.regions_BM != Region.PADDING, self.compression.key_window)
+        self.energy[layer] = query_energy(query, asks_BM, key.shape[1])
 
     def cut(self, layer: int, plan: LayerPlan, key_BhMd: Tensor) -> None:
         """Write into a layer's plan which keys are cut, and to which channels; ``key_BhMd`` are its rotated keys."""
@@ -43,11 +44,6 @@ class KeyCut:
         assert rows_BN is not None
         heads_BhN = valid_BN[:, None] if plan.heads_BNh is None else (plan.heads_BNh & valid_BN[..., None]).mT
         scores = self.energy[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
-        regions_BM = self.regions[layer]
-        cut_BM = self.compression.in_scope(regions_BM) & ~self._recent(regions_BM)
         channels = best_channels(scores, kept_channels(scores.shape[-1], self.compression.key_channels))
+        cut_BM = self.compression.cuts_keys(self.regions[layer])
         plan.cut_keys = CutKeys(take_rows(cut_BM, rows_BN) & valid_BN, channels)
-
-    def _recent(self, regions_BM: Tensor) -> Tensor:
-        """The last entries of each prompt, bool [B, M]."""
-        return last_marked(regions_BM != Region.PADDING, self.compression.key_window)
