@@ -28,6 +28,11 @@ EVICTIONS: Registry[Eviction] = Registry(
         "kvcompose": "kvcompose:KVCompose",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
+        "expected_attention": "expected_attention:ExpectedAttention",
+        "compactor": "compactor:Compactor",
+        "keydiff": "keydiff:KeyDiff",
+        "tova": "tova:TOVA",
+        "lagkv": "lagkv:LagKV",
     },
 )
 

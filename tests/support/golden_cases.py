@@ -17,12 +17,13 @@ def load(shared, name):
     return json.loads((folder / "set_a.json").read_text())["params"], load_file(folder / "set_a.safetensors")
 
 
-def golden_view(method, tensors, keys="keys", layer=0):
-    """The recorded layer; methods that read no query do without one."""
+def golden_view(method, tensors, keys="keys", layer=0, values=None, **surroundings):
+    """The recorded layer; methods that read no query or value do without one."""
     key = tensors[keys]
-    query = tensors.get("queries", key)
+    query = tensors.get("queries", tensors.get("query", key))
+    value = key if values is None else tensors[values]
     regions = torch.full(key.shape[::2], int(Region.QUERY))
-    return LayerView(layer, query, key, key, regions, key.shape[-1] ** -0.5, method.needs)
+    return LayerView(layer, query, key, value, regions, key.shape[-1] ** -0.5, method.needs, **surroundings)
 
 
 def keep_of(method, views, count):
@@ -40,6 +41,15 @@ def same_places(method, case, kept_hN, places_hK):
     record(method.name, f"{case}: places that differ", differing)
     assert differing == 0
     assert expected.sum(-1).tolist() == [places_hK.shape[-1]] * len(places_hK)
+
+
+def same_sets(method, case, view, places_BhK):
+    """``same_places`` in every sample of a recorded batch; as many entries stay as the original kept."""
+    everything = Candidates(
+        [view.regions_BN], [view.entries_BN], torch.full((1, len(places_BhK)), places_BhK.shape[-1])
+    )
+    for kept_hN, places_hK in zip(method.keep([method.score(view)], everything)[0], places_BhK, strict=True):
+        same_places(method, case, kept_hN, places_hK)
 
 
 def close(method, case, ours, golden, rtol=1e-4, atol=1e-6):
