@@ -33,6 +33,8 @@ EVICTIONS: Registry[Eviction] = Registry(
         "keydiff": "keydiff:KeyDiff",
         "tova": "tova:TOVA",
         "lagkv": "lagkv:LagKV",
+        "elastic": "elastic:Elastic",
+        "prefixkv": "prefixkv:PrefixKV",
     },
 )
 
