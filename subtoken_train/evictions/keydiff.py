@@ -43,4 +43,5 @@ def anchor_similarity(key_BhNd: Tensor, entries_BN: Tensor) -> Tensor:
     weight_BhN = share_BhN * entries_BN[:, None]  # the anchor's own length divides out
     anchor_Bhd1 = (weight_BhN[:, :, None] @ key_BhNd).transpose(-1, -2)
     length_Bh11 = anchor_Bhd1.norm(dim=-2, keepdim=True).clamp(min=SHORTEST)
-    return (key_BhNd @ (anchor_Bhd1 / length_Bh11))[..., 0] * share_BhN
+    similarity_BhN: Tensor = (key_BhNd @ (anchor_Bhd1 / length_Bh11))[..., 0] * share_BhN
+    return similarity_BhN

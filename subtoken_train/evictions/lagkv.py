@@ -76,7 +76,8 @@ class LagKV(Eviction):
             return late_n.clamp(min=0).expand(kv_heads, -1), place_n < self.sinks
         body = slice(self.sinks, self.sinks + partitions * self.lag)
         of_key, of_value = (
-            lag_spread(each[:, body].unflatten(1, (partitions, self.lag))).softmax(-1) for each in (key_hnd, value_hnd)
+            lag_spread(each[:, body].reshape(kv_heads, partitions, self.lag, -1)).softmax(-1)
+            for each in (key_hnd, value_hnd)
         )
         scores_hPW = (of_key + of_value) / 2
         if not self.cross_scoring:

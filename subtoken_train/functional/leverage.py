@@ -5,6 +5,8 @@ Legend: h heads, N rows, d width, k width of the sketch.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,8 @@ JITTER, TRIES = 1e-2, 8
 def gaussian_sketch(heads: int, width: int, sketch_width: int, seed: int) -> Tensor:
     """Normal numbers of variance 1 / k, [h, d, k] in fp32 on the CPU; the same for a seed on every device."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(heads, width, sketch_width, generator=generator) * sketch_width**-0.5
+    drawn_hdk: Tensor = torch.randn(heads, width, sketch_width, generator=generator)
+    return drawn_hdk / math.sqrt(sketch_width)
 
 
 def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
@@ -35,7 +38,8 @@ def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
         raise AssertionError("vectors without a Cholesky factor")
     # |L^-1 x|^2 is x^T G^-1 x
     half_hkN = torch.linalg.solve_triangular(factor_hkk, x_hNk.transpose(-1, -2), upper=False)
-    return half_hkN.square().sum(1)
+    scores_hN: Tensor = half_hkN.square().sum(1)
+    return scores_hN
 
 
 def standardised(values: Tensor) -> Tensor:

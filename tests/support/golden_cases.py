@@ -52,12 +52,8 @@ def same_places(method, case, kept_BhN, places_BhK):
 
 
 def same_sets(method, case, view, places_BhK):
-    """``same_places`` in every sample of a recorded batch; as many entries stay as the original kept."""
-    everything = Candidates(
-        [view.regions_BN], [view.entries_BN], torch.full((1, len(places_BhK)), places_BhK.shape[-1])
-    )
-    for kept_hN, places_hK in zip(method.keep([method.score(view)], everything)[0], places_BhK, strict=True):
-        same_places(method, case, kept_hN, places_hK)
+    """The sets that stay of one layer are the original's, with the original's counts."""
+    same_places(method, case, keep_of(method, [view], places_BhK.shape[-1])[0], places_BhK)
 
 
 def close(method, case, ours, golden, rtol=1e-4, atol=1e-6):
