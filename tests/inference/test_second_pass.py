@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression, EvictionPass
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.pool import load_backbone
-from subtoken_train.inference.second_pass import repeated, second_pass
+from subtoken_train.inference.second_pass import rows_of_task, second_pass
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample
 from tests.support.text_families import text_batch, text_family
@@ -43,7 +44,8 @@ def scored(backbone, batch, method):
     result = backbone.run(batch, cache=dense, pad_left=True, observer=eviction.observe)
     before = [(layer.keys, layer.values) for layer in dense.layers]
     entries = [regions != Region.PADDING for _, regions in result.layer_rows()]
-    second_pass(family, dense, entries, repeated(result), eviction.observe_task)
+    for task in eviction.tasks:
+        second_pass(family, dense, entries, rows_of_task(family, result, task), partial(eviction.observe_task, task))
     for layer, (keys, values) in zip(dense.layers, before, strict=True):
         assert layer.keys is keys
         assert layer.values is values
@@ -172,7 +174,9 @@ def test_a_context_that_does_not_fit_twice_is_refused():
     family = text_family(layers=2, max_position_embeddings=60)
     batch = text_batch([(31, 5, 0)])
     options = {"max_new_tokens": 2, "protocol": "context_first"}
-    words = "32 tokens need 64 positions and the model has 60; shorten the context, or take the option task=causal"
+    words = (
+        "32 tokens and 32 rows need 64 positions and the model has 60; shorten the context, or take the option task="
+    )
     with pytest.raises(ValueError, match=words):
         generate_batch(compress(family).eval(), batch, compression=Compression(KVCOMPOSE, 0.5), **options)
     causal = Compression(build_eviction("kvcompose", task="causal"), 0.5)
