@@ -29,6 +29,8 @@ EVICTIONS: Registry[Eviction] = Registry(
         "kvzip": "kvzip:KVzip",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
+        "elastic": "elastic:Elastic",
+        "prefixkv": "prefixkv:PrefixKV",
     },
 )
 

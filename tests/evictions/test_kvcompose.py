@@ -75,8 +75,10 @@ def test_golden(shared, case):
     competes = torch.ones(1, context, dtype=torch.bool)
     scores = []
     for layer in range(layers):
-        rows = torch.arange(params["M"])[None]
-        chunks = [(rows[:, part], tensors["attention"][layer][:, :, part]) for part in (slice(0, 10), slice(10, 20))]
+        attention_BHMK = tensors["attention"][layer]
+        rows = torch.arange(attention_BHMK.shape[2]).expand(len(attention_BHMK), -1)
+        half = rows.shape[1] // 2
+        chunks = [(rows[:, part], attention_BHMK[:, :, part]) for part in (slice(half), slice(half, None))]
         norms = tensors["values"][layer].norm(dim=-1) if params["add_v_norm"] else None
         blocks = [(index, attention[..., :context]) for index, attention in chunks]
         scores.append(token_scores(blocks, params["Hkv"], norms))
@@ -124,7 +126,7 @@ def test_budgets(settings, keep):
 def test_budgets_of_heads(settings, keep):
     method = KVCompose(structured=False, **settings)
     views = layer_views(list(PROMPTS.values()), method.needs, "left", dropped=[(2, 0.5)])
-    scores, counts, kept, candidates = plan(method, views, keep)
+    _, counts, kept, candidates = plan(method, views, keep)
     chosen = torch.stack([(a & b[:, None]).sum(-1) for a, b in zip(kept, candidates.competes_LBN, strict=True)])
     assert torch.equal(chosen.sum((0, 2)), candidates.budget_LB.sum(0) * 2)
     assert (chosen >= 1).all()
