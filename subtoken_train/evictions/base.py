@@ -88,7 +88,7 @@ class Eviction(ABC):
         return [TaskPlan()]
 
     def score_task(self, view: TaskView) -> Tensor:
-        """Look at one layer of a task: scores, [B, h, N] or [B, 1, N], that replace those of the entries it is about."""
+        """Look at one layer of a task: scores that replace those of what it is about, [B, h, N] or [B, 1, N]."""
         raise AssertionError(f"{self.name} needs no second pass")
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:

@@ -1,20 +1,19 @@
 """KVzip: entries stay by the largest attention that they receive while the model says the context again, in pieces.
 
 Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its release
-(snu-mllab/KVzip, ``attention/score.py``, ``model/wrapper.py``) and the one in NVIDIA's kvpress 0.5.4. The context is cut
-into chunks. For each, rows run after the whole cache: a sentence that asks for it, and the chunk itself. Their softmax
-is taken anew over the first entries of the prompt (sinks), the chunk and the rows up to each; an entry of the chunk
-scores the largest probability of any row and of any query head of its group. One threshold for all layers and heads
-says what stays, so heads keep unlike numbers of entries, and the bytes of the others are freed.
+(snu-mllab/KVzip, ``attention/score.py``, ``model/wrapper.py``) and the one in NVIDIA's kvpress 0.5.4. The context is
+cut into chunks. For each, rows run after the whole cache: a sentence that asks for it, and the chunk itself. Their
+softmax is taken anew over the first entries of the prompt (sinks), the chunk and the rows up to each; an entry of the
+chunk scores the largest probability of any row and of any query head of its group. One threshold for all layers and
+heads says what stays, so heads keep unlike numbers of entries, and the bytes of the others are freed.
 
 The context is what lies between the first and the last visual or context token; a question after it is never read,
 whatever the protocol, and neither is what stands before it. Such entries score 1 where they compete (scope ``all``), so
 that the context goes first, as both releases keep the system prompt.
 
 What differs from the releases: the budget is met exactly (the original's strict threshold keeps one entry fewer), and
-every head of a layer keeps one entry at least. The rows after the sentence start with a newline, as kvpress's for models
-without a chat template. KVzip+ (scores times the norms of projected values) and scores stored for a model's heads are
-not offered.
+every head of a layer keeps one entry at least. A newline ends the sentence, as in kvpress for models without a chat
+template. KVzip+ (scores times the norms of projected values) and scores stored for a model's heads are not offered.
 
 Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value
 heads, L layers.
@@ -55,8 +54,8 @@ class KVzip(Eviction):
         sinks: first entries of the prompt that every task sees beside its chunk.
         level: ``token`` keeps the best entries; ``head`` the best heads, by their best entry, each whole as long as the
             budget lasts.
-        pool: what shares a budget: ``global`` all layers and heads (the paper), ``layer`` the heads of a layer (kvpress's
-            ``layerwise``), ``head`` each head for itself (the original's ``uniform``).
+        pool: what shares a budget: ``global`` all layers and heads (the paper), ``layer`` the heads of a layer
+            (kvpress's ``layerwise``), ``head`` each head for itself (the original's ``uniform``).
 
     Raises:
         ValueError: fewer than 1 token a chunk or 0 sinks, other words, or whole heads with a budget for each of them.
