@@ -29,6 +29,7 @@ from tests.support.truth_models import prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 KVCOMPOSE = build_eviction("kvcompose")
+KVZIP = build_eviction("kvzip", chunk=5)
 
 
 def backbone_for(family, reducer="none", selector="none"):
@@ -142,10 +143,11 @@ def test_what_follows_sees_the_kept_context_only(monkeypatch, family, reducer, s
         ("qwen2_5_vl", "visionzip"),
     ],
 )
+@pytest.mark.parametrize("method", [KVCOMPOSE, KVZIP], ids=["kvcompose", "kvzip"])
 @torch.no_grad()
-def test_a_sample_keeps_what_it_keeps_alone(family, reducer):
+def test_a_sample_keeps_what_it_keeps_alone(family, reducer, method):
     backbone = backbone_for(family, reducer)
-    batch, compression = prompts(backbone.family, "three", pad_left=False), Compression(KVCOMPOSE, 0.4)
+    batch, compression = prompts(backbone.family, "three", pad_left=False), Compression(method, 0.4)
 
     def kept(batch):
         cache = PackedCache(backbone.family.shape.num_layers)
