@@ -12,8 +12,9 @@ whatever the protocol, and neither is what stands before it. Such entries score 
 that the context goes first, as both releases keep the system prompt.
 
 What differs from the releases: the budget is met exactly (the original's strict threshold keeps one entry fewer), and
-every head of a layer keeps one entry at least. A newline ends the sentence, as in kvpress for models without a chat
-template. KVzip+ (scores times the norms of projected values) and scores stored for a model's heads are not offered.
+every head keeps one entry at least unless ``lower_bound`` is 0: then kvpress keeps the very same entries. A newline ends
+the sentence, as there for models without a chat template. KVzip+ (scores times the norms of projected values) and
+scores stored for a model's heads are not offered.
 
 Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value
 heads, L layers.
@@ -56,9 +57,12 @@ class KVzip(Eviction):
             budget lasts.
         pool: what shares a budget: ``global`` all layers and heads (the paper), ``layer`` the heads of a layer
             (kvpress's ``layerwise``), ``head`` each head for itself (the original's ``uniform``).
+        lower_bound: entries that every head keeps, where it has them; 0, as in the releases, may leave a head none of
+            what competes.
 
     Raises:
-        ValueError: fewer than 1 token a chunk or 0 sinks, other words, or whole heads with a budget for each of them.
+        ValueError: fewer than 1 token a chunk, numbers below 0, other words, or whole heads with a budget
+            for each of them.
     """
 
     name: ClassVar[str] = "kvzip"
@@ -69,16 +73,23 @@ class KVzip(Eviction):
     sinks: int = 4
     level: Level = "token"
     pool: Pool = "global"
+    lower_bound: int = 1
 
     def __post_init__(self) -> None:
         check_range("kvzip chunk", self.chunk, 1, MAX_TOKENS)
         check_range("kvzip sinks", self.sinks, 0, MAX_TOKENS)
+        check_range("kvzip lower_bound", self.lower_bound, 0, MAX_TOKENS)
         check_word("kvzip level", self.level, get_args(Level))
         check_word("kvzip pool", self.pool, get_args(Pool))
         if self.level == "head" and self.pool == "head":
             raise ValueError(
                 "kvzip level=head keeps whole heads, so heads must share a budget: take pool global or layer"
             )
+
+    @property
+    def may_empty(self) -> bool:
+        """See ``Eviction.may_empty``."""
+        return not self.lower_bound
 
     def score(self, view: LayerView) -> LayerScores:
         """1 for entries outside of the context; the others are scored by the tasks, [B, h, N]."""
@@ -119,11 +130,11 @@ class KVzip(Eviction):
         if self.level == "head":
             found = [of_heads(*each) for each in zip(found, candidates.competes_LBN, strict=True)]
         if self.pool == "global":
-            return pooled_head_counts(found, candidates, lower_bound=1)
+            return pooled_head_counts(found, candidates, self.lower_bound)
         layers = zip(found, candidates.regions_LBN, candidates.competes_LBN, candidates.budget_LB, strict=True)
         return torch.cat(
             [
-                pooled_head_counts([each], Candidates([regions_BN], [competes_BN], budget_B[None]), lower_bound=1)
+                pooled_head_counts([each], Candidates([regions_BN], [competes_BN], budget_B[None]), self.lower_bound)
                 for each, regions_BN, competes_BN, budget_B in layers
             ]
         )

@@ -142,7 +142,9 @@ def check_length(prompts: Batch, family: Family) -> None:
 def check_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
     """Raise a worded ``ValueError`` unless every prompt that a second pass scores fits the model with each task."""
     limit, lengths_B = max_positions(family), _lengths(prompts)
-    for task in () if limit is None else eviction.tasks:
+    if limit is None:
+        return
+    for task in eviction.tasks:
         tokens_B = task_tokens(family, task, prompts.regions_BN)
         needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
         if needed > limit:
