@@ -12,8 +12,8 @@ whatever the protocol, and neither is what stands before it. Such entries score 
 that the context goes first, as both releases keep the system prompt.
 
 What differs from the releases: the budget is met exactly (the original's strict threshold keeps one entry fewer), and
-every head keeps one entry at least unless ``lower_bound`` is 0: then kvpress keeps the very same entries. A newline ends
-the sentence, as there for models without a chat template. KVzip+ (scores times the norms of projected values) and
+every head keeps one entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same entries. A newline
+ends the sentence, as there for models without a chat template. KVzip+ (scores times the norms of projected values) and
 scores stored for a model's heads are not offered.
 
 Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value

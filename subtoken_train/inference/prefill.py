@@ -68,9 +68,11 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     if eviction is not None:
         check_tasks(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
-    for task in () if eviction is None else eviction.tasks:
+    if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
-        second_pass(family, dense, entries, rows_of_task(family, result, task), partial(eviction.observe_task, task))
+        for task in eviction.tasks:
+            rows = rows_of_task(family, result, task)
+            second_pass(family, dense, entries, rows, partial(eviction.observe_task, task))
     plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
     packing = Packing(plan.layout, BITS[compression.kv_dtype])
     for states, packed, kept in zip(dense.layers, cache.layers, plan.layers, strict=True):
