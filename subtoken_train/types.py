@@ -83,10 +83,12 @@ class LayerPlan:
 
     def select(self, samples: Tensor) -> LayerPlan:
         """The plan of some samples (int64 numbers, or bool marks), in their order."""
-        parts, cut = (self.group_mask_BNS, self.heads_BNh, self.rows_BN), self.cut_keys
-        own = LayerPlan(self.entries_BN[samples], *(None if part is None else part[samples] for part in parts))
-        own.cut_keys = None if cut is None else CutKeys(cut.entries_BN[samples], cut.channels_Bhd[samples])
-        return own
+        groups, heads, rows = (
+            None if part is None else part[samples] for part in (self.group_mask_BNS, self.heads_BNh, self.rows_BN)
+        )
+        cut = self.cut_keys
+        own_cut = None if cut is None else CutKeys(cut.entries_BN[samples], cut.channels_Bhd[samples])
+        return LayerPlan(self.entries_BN[samples], groups, heads, rows, own_cut)
 
 
 @dataclass
