@@ -59,7 +59,7 @@ class EntryRecord:
         observed: int | None,
         carried_BkM: Tensor | None,
     ) -> EntryRecord:
-        """The record of a layer that ``cache/pack.py`` packed: routed entries come before whole ones.
+        """The record of a layer as ``cache/pack.py`` packs it: routed entries first, and of all kinds first those with cut keys.
 
         Args:
             plan: what was packed.
@@ -72,12 +72,13 @@ class EntryRecord:
         valid_BN = plan.entries_BN >= 0
         rows_BN = (plan.entries_BN if plan.rows_BN is None else plan.rows_BN).clamp(min=0)
         whole_BN = torch.ones_like(valid_BN) if plan.group_mask_BNS is None else plan.group_mask_BNS.all(-1)
-        held_RN, heads = valid_BN, 1
+        cut_BN = torch.zeros_like(valid_BN) if plan.cut_keys is None else plan.cut_keys.entries_BN
+        kind_BN, held_RN, heads = 2 * whole_BN + ~cut_BN, valid_BN, 1
         if plan.heads_BNh is not None:
             heads = plan.heads_BNh.shape[-1]
             held_RN = (plan.heads_BNh & valid_BN[..., None]).transpose(1, 2).flatten(0, 1)
-            rows_BN, whole_BN = (x.repeat_interleave(heads, 0) for x in (rows_BN, whole_BN))
-        kind_RN = torch.where(held_RN, whole_BN.int(), 2)
+            rows_BN, kind_BN = (x.repeat_interleave(heads, 0) for x in (rows_BN, kind_BN))
+        kind_RN = torch.where(held_RN, kind_BN, 4)
         order_RN = kind_RN.sort(dim=-1, stable=True).indices[:, : int(held_RN.sum(-1).max())]
         row_RM, kept_RM = rows_BN.gather(1, order_RN), held_RN.gather(1, order_RN)
         entries_BM = regions_BM != Region.PADDING

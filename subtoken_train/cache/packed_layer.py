@@ -164,7 +164,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         used = [tail[:, :, : self.tail_length] for tail in (self.keys, self.values)]
         if len(self.record.place_RM) != len(self.keys):
             used = [tail.flatten(0, 1)[:, None] for tail in used]
-        return BlockPart(*(Payload(tail, None, tail.dtype) for tail in used))
+        keys, values = (Payload(tail, None, tail.dtype) for tail in used)
+        return BlockPart(keys, values)
 
     def keep(self, keep_RN: Tensor, settles_B: Tensor, bits: int) -> None:
         """Keep the marked entries, see ``keep_entries``; the tail is packed and begins anew."""

@@ -26,8 +26,14 @@ EVICTIONS: Registry[Eviction] = Registry(
         "random": "random:RandomEviction",
         "aircache": "aircache:AirCache",
         "kvcompose": "kvcompose:KVCompose",
+        "kvzip": "kvzip:KVzip",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
+        "expected_attention": "expected_attention:ExpectedAttention",
+        "compactor": "compactor:Compactor",
+        "keydiff": "keydiff:KeyDiff",
+        "tova": "tova:TOVA",
+        "lagkv": "lagkv:LagKV",
         "elastic": "elastic:Elastic",
         "prefixkv": "prefixkv:PrefixKV",
     },
@@ -47,11 +53,25 @@ def build_eviction(name: str, **options: Any) -> Eviction:
     return method(**options)
 
 
-def check_online(method: Eviction) -> None:
-    """Raise a worded ``ValueError`` unless a method evicts while tokens are decoded."""
+def check_online(method: Eviction | None, every: object, tokens: int | None) -> None:
+    """Raise a worded ``ValueError`` unless a method can evict again after ``every`` generated tokens.
+
+    Args:
+        method: None is none.
+        every: what was written.
+        tokens: the budget, where it is a number of tokens.
+    """
+    if type(every) is not int or every < 1:
+        raise ValueError(f"eviction_every={every!r} must be a whole number of at least 1, for instance 128 tokens")
+    if method is None:
+        raise ValueError(f"eviction_every={every} needs an eviction method, for instance eviction='snapkv'")
     if method.online is None:
         can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
         raise ValueError(
             f"eviction {method.name!r}, as it is set, cannot evict while tokens are decoded; with their own settings "
             f"these can: {', '.join(can)}. Leave eviction_every out, or take one of them"
+        )
+    if tokens is not None and every > tokens:
+        raise ValueError(
+            f"eviction_every={every} is more than the budget, eviction_keep={tokens} tokens; take {tokens} or less"
         )

@@ -32,16 +32,17 @@ FACTORS = {
     "protocol": ["query_aware", "context_first"],
     "keep": ["10", "40"],
     "every": ["4", "7"],
+    "keys": ["1", "0.5"],
 }
 
 
 def cells() -> list[dict[str, str]]:
-    """Every allowed combination."""
+    """Every allowed combination, some seven thousand."""
     found = [BASE | dict(zip(FACTORS, levels, strict=True)) for levels in product(*FACTORS.values())]
     for cell in found:
         if cell["selector"] == "none":
             cell["groups"] = "16/4"
-    return [cell for cell in found if allowed({k: v for k, v in cell.items() if k not in ("keep", "every")})]
+    return [cell for cell in found if allowed({k: v for k, v in cell.items() if k not in ("keep", "every", "keys")})]
 
 
 def name_of(cell: dict[str, str]) -> str:
@@ -50,12 +51,14 @@ def name_of(cell: dict[str, str]) -> str:
 
 CELLS = cells()
 DRAWN = sorted(CELLS, key=lambda cell: hashlib.sha256(name_of(cell).encode()).digest())
-QUICK = 80
+QUICK, ALL = 90, 900
+"""Of all cells, drawn once and for all: in every run, and in slow ones."""
 
 
 def compression_of(cell: dict[str, str], **changed) -> Compression:
     method = build_eviction(cell["eviction"], **SETTINGS.get(cell["eviction"], {}))
     settings = {"keep": int(cell["keep"]), "unit": "tokens", "scope": cell["scope"], "every": int(cell["every"])}
+    settings |= {"key_channels": float(cell["keys"]), "key_window": 3}
     return Compression(method, **(settings | changed))
 
 
@@ -81,7 +84,7 @@ def test_decoding_is_the_truth(cell):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", DRAWN[QUICK:], ids=name_of)
+@pytest.mark.parametrize("cell", DRAWN[QUICK:ALL], ids=name_of)
 def test_decoding_is_the_truth_everywhere(cell):
     check(cell)
 
