@@ -124,6 +124,6 @@ def rank_agreement(first_BhN: Tensor, second_BhN: Tensor, among_BN: Tensor) -> T
 
 def _ranks(values_N: Tensor) -> Tensor:
     """Ranks from 0, fp64 [N]; equal values share the mean of theirs."""
-    _, place_N, counts = values_N.unique(return_inverse=True, return_counts=True)
-    mean_rank: Tensor = counts.cumsum(0) - (counts + 1) / 2
-    return mean_rank.double()[place_N]
+    ordered_N = values_N.sort().values
+    below_N, upto_N = (torch.searchsorted(ordered_N, values_N.contiguous(), right=right) for right in (False, True))
+    return (below_N + upto_N - 1).double() / 2

@@ -152,7 +152,7 @@ def watch_generation(
     end = backbone.family.tokenizer.eos_token_id
 
     def watch(generated: list[Tensor]) -> Tensor:
-        done_B = (torch.stack(generated) == end).any(0)
+        done_B: Tensor = (torch.stack(generated) == end).any(0)
         for layer in packed:
             layer.active_B = ~done_B
         return done_B
