@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from subtoken_train.errors import check_word, unknown_name
-from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions import setting_defaults
 from subtoken_train.inference.compression import KeepUnit
 
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -40,15 +39,18 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
 def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:
     """``key=value`` settings of an eviction method, read as what the method's own defaults are.
 
-    Unknown methods and keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
+    Unknown keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
+
+    Args:
+        method: as it is written, wrappers included.
+        settings: ``epsilon=0.01``, or ``expected_attention.epsilon=0.01`` where several methods have it.
 
     Raises:
-        ValueError: no ``=``, a key twice, or a value that is not of its default's kind.
+        ValueError: no such method, no ``=``, a key twice, or a value that is not of its default's kind.
     """
     if method is None:
         return dict.fromkeys(settings)
-    fields = dataclasses.fields(EVICTIONS[method]) if method in EVICTIONS else ()  # type: ignore[arg-type]
-    defaults = {field.name: field.default for field in fields}
+    defaults = setting_defaults(method)
     read: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -61,10 +63,12 @@ def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any
 
 
 def _like(default: object, text: str, name: str) -> object:
-    """The value as a bool, int or float where the default is one, else the text itself."""
+    """The value as a bool, int, float or several numbers where the default is that, else the text itself."""
     if isinstance(default, bool):
         check_word(f"value of {name}", text, SWITCHES)
         return SWITCHES[text]
+    if isinstance(default, tuple):
+        return tuple(_like(0.0, each, name) for each in text.split(":"))
     kind = type(default)
     if kind not in (int, float):
         return text
