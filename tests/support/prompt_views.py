@@ -106,7 +106,7 @@ def surroundings(real_BN, width=WIDTH, model=12):
 def candidates_of(method, views, keep):
     """A fraction ``keep`` per layer, rounded down, at least 1, of all entries: in most papers text competes too."""
     regions = [view.regions_BN for view in views]
-    competes = [codes == V if method.name == "aircache" else codes > 0 for codes in regions]
+    competes = [codes == V if "aircache" in method.name else codes > 0 for codes in regions]
     counts = torch.stack([each.sum(-1) for each in competes])
     budget = torch.minimum((counts * keep).long().clamp(min=1), counts)
     return Candidates(regions, competes, budget)
@@ -117,6 +117,11 @@ def plan(method, views, keep):
     scores = [method.score(view) for view in views]
     candidates = candidates_of(method, views, keep)
     return scores, method.counts(scores, candidates), method.keep(scores, candidates), candidates
+
+
+def of_heads(counts):
+    """Counts [L, B] or [L, B, h] as [L, B, 1] or [L, B, h]."""
+    return counts if counts.dim() == 3 else counts[..., None]
 
 
 def check_padding(method, prompts, **options):
@@ -143,11 +148,12 @@ def check_budget(method, prompts, keep, slack=0, **options):
     views = layer_views(prompts, method.needs, "right", **options)
     scores, counts, kept, candidates = plan(method, views, keep)
     assert counts.dtype == torch.int64
-    assert (counts.sum(0) <= candidates.budget_LB.sum(0) + slack).all()
+    counted, heads = of_heads(counts), of_heads(counts).shape[-1]
+    assert (counted.sum((0, 2)) <= heads * (candidates.budget_LB.sum(0) + slack)).all()
     for layer, competes in enumerate(candidates.competes_LBN):
         chosen = (kept[layer] & competes[:, None]).sum(-1)
-        assert (chosen == counts[layer][:, None]).all()
-        assert (counts[layer] >= competes.any(-1).long()).all()
+        assert (chosen == counted[layer]).all()
+        assert (counted[layer] >= competes.any(-1).long()[:, None]).all()
         others = views[layer].entries_BN & ~competes
         assert (kept[layer] | ~others[:, None]).all()
         assert not (kept[layer] & ~views[layer].entries_BN[:, None]).any()
