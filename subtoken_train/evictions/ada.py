@@ -102,12 +102,12 @@ class Ada(Wrapper):
         heads, alpha = scores_BhN.shape[1], exact(self.alpha)
         if self.safeguard == "floor":
             floor_B = total_B * alpha.numerator // (alpha.denominator * heads)
-            return head_counts(scores_BhN, competes_BN, protected_BN, total_B, floor_B)
-        won_Bh = head_counts(scores_BhN, competes_BN, protected_BN, total_B, torch.zeros_like(total_B))
+            return pair_counts(scores_BhN, competes_BN, protected_BN, total_B, floor_B)
+        won_Bh = pair_counts(scores_BhN, competes_BN, protected_BN, total_B, torch.zeros_like(total_B))
         return blended(won_Bh, competes_BN, protected_BN, self.alpha)
 
 
-def head_counts(
+def pair_counts(
     scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, total_B: Tensor, floor_B: Tensor
 ) -> Tensor:
     """How many of the ``total_B`` best (head, entry) pairs each head has, int64 [B, h].
@@ -141,7 +141,7 @@ def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: fl
     won_Bh, entries_B, protected_B = (each.cpu() for each in (won_Bh, competes_BN.sum(-1), (protected_BN & competes_BN).sum(-1)))
     total_B = won_Bh.sum(-1)
     share_hB = ((1 - alpha) * won_Bh.double() + alpha * total_B[:, None].double() / heads).T
-    least_B = torch.minimum(protected_B, total_B // heads).clamp(min=1)
+    least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)
     count_hB = divide_budget(share_hB, total_B, least_B.expand(heads, -1), entries_B.expand(heads, -1))
     return count_hB.T.to(device)
 

@@ -74,8 +74,7 @@ class CriticalKV(Wrapper):
         """Scores of stage 2, with the entries of stage 1 above all others of their head."""
         its, share = self.base.at_budget(scores, competes_BN, count_Bh), exact(self.first_share)
         first_Bh = count_Bh * share.numerator // share.denominator
-        stage_BhN = keep_best_entries(its.scores_BhN, competes_BN, its.protected_BN, first_Bh)
-        stage_BhN &= (first_Bh if first_Bh.dim() == 2 else first_Bh[:, None])[..., None] > 0
+        stage_BhN = keep_best_entries(its.scores_BhN, competes_BN, its.protected_BN, first_Bh, least=0)
         return replace(its, scores_BhN=two_stages(its.scores_BhN, stage_BhN, scores.notes[NORM], self.epsilon))
 
 

@@ -59,6 +59,11 @@ class Wrapper(Eviction):
         """See ``Eviction.reads_question``."""
         return self.base.reads_question
 
+    @property
+    def may_empty(self) -> bool:
+        """See ``Eviction.may_empty``."""
+        return self.base.may_empty
+
     def score(self, view: LayerView) -> LayerScores:
         """See ``Eviction.score``."""
         return self.base.score(view)

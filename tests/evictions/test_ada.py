@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.ada import Ada, blended, concentration, head_counts
+from subtoken_train.evictions.ada import Ada, blended, concentration, pair_counts
 from subtoken_train.evictions.base import Candidates, keep_best_entries
 from subtoken_train.evictions.knorm import KNorm
 from subtoken_train.evictions.snapkv import SnapKV
@@ -51,7 +51,7 @@ def choices(draw):
 @given(choices())
 def test_counts_are_those_of_the_plain_choice(choice):
     scores, competes, protected, totals, floors = choice
-    counts = head_counts(*choice)
+    counts = pair_counts(*choice)
     assert counts.dtype == torch.int64
     for sample, total in enumerate(totals.tolist()):
         of_sample = (each[sample].tolist() for each in (scores, competes, protected))
@@ -64,7 +64,7 @@ def test_counts_are_those_of_the_plain_choice(choice):
 @given(choices(), st.sampled_from([0.0, 0.2, 0.5, 1.0]))
 def test_blended_counts_have_the_same_sum(choice, alpha):
     scores, competes, protected, totals, _ = choice
-    won = head_counts(scores, competes, protected, totals, torch.zeros_like(totals))
+    won = pair_counts(scores, competes, protected, totals, torch.zeros_like(totals))
     mixed = blended(won, competes, protected, alpha)
     assert torch.equal(mixed.sum(-1), won.sum(-1))
     equal = won.sum(-1, keepdim=True) / won.shape[1]
@@ -195,7 +195,7 @@ def test_the_release_rounds_heads_by_themselves_and_misses_the_budget(shared, ca
 def test_ties_between_heads_go_to_the_lower_head():
     scores = torch.zeros(1, 3, 4)
     everything = torch.ones(1, 4, dtype=torch.bool)
-    counts = head_counts(scores, everything, ~everything, torch.tensor([6]), torch.tensor([1]))
+    counts = pair_counts(scores, everything, ~everything, torch.tensor([6]), torch.tensor([1]))
     assert counts.tolist() == [[4, 1, 1]]
     kept = keep_best_entries(scores, everything, ~everything, counts)
     assert kept[0].int().tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]]
