@@ -75,20 +75,20 @@ def build_eviction(notation: str, **options: Any) -> Eviction:
     return built
 
 
-def setting_defaults(notation: str) -> dict[str, Any]:
-    """Defaults of all settings of a notation by the names that ``build_eviction`` takes, with a method's or without.
+def setting_fields(notation: str) -> dict[str, dataclasses.Field[Any]]:
+    """The settings of a notation by the names that ``build_eviction`` takes, with a method's name or without.
 
     Raises:
         ValueError: no such method.
     """
     names = _known_names(notation)
-    defaults = {}
+    found = {}
     for name in names:
-        for key, value in _defaults(name).items():
-            defaults[f"{name}.{key}"] = value
+        for key, field in _fields(name).items():
+            found[f"{name}.{key}"] = field
             if _holders(names, key) == [name]:
-                defaults[key] = value
-    return defaults
+                found[key] = field
+    return found
 
 
 def _known_names(notation: str) -> tuple[str, ...]:
@@ -107,15 +107,16 @@ def _known_names(notation: str) -> tuple[str, ...]:
     return names
 
 
-def _defaults(name: str) -> dict[str, Any]:
+def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
+    """Settings of one method; a wrapper's base is none."""
     if name in EVICTIONS:
-        return {field.name: field.default for field in dataclasses.fields(EVICTIONS[name])}  # type: ignore[arg-type]
-    return {field.name: field.default for field in dataclasses.fields(WRAPPERS[name]) if field.name != "base"}
+        return {field.name: field for field in dataclasses.fields(EVICTIONS[name])}  # type: ignore[arg-type]
+    return {field.name: field for field in dataclasses.fields(WRAPPERS[name]) if field.name != "base"}
 
 
 def _holders(names: tuple[str, ...], setting: str) -> list[str]:
     """Methods of a notation that have a setting."""
-    return [name for name in names if setting in _defaults(name)]
+    return [name for name in names if setting in _fields(name)]
 
 
 def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str]:
@@ -123,11 +124,11 @@ def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str
     owner, dot, setting = option.partition(".")
     if dot:
         check_word(f"method of {notation}", owner, names)
-        check_word(f"setting of {owner}", setting, _defaults(owner))
+        check_word(f"setting of {owner}", setting, _fields(owner))
         return owner, setting
     holders = _holders(names, option)
     if len(holders) > 1:
         written = " or ".join(f"{name}.{option}" for name in holders)
         raise ValueError(f"several methods of {notation} have the setting {option!r}; write {written}")
-    check_word(f"setting of {notation}", option, [key for name in names for key in _defaults(name)])
+    check_word(f"setting of {notation}", option, [key for name in names for key in _fields(name)])
     return holders[0], option

@@ -138,7 +138,9 @@ def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: fl
     A head has what is protected, as far as the equal share goes, and at least one entry.
     """
     device, heads = won_Bh.device, won_Bh.shape[1]
-    won_Bh, entries_B, protected_B = (each.cpu() for each in (won_Bh, competes_BN.sum(-1), (protected_BN & competes_BN).sum(-1)))
+    won_Bh, entries_B, protected_B = (
+        each.cpu() for each in (won_Bh, competes_BN.sum(-1), (protected_BN & competes_BN).sum(-1))
+    )
     total_B = won_Bh.sum(-1)
     share_hB = ((1 - alpha) * won_Bh.double() + alpha * total_B[:, None].double() / heads).T
     least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)

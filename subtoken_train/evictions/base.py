@@ -78,6 +78,10 @@ class Eviction(ABC):
         """Whether a layer or head may keep nothing of what competes; otherwise one entry stays at least."""
         return False
 
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise a worded ``ValueError`` where the settings do not fit a backbone's cache; most fit any."""
+        return
+
     @abstractmethod
     def score(self, view: LayerView) -> LayerScores:
         """Look at one layer."""

@@ -94,11 +94,11 @@ def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
         value_BhNd: cached values.
         weight_DHd: output projection, [D, H * d].
     """
-    heads, width = value_BhNd.shape[1], value_BhNd.shape[-1]
+    batch, heads, _, width = value_BhNd.shape
     weight_HdD = weight_DHd.float().T.view(-1, width, weight_DHd.shape[0])
     group = len(weight_HdD) // heads
     blocks = []
-    for value in value_BhNd.float().split(ROWS, dim=2):
+    for value in torch.split(value_BhNd.float(), ROWS, dim=2):
         norms = [(value[:, i // group] @ weight_dD).abs().sum(-1) for i, weight_dD in enumerate(weight_HdD)]
-        blocks.append(torch.stack(norms, 1).unflatten(1, (heads, group)).mean(2))
+        blocks.append(torch.stack(norms, 1).view(batch, heads, group, -1).mean(2))
     return torch.cat(blocks, -1)

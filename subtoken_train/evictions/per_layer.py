@@ -50,12 +50,18 @@ class PerLayer(Wrapper):
         if not any(self.shares):
             raise ValueError("per_layer shares are all 0; a layer must get something")
 
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """As many shares as layers."""
+        if len(self.shares) != num_layers:
+            raise ValueError(
+                f"per_layer has {len(self.shares)} shares and the backbone {num_layers} layers; give one each"
+            )
+        super().check_shape(num_layers, num_kv_heads, head_dim)
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """What the base counts when every layer has its share of the budget."""
-        if len(self.shares) != len(scores):
-            raise ValueError(f"per_layer has {len(self.shares)} shares, and the model {len(scores)} layers")
         budget_LB = candidates.budget_LB
         weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * budget_LB.cpu()
         least_LB = torch.ones_like(budget_LB)
         given_LB = divide_budget(weight_LB, budget_LB.sum(0), least_LB, competing_counts(candidates))
-        return self.base.counts(scores, replace(candidates, budget_LB=given_LB.to(budget_LB.device)))
+        return self.base.counts(scores, replace(candidates, budget_LB=given_LB.to(budget_LB.device), exact_LB=None))

@@ -1,7 +1,7 @@
-"""What a wrapper around an eviction method is: it changes how much stays or what counts, and leaves scoring to its base.
+"""What a wrapper around an eviction method is: it changes how much stays or what counts, and its base scores.
 
-Wrappers stand in each other, ``ada(critical(expected_attention))``. All that is not said otherwise is the base's: what it
-reads, its passes, its scores, its counts, what it does at a budget.
+Wrappers stand in each other, ``ada(critical(expected_attention))``. All that is not said otherwise is the base's: what
+it reads, its passes, its scores, its counts, what it does at a budget.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
@@ -63,6 +63,10 @@ class Wrapper(Eviction):
     def may_empty(self) -> bool:
         """See ``Eviction.may_empty``."""
         return self.base.may_empty
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """See ``Eviction.check_shape``."""
+        self.base.check_shape(num_layers, num_kv_heads, head_dim)
 
     def score(self, view: LayerView) -> LayerScores:
         """See ``Eviction.score``."""

@@ -63,7 +63,10 @@ class Compression:
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
-        if self.eviction is None or family.image_token_id is not None:
+        if self.eviction is None:
+            return
+        self.eviction.check_shape(family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim)
+        if family.image_token_id is not None:
             return
         if self.eviction.needs_image:
             raise ValueError(

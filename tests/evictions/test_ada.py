@@ -134,7 +134,7 @@ def test_wrong_settings(settings, words):
 
 @pytest.mark.parametrize("base", ["streaming_llm", "aircache", "tgv_kv", "chunk(knorm)"])
 def test_a_method_with_one_set_for_all_heads_is_refused(base):
-    with pytest.raises(ValueError, match="ada divides a budget between heads, and .* keeps one set for all heads"):
+    with pytest.raises(ValueError, match=r"ada divides a budget between heads, and .* keeps one set for all heads"):
         build_eviction(f"ada({base})")
 
 
@@ -199,5 +199,3 @@ def test_ties_between_heads_go_to_the_lower_head():
     assert counts.tolist() == [[4, 1, 1]]
     kept = keep_best_entries(scores, everything, ~everything, counts)
     assert kept[0].int().tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]]
-
-

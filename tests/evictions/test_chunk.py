@@ -114,7 +114,9 @@ def test_a_chunk_has_an_entry(length):
 
 
 def test_heads_that_differ_are_refused():
-    with pytest.raises(ValueError, match=r"chunk keeps one set for all heads, and heads of ada\(knorm\) keep different"):
+    with pytest.raises(
+        ValueError, match=r"chunk keeps one set for all heads, and heads of ada\(knorm\) keep different"
+    ):
         build_eviction("chunk(ada(knorm))")
     with pytest.raises(ValueError, match=r"heads of per_layer\(ada\(knorm\)\) keep different numbers"):
         build_eviction("chunk(per_layer(ada(knorm)))", shares=[1])

@@ -1,10 +1,13 @@
 """Evictions as they are written: names, settings, and what is said of mistakes."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, setting_defaults
+from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, setting_fields
 from subtoken_train.evictions.ada import Ada
 from subtoken_train.evictions.critical import CriticalKV
 from subtoken_train.evictions.notation import DEEPEST, innermost, notation_names
@@ -52,11 +55,18 @@ def test_mistakes_are_worded_shortly(notation, words):
 def test_any_text_is_read_or_refused_in_words(text):
     try:
         names = notation_names(text)
-    except ValueError as error:
-        assert str(error).startswith("eviction ")
-    else:
-        assert "(".join(names) + ")" * (len(names) - 1) == text
-        assert len(set(names)) == len(names)
+    except ValueError:
+        return
+    assert "(".join(names) + ")" * (len(names) - 1) == text
+    assert len(set(names)) == len(names)
+
+
+@dataclass(frozen=True)
+class Both(SnapKV):
+    """A method with a setting that a wrapper has, too."""
+
+    name: ClassVar[str] = "both"
+    epsilon: float = 0.0
 
 
 @pytest.mark.parametrize(
@@ -72,20 +82,12 @@ def test_any_text_is_read_or_refused_in_words(text):
     ],
 )
 def test_settings_of_a_chain(monkeypatch, options, words):
-    from dataclasses import dataclass
-    from typing import ClassVar
-
-    @dataclass(frozen=True)
-    class Both(SnapKV):
-        name: ClassVar[str] = "both"
-        epsilon: float = 0.0
-
     monkeypatch.setitem(EVICTIONS, "both", Both)
     with pytest.raises(ValueError, match=words):
         build_eviction("critical(both)", **options)
     named = {"both.epsilon": 0.5, "critical.epsilon": 0.25}
     assert build_eviction("critical(both)", **named) == CriticalKV(Both(epsilon=0.5), epsilon=0.25)
-    defaults = setting_defaults("critical(both)")
+    defaults = {key: field.default for key, field in setting_fields("critical(both)").items()}
     assert defaults["both.epsilon"] == 0.0
     assert defaults["critical.epsilon"] == 1e-4
     assert defaults["window"] == defaults["both.window"] == 64

@@ -74,5 +74,7 @@ def test_wrong_shares(shares, words):
 
 
 def test_as_many_shares_as_layers():
-    with pytest.raises(ValueError, match="per_layer has 2 shares, and the model 3 layers"):
-        counts_of(PerLayer(KNorm(), (1, 2)), 0.5)
+    for chain in ("per_layer(knorm)", "ada(per_layer(knorm))"):
+        with pytest.raises(ValueError, match="per_layer has 2 shares and the backbone 3 layers; give one each"):
+            build_eviction(chain, shares=[1, 2]).check_shape(3, 2, 8)
+        build_eviction(chain, shares=[1, 2]).check_shape(2, 2, 8)

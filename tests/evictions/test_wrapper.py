@@ -11,7 +11,7 @@ from subtoken_train.evictions.base import Candidates, Eviction
 from subtoken_train.evictions.kvcompose import KVCompose
 from subtoken_train.evictions.wrapper import Wrapper
 from tests.support.prompt_views import LAYERS, PROMPTS, WITH_IMAGE, layer_views
-from tests.support.truth_cells import OwnSets
+from tests.support.truth_evictions import OwnSets
 
 SHARES = {"per_layer": {"shares": [1] * LAYERS}}
 
@@ -42,6 +42,12 @@ def test_what_a_method_says_of_itself_is_passed_on(name):
 def test_a_method_that_says_itself_what_stays_is_refused(name):
     with pytest.raises(ValueError, match=f"own_sets says itself what stays, so {name} cannot be put around it"):
         around(name, OwnSets())
+
+
+def test_nothing_of_a_base_is_forgotten():
+    """Whatever a method says of itself is passed on or said anew, but for what stays in the end."""
+    public = {key for key in vars(Eviction) if not key.startswith("_")} - {"keep"}
+    assert public <= {*vars(Wrapper), *vars(around("ada", build_eviction("knorm")))}
 
 
 def test_one_wrapper_in_another():
