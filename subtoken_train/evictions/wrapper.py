@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, TaskView
+from subtoken_train.evictions.task_plan import TaskPlan
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Wrapper(Eviction):
             "name": f"{type(self).name}({base.name})",
             "needs": type(self).needs | base.needs,
             "needs_image": base.needs_image,
+            "second_pass_advice": base.second_pass_advice,
             "heads_share": type(self).heads_share or base.heads_share,
             "heads_differ": any(getattr(type(each), "heads_differ", False) for each in (self, *self.inside)),
         }
@@ -75,6 +77,10 @@ class Wrapper(Eviction):
     def second_pass(self, regions_BN: Tensor) -> Tensor:
         """See ``Eviction.second_pass``."""
         return self.base.second_pass(regions_BN)
+
+    def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:
+        """See ``Eviction.tasks``."""
+        return self.base.tasks(regions_BN)
 
     def score_task(self, view: TaskView) -> Tensor:
         """See ``Eviction.score_task``."""

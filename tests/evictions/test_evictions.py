@@ -13,11 +13,11 @@ from subtoken_train.types import Region
 from tests.support.prompt_views import (
     PROMPTS,
     WITH_IMAGE,
+    by_head,
     candidates_of,
     check_budget,
     check_padding,
     layer_views,
-    of_heads,
     plan,
 )
 
@@ -26,6 +26,8 @@ SETTINGS = {
     "pyramidkv": {"window": 4, "beta": 4},
     "chunk": {"length": 1},  # fits any budget; longer ones have their own tests
     "per_layer": {"shares": (3, 1, 2)},
+    "compactor": {"sinks": 2, "last": 1, "chunk": 4},
+    "lagkv": {"sinks": 1, "lag": 4},
 }
 
 
@@ -88,7 +90,7 @@ def test_any_scope(method, scope):
     candidates = Candidates(regions, competes, budget)
     counts, kept = method.counts(scores, candidates), method.keep(scores, candidates)
     for layer, view in enumerate(views):
-        assert ((kept[layer] & competes[layer][:, None]).sum(-1) == of_heads(counts)[layer]).all()
+        assert ((kept[layer] & competes[layer][:, None]).sum(-1) == by_head(counts)[layer]).all()
         assert ((view.entries_BN & ~competes[layer])[:, None] <= kept[layer]).all()
         assert not (kept[layer] & ~view.entries_BN[:, None]).any()
 

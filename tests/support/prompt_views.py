@@ -119,11 +119,6 @@ def plan(method, views, keep):
     return scores, method.counts(scores, candidates), method.keep(scores, candidates), candidates
 
 
-def of_heads(counts):
-    """Counts [L, B] or [L, B, h] as [L, B, 1] or [L, B, h]."""
-    return counts if counts.dim() == 3 else counts[..., None]
-
-
 def check_padding(method, prompts, **options):
     """Scores, counts and kept sets of a sample are those it has alone, whatever the padding and its neighbours."""
     for pad in ("left", "right"):
@@ -143,17 +138,23 @@ def check_padding(method, prompts, **options):
                 assert not kept[layer][i][:, ~views[layer].entries_BN[i]].any()
 
 
+def by_head(counts):
+    """``Eviction.counts`` as [L, B, h]; h = 1 where all heads of a layer keep as many."""
+    return counts if counts.dim() == 3 else counts[..., None]
+
+
 def check_budget(method, prompts, keep, slack=0, **options):
     """Every layer and head keeps what ``counts`` says and 1 at least; layers together no more than their budgets."""
     views = layer_views(prompts, method.needs, "right", **options)
     scores, counts, kept, candidates = plan(method, views, keep)
     assert counts.dtype == torch.int64
-    counted, heads = of_heads(counts), of_heads(counts).shape[-1]
-    assert (counted.sum((0, 2)) <= heads * (candidates.budget_LB.sum(0) + slack)).all()
+    count_LBh = by_head(counts)
+    heads = count_LBh.shape[-1]
+    assert (count_LBh.sum((0, 2)) <= (candidates.budget_LB.sum(0) + slack) * heads).all()
     for layer, competes in enumerate(candidates.competes_LBN):
         chosen = (kept[layer] & competes[:, None]).sum(-1)
-        assert (chosen == counted[layer]).all()
-        assert (counted[layer] >= competes.any(-1).long()[:, None]).all()
+        assert (chosen == count_LBh[layer]).all()
+        assert (count_LBh[layer] >= competes.any(-1, keepdim=True).long()).all()
         others = views[layer].entries_BN & ~competes
         assert (kept[layer] | ~others[:, None]).all()
         assert not (kept[layer] & ~views[layer].entries_BN[:, None]).any()
