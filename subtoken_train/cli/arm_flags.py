@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
 
 if TYPE_CHECKING:
@@ -30,8 +30,12 @@ def add_compression_options(parser: ArgumentParser) -> None:
 
 def add_eviction_options(parser: ArgumentParser) -> None:
     """The eviction, how much it keeps, its settings and its scope."""
-    evictions = ", ".join(EVICTIONS)
-    parser.add_argument("--eviction", metavar="NAME", help=f"KV eviction after the prompt: {evictions} (default: none)")
+    evictions, wrappers = (", ".join(names) for names in (EVICTIONS, WRAPPERS))
+    parser.add_argument(
+        "--eviction",
+        metavar="NAME",
+        help=f"KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
+    )
     parser.add_argument(
         "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
     )
