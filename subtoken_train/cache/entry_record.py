@@ -59,7 +59,7 @@ class EntryRecord:
         observed: int | None,
         carried_BkM: Tensor | None,
     ) -> EntryRecord:
-        """The record of a layer as ``cache/pack.py`` packs it: routed entries first, and of all kinds first those with cut keys.
+        """Of a layer as ``cache/pack.py`` packs it: routed entries first, of both kinds first those with cut keys.
 
         Args:
             plan: what was packed.

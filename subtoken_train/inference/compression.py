@@ -52,9 +52,7 @@ class Compression:
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
-        every: evict again whenever this many tokens were generated (or appended in a further turn), which compete as
-            well: every layer is cut back to as many competing entries as the prompt may keep, see
-            ``inference/online_eviction.py``; None: only the prompt is compressed.
+        every: evict again whenever this many tokens were generated, see ``online_eviction.py``; None: only the prompt.
     """
 
     eviction: Eviction | None = None
@@ -92,7 +90,10 @@ class Compression:
                 f"int4 stores two channels a byte, but key_channels={self.key_channels} keeps {kept} of {width}; take "
                 f"key_channels={(kept + 1) / width:.6g}, or kv_dtype int8"
             )
-        if self.eviction is None or family.image_token_id is not None:
+        if self.eviction is None:
+            return
+        self.eviction.check_shape(family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim)
+        if family.image_token_id is not None:
             return
         if self.eviction.needs_image:
             raise ValueError(
@@ -121,8 +122,7 @@ class Compression:
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
             parts = [self.eviction.name, amount, *(["all"] if self.scope == "all" else []), *parts]
-        if self.every is not None:
-            parts.append(f"every {self.every:,}")
+        parts += [] if self.every is None else [f"every {self.every:,}"]
         return " ".join(parts) or "-"
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
