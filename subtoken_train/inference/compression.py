@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from subtoken_train.artifact.identity import shapes_digest
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
@@ -63,7 +64,12 @@ class Compression:
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
-        if self.eviction is None or family.image_token_id is not None:
+        if self.eviction is None:
+            return
+        if (calibration := self.eviction.calibrated) is not None:
+            shape = family.shape
+            calibration.check_backbone(shapes_digest(family), shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        if family.image_token_id is not None:
             return
         if self.eviction.needs_image:
             raise ValueError(
