@@ -34,6 +34,10 @@ class CalibratedNumbers(ABC):
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise a worded ``ValueError`` where the numbers are not those of such a model."""
 
+    @abstractmethod
+    def words(self) -> str:
+        """The numbers for a terminal, a layer a line or column."""
+
 
 N = TypeVar("N", bound=CalibratedNumbers)
 
@@ -146,3 +150,8 @@ def check_table(name: str, table: Sequence[Sequence[float]], low: float = -math.
         for j, value in enumerate(row):
             if not low <= value <= high:
                 raise ValueError(f"{name}[{i}][{j}] is {value:g}; it must be in [{low:g}, {high:g}]")
+
+
+def table_words(name: str, table: Sequence[Sequence[float]]) -> str:
+    """A table for a terminal, a row a line."""
+    return "\n".join([f"{name}:", *("  ".join(f"{value:5.3f}" for value in row) for row in table)])

@@ -30,6 +30,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "vl_cache": "vl_cache:VLCache",
         "elastic": "elastic:Elastic",
         "prefixkv": "prefixkv:PrefixKV",
+        "duo_attention": "duo_attention:DuoAttention",
     },
 )
 

@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.elastic import Elastic
@@ -51,6 +51,10 @@ class LayerShares(CalibratedNumbers):
         """A column for every layer."""
         if len(self.shares[0]) != num_layers:
             raise ValueError(f"shares has {len(self.shares[0])} layers and the backbone {num_layers}")
+
+    def words(self) -> str:
+        """A line for every budget."""
+        return table_words("share of every layer, a line per budget", self.shares)
 
     def at(self, keep_B: Tensor) -> Tensor:
         """Shares under the samples' own budgets, float64 [L, B]: straight lines between what is tabulated, 0 and 1."""

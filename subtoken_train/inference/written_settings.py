@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.evictions import EVICTIONS
@@ -47,27 +46,41 @@ def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any
     """
     if method is None:
         return dict.fromkeys(settings)
-    fields = dataclasses.fields(EVICTIONS[method]) if method in EVICTIONS else ()  # type: ignore[arg-type]
-    defaults = {field.name: field.default for field in fields}
+    return read_settings(EVICTIONS.get(method), method, settings)
+
+
+def read_settings(kind: type | None, name: str, settings: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` settings of a dataclass, each read as its field's type; keys of no field stay texts.
+
+    Args:
+        kind: the dataclass; None: all stay texts.
+        name: of what is set, for messages.
+        settings: as they are written.
+
+    Raises:
+        ValueError: no ``=``, a key twice, or a value that is not of its field's type.
+    """
+    hints = {} if kind is None else get_type_hints(kind)
     read: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise ValueError(f"setting {setting!r} of {method} must be written key=value")
+            raise ValueError(f"setting {setting!r} of {name} must be written key=value")
         if key in read:
-            raise ValueError(f"setting {key!r} of {method} is given twice")
-        read[key] = _like(defaults.get(key), text, f"{method} {key}")
+            raise ValueError(f"setting {key!r} of {name} is given twice")
+        read[key] = _like(hints.get(key, str), text, f"{name} {key}", getattr(kind, key, None))
     return read
 
 
-def _like(default: object, text: str, name: str) -> object:
-    """The value as a bool, int or float where the default is one, else the text itself."""
-    if isinstance(default, bool):
+def _like(hint: Any, text: str, name: str, default: object) -> object:
+    """The value as a bool, int or float where the field is one (or none), else the text itself."""
+    kinds = {bool, int, float} & {hint, *get_args(hint)}
+    if bool in kinds:
         check_word(f"value of {name}", text, SWITCHES)
         return SWITCHES[text]
-    kind = type(default)
-    if kind not in (int, float):
+    if not kinds:
         return text
+    kind = int if int in kinds else float
     try:
         return kind(text)
     except ValueError:
