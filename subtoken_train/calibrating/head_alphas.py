@@ -14,7 +14,9 @@ Legend: L layers, h key-value heads, B batch, N rows, D model width, R labelled 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -88,16 +90,17 @@ class DuoCalibrator(Calibrator):
         family = backbone.family
         module = AlphaModule(family, self, steps=-(-self.samples // self.batch_size))
         device = family.model.device
-        trainer = L.Trainer(
-            accelerator="cpu" if device.type == "cpu" else "gpu",
-            devices=1 if device.type == "cpu" else [device.index or 0],
-            max_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(module, DataLoader(_Batches(batches), batch_size=None))
+        with _hushed():
+            trainer = L.Trainer(
+                accelerator="cpu" if device.type == "cpu" else "gpu",
+                devices=1 if device.type == "cpu" else [device.index or 0],
+                max_epochs=1,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(module, DataLoader(_Batches(batches), batch_size=None))
         alpha = module.alpha_Lh.detach().clamp(0, 1).cpu().tolist()
         return HeadAlphas([[round(value, DIGITS) for value in row] for row in alpha], self.sinks, self.recent)
 
@@ -151,6 +154,18 @@ class AlphaModule(L.LightningModule):
         with torch.set_grad_enabled(alpha_Lh.requires_grad):
             hidden = mixed_hidden(self.family, self.family.embed(batch), self.family.positions(batch), mix)
         return hidden[rows_BN].float()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Inside the block Lightning does not say which devices there are and that training ends."""
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class _Batches(IterableDataset[Batch]):
