@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+from subtoken_train.calibrations import Calibration
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.functional.quantized import dense_shape
@@ -42,6 +44,13 @@ def check_identity(wanted: Identity, found: Identity) -> None:
             f"the adapter was trained on {wanted.path!r} ({wanted.model_type}, {wanted.digest[:12]}), but the backbone "
             f"is {found.path!r} ({found.model_type}, {found.digest[:12]}); load the backbone that it names"
         )
+
+
+def check_calibration(calibration: Calibration[Any] | None, family: Family) -> None:
+    """Raise a worded ``ValueError`` where a calibration meets another backbone than its own; None fits all."""
+    if calibration is not None:
+        shape = family.shape
+        calibration.check_backbone(shapes_digest(family), shape.num_layers, shape.num_kv_heads, shape.head_dim)
 
 
 _FILES = ("*.json", "*.safetensors")

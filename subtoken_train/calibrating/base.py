@@ -82,5 +82,5 @@ class Calibrator(ABC):
                     show(read[0], self.samples)
 
         numbers = self.numbers(backbone, counted())
-        made_of = CalibrationData(source.name, *read, sha256=source.sha256)
+        made_of = CalibrationData(source.name, read[0], read[1], source.sha256)
         return Calibration(self.name, identity, asdict(self), numbers, made_of)

@@ -57,8 +57,7 @@ class DuoCalibrator(Calibrator):
     name: ClassVar[str] = "duo_attention"
     answers: ClassVar[bool] = True
 
-    samples: int = 800
-    batch_size: int = 4
+    samples: int = 200
     sinks: int = 16
     recent: int = 64
     learning_rate: float = 0.02

@@ -67,8 +67,8 @@ class PrefixCalibrator(Calibrator):
         backbone.run(batch, pad_left=True, observer=passes[0].observe)
         rows = []
         for each in passes:
-            each.scores, each.regions = passes[0].scores, passes[0].regions
-            scopes = [each.compression.in_scope(each.regions[layer]) for layer in sorted(each.regions)]
+            each.scores, each.rows = passes[0].scores, passes[0].rows
+            scopes = [each.compression.in_scope(each.rows[layer].regions_BM) for layer in sorted(each.rows)]
             kept = zip(each.keep(backbone.group_budget), scopes, strict=True)
             rows.append(torch.stack([(keep_BhM[:, 0] & scope_BM).sum(-1) for keep_BhM, scope_BM in kept], -1))
         total_BL = torch.stack([scope_BM.sum(-1) for scope_BM in scopes], -1)

@@ -26,7 +26,7 @@ A language model is calibrated on recall contexts that are drawn (--data recall,
 on the records of --data FILE. The file holds for the backbone that it names, with any adapter, and for no other.
 
 options of --option KEY=VALUE, with their defaults:
-  all             samples=10 (duo_attention: 800), batch_size=2 (4), context_length=512, seed=0
+  all             samples=10 (duo_attention: 200), batch_size=2, context_length=512, seed=0
   prefixkv        scope=context, sinks=1, recent=1
   duo_attention   sinks=16, recent=64, learning_rate=0.02, regularisation=0.05"""
 
