@@ -85,8 +85,7 @@ class Emptied(SharedSet):
 
 TEXT = ("llama", "qwen2", "mistral")
 KV_HEADS = [2]  # heads of the model under test; a method does not see the model
-SETTINGS = {"duo_attention": {"sinks": 1, "recent": 3}}
-"""Of methods whose defaults are made for longer prompts than these."""
+SETTINGS = {"duo_attention": {"sinks": 1, "recent": 3}}  # its defaults are made for longer prompts
 OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
 REDUCERS = {
     "none": {},
