@@ -137,3 +137,9 @@ def test_numbers_of_another_shape(path):
         found.check_backbone("1" * 64, 2, 2, 8)
     with pytest.raises(ValueError, match="shares has 2 layers and the backbone 3"):
         SHARES.check_shape(3, 2, 8)
+
+
+def test_a_wrapper_hands_on_what_its_method_reads(path):
+    method = build_eviction("ada(duo_attention)", calibration=path)
+    assert method.calibrated.numbers == ALPHAS
+    assert build_eviction("ada(snapkv)").calibrated is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
 
 if TYPE_CHECKING:
@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 def add_compression_options(parser: ArgumentParser) -> None:
     """A plain backbone's token reducer, and for every model the eviction and the precision of its cache."""
-    reducers, evictions = ", ".join(REDUCERS), ", ".join(EVICTIONS)
+    reducers, evictions, wrappers = (", ".join(names) for names in (REDUCERS, EVICTIONS, WRAPPERS))
     parser.add_argument(
         "--reducer", metavar="NAME", help=f"token reducer of a backbone alone: {reducers}; an adapter has its own"
     )
     parser.add_argument("--keep-ratio", type=float, metavar="R", help="share of the tokens that --reducer keeps")
-    parser.add_argument("--eviction", metavar="NAME", help=f"KV eviction after the prompt: {evictions} (default: none)")
+    parser.add_argument(
+        "--eviction",
+        metavar="NAME",
+        help=f"KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
+    )
     parser.add_argument(
         "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
     )

@@ -59,9 +59,10 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.errors import check_word
     from subtoken_train.inference.written_settings import read_settings
 
-    settings = read_settings(kind, args.method, args.option)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    settings = read_settings(fields, args.method, args.option)
     for name in settings:
-        check_word(f"option of {args.method}", name, [field.name for field in dataclasses.fields(kind)])
+        check_word(f"option of {args.method}", name, fields)
     calibrator = kind(**settings)
     backbone, identity = _load(args)
     calibration = calibrator.run(backbone, identity, args.data, counter("prompts"))

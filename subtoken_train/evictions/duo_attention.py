@@ -83,6 +83,7 @@ class DuoAttention(Eviction):
 
     name: ClassVar[str] = "duo_attention"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+    heads_differ: ClassVar[bool] = True
 
     calibration: str | None = None
     sinks: int | None = None
