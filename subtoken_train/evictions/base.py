@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.online_views import Online
@@ -86,6 +87,11 @@ class Eviction(ABC):
     @property
     def online(self) -> Online | None:
         """How it evicts while tokens are decoded, by ``score`` and ``keep`` on ``OnlineView``; None: it cannot."""
+        return None
+
+    @property
+    def calibrated(self) -> Calibration[Any] | None:
+        """The calibration that it reads, which must be of the backbone; None where it reads none."""
         return None
 
     @property
