@@ -1,100 +1,95 @@
-"""Merging by key similarity and by position, against loops and the releases' recorded outputs."""
+"""VisionZip's pure functions against a plain loop and both released implementations."""
 
-from __future__ import annotations
+import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
-from subtoken_train.functional import merging
-from subtoken_train.functional.merging import merged, nearest_key
-from tests.support.golden_cases import close, load
-from tests.support.plain_merging import merged_by_loop
-
-KINDS = ("weighted", "pivot", "position")
+from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
+from tests.support.helpers import random_scores
 
 
-class Named:
-    name = "merge"
+def merged_by_loop(tokens, keys, targets):
+    """One token at a time: find its target, sum, divide, add to the target."""
+    groups = {target: [] for target in targets}
+    for place in range(len(tokens)):
+        if place not in groups:
+            similarity = {t: float(torch.cosine_similarity(keys[place], keys[t], dim=0)) for t in targets}
+            groups[max(targets, key=lambda t: similarity[t])].append(tokens[place])
+    return [tokens[t] + (torch.stack(joined).mean(0) if joined else 0) for t, joined in groups.items()]
 
 
-def drawn(seed, batch=3, heads=2, length=17, width=6, share=0.4, shared=False, dtype=torch.float32):
-    """Keys, values, entries that stay [B, h or 1, N], and entries: padding on either side, heads of unlike sizes."""
-    generator = torch.Generator().manual_seed(seed)
-    key, value = (torch.randn(batch, heads, length, width, generator=generator).to(dtype) for _ in range(2))
-    entries = torch.rand(batch, length, generator=generator) < 0.8
-    entries[0, :3], entries[-1, -4:] = False, False
-    keep = torch.rand(batch, 1 if shared else heads, length, generator=generator) < share
-    return key, value, keep & entries[:, None], entries
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 100))
+def test_merging_equals_a_plain_loop(rest, count, seed):
+    count = min(rest, count)
+    tokens, keys = random_scores(seed, rest, 6), random_scores(seed + 1, rest, 4)
+    targets = contextual_targets(rest, count)
+    assert len(set(targets.tolist())) == count
+    merged = contextual_tokens(tokens, keys, targets)
+    torch.testing.assert_close(merged, torch.stack(merged_by_loop(tokens, keys, targets.tolist())))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    kind=st.sampled_from(KINDS),
-    share=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-    shared=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-)
-def test_equals_a_plain_loop(seed, kind, share, shared, dtype):
-    key, value, keep, entries = drawn(seed, share=share, shared=shared, dtype=dtype)
-    got = merged(kind, key, value, keep, entries)
-    for sample in range(len(key)):
-        kept = keep[sample].expand(key.shape[1], -1)
-        expected = merged_by_loop(kind, key[sample], value[sample], kept, entries[sample])
-        for ours, plain in zip(got, expected, strict=True):
-            assert ours.dtype == dtype
-            for head in range(key.shape[1]):  # what is dropped is never read
-                rows = kept[head]
-                error = (ours[sample, head, rows].float() - plain[head, rows].float()).abs()
-                assert not error.numel() or error.max() < (1e-5 if dtype == torch.float32 else 0.02)
+def test_nothing_to_merge_into_and_nothing_to_merge():
+    tokens = random_scores(0, 5, 3)
+    assert contextual_tokens(tokens, tokens, contextual_targets(5, 0)).shape == (0, 3)
+    assert torch.equal(contextual_tokens(tokens, tokens, contextual_targets(5, 5)), tokens)
+    assert contextual_tokens(tokens[:0], tokens[:0], contextual_targets(0, 0)).shape == (0, 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sample_does_not_depend_on_its_neighbours(kind):
-    key, value, keep, entries = drawn(1)
-    both = merged(kind, key, value, keep, entries)
-    for b in range(3):
-        one = slice(b, b + 1)
-        alone = merged(kind, key[one], value[one], keep[one], entries[one])
-        for ours, plain in zip(alone, both, strict=True):
-            kept = keep[one].expand(ours.shape[:3])
-            torch.testing.assert_close(ours[kept], plain[one][kept])
+def test_bf16_tokens_are_averaged_in_fp32():
+    tokens = torch.cat([torch.zeros(1, 1), torch.full((300, 1), 1.0)]).bfloat16()
+    keys = torch.ones(301, 2)
+    assert contextual_tokens(tokens, keys, torch.tensor([0])).item() == 1.0
 
 
-def test_nothing_changes_without_merging_or_drops():
-    key, value, _, entries = drawn(2)
-    keep = entries[:, None].expand(-1, 2, -1)
-    assert merged("none", key, value, keep & False, entries) == (key, value)
-    for kind in KINDS:
-        for ours, before in zip(merged(kind, key, value, keep, entries), (key, value), strict=True):
-            assert torch.equal(ours, before)
+def test_dominant_tokens_come_in_order_and_ties_go_to_the_lower_index():
+    assert dominant_tokens(torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0]), 3).tolist() == [1, 2, 3]
+    assert dominant_tokens(torch.ones(4), 0).tolist() == []
 
 
-def test_ties_go_to_the_earlier_row_and_blocks_change_nothing(monkeypatch):
-    key, _, keep, entries = drawn(3, length=40)
-    key[:, :, 20:] = key[:, :, :20]  # every key twice
-    keep[:, :, 20:] = keep[:, :, :20]
-    dropped = entries[:, None] & ~keep
-    whole = nearest_key(key, keep, dropped)
-    assert bool((whole[0][dropped] < 20).all())
-    for pairs in (1, 100, 1000):
-        monkeypatch.setattr(merging, "PAIRS", pairs)
-        for one, other in zip(nearest_key(key, keep, dropped), whole, strict=True):
-            torch.testing.assert_close(one, other)
+SPREADS = [(38, 5, [0, 7, 14, 21, 28]), (7, 3, [0, 2, 4]), (4, 4, [0, 1, 2, 3])]
 
 
-@pytest.mark.parametrize("kind", ["weighted", "pivot"])
-def test_golden_of_the_factory(shared, kind):
-    """Its kept entries are the chosen ones, in their order, and the last ``window_size``."""
-    params, tensors = load(shared, f"merge_{kind}")
-    key, value, chosen = tensors["keys"], tensors["values"], tensors["selected_positions"]
-    length = key.shape[2]
-    recent = torch.arange(length - params["window_size"], length).expand(*chosen.shape[:2], -1)
-    places = torch.cat([chosen, recent], 2)
-    keep = torch.zeros(key.shape[:3], dtype=torch.bool).scatter(2, places, True)
-    got = merged(kind, key, value, keep, torch.ones(len(key), length, dtype=torch.bool))
-    for name, ours in zip(("keys_out", "values_out"), got, strict=True):
-        taken = ours.gather(2, places[..., None].expand(-1, -1, -1, key.shape[-1]))
-        close(Named, f"merge_{kind}: {name}", taken, tensors[name], rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(("rest", "count", "expected"), SPREADS)
+def test_targets_are_spread_evenly(rest, count, expected):
+    assert contextual_targets(rest, count).tolist() == expected
+
+
+def test_golden_of_the_clip_release(shared):
+    folder = shared / "golden" / "visionzip_clip"
+    params = json.loads((folder / "set_a.json").read_text())["params"]
+    golden = load_file(folder / "set_a.safetensors")
+    for sample, expected in enumerate(golden["tokens_out"]):
+        received, states = golden["attentions_m2"][sample].sum(0)[0, 1:], golden["hidden_states_m2"][sample]
+        dominant = dominant_tokens(received, params["dominant_num"])
+        assert {0, *(dominant + 1).tolist()} == set(golden["all_indices"][sample].tolist())
+        rest = torch.ones(len(received), dtype=torch.bool)
+        rest[dominant] = False
+        targets = contextual_targets(int(rest.sum()), params["contextual"])
+        merged = contextual_tokens(states[1:][rest], golden["metric_m2"][sample, 1:][rest], targets)
+        ours = torch.cat([states[:1], states[1:][dominant], merged])
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_golden_of_the_qwen_release(shared):
+    folder = shared / "golden" / "visionzip_qwen25vl_lightcompress"
+    params = json.loads((folder / "set_a.json").read_text())["params"]
+    golden = load_file(folder / "set_a.safetensors")
+    assert len(golden["input_ids"]) == 1  # the release takes one prompt at a time
+    ids, embeds, out = (golden[name][0] for name in ("input_ids", "inputs_embeds", "inputs_embeds_out"))
+    visual, text = ((ids == params["vision_token_index"]) == seen for seen in (True, False))
+    visual, text = visual.nonzero()[:, 0], text.nonzero()[:, 0]
+    tokens = embeds[visual]
+    dominant = dominant_tokens(golden["score_merged"], int(params["dominant_ratio"] * len(tokens)))
+    rest = torch.ones(len(tokens), dtype=torch.bool)
+    rest[dominant] = False
+    targets = contextual_targets(int(rest.sum()), max(int(params["contextual_ratio"] * len(tokens)), 1))
+    merged = contextual_tokens(tokens[rest], golden["key_merged"].mean(0)[rest], targets)
+    places = rest.nonzero()[targets, 0]
+    kept = sorted([*dominant.tolist(), *places.tolist()])
+    assert sorted([*visual[kept].tolist(), *text.tolist()]) == golden["kept_positions"].tolist()
+    ours = embeds.index_copy(0, visual, tokens.index_copy(0, places, merged))[golden["kept_positions"]]
+    torch.testing.assert_close(ours, out, rtol=1e-5, atol=1e-6)

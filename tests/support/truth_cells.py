@@ -1,6 +1,6 @@
 """The matrix of packed = truth: its factors, which cells are allowed, and what a cell's difference is.
 
-Legend: B batch, h key-value heads, N rows, T steps, V vocabulary.
+Legend: B batch, T steps, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
 from tests.support.pairwise import Cell
-from tests.support.random_sets import KV_HEADS, Emptied, OwnSets, SharedSet
 from tests.support.reference import SampleTruth, recompute, tapped, truths
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 TEXT = ("llama", "qwen2", "mistral")
-OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
 KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 REDUCERS = {
     "none": {},
@@ -51,7 +50,7 @@ FACTORS = {
     "layout": ["contiguous", "per_head"],
     "groups": ["16/4", "2/1", "8/3", "8/8"],
     "budget": ["per_token", "global", "ranked"],
-    "eviction": ["none", *OWN, *EVICTIONS],
+    "eviction": ["none", *OWN, *EVICTIONS, *CHAINS],
     "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
@@ -218,10 +217,12 @@ def compression_of(cell: Cell) -> Compression:
     kv_dtype = precision if precision.startswith("int") else "model"
     if name == "none":
         return Compression(kv_dtype=kv_dtype, **stored)
-    merge = cell.get("merge", "own")
-    method = OWN[name]() if name in OWN else build_eviction(name)
-    own = None if merge == "own" else merge
-    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype, merge=own, **stored)
+    settings = dict(CHAINS.get(name, {}))
+    if "shares" in settings:
+        settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
+    method = OWN[name]() if name in OWN else build_eviction(name, **settings)
+    merge = None if cell.get("merge", "own") == "own" else cell["merge"]
+    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype, merge=merge, **stored)
 
 
 def batch_of(cell: Cell) -> Batch:

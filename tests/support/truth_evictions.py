@@ -1,6 +1,6 @@
-"""Evictions for tests alone: entries at random, a set for all heads or sets of their own.
+"""Evictions of the matrix of packed = truth that are not registered: made for it, and wrappers with settings.
 
-Legend: B batch, h key-value heads, N rows.
+Legend: h key-value heads, N rows.
 """
 
 from __future__ import annotations
@@ -70,3 +70,13 @@ class Emptied(SharedSet):
         count = candidates.budget_LB[..., None].repeat(1, 1, KV_HEADS[0])
         count[::2], count[..., 0] = 0, 0
         return count
+
+
+CHAINS = {
+    "ada(knorm)": {},
+    "ada(critical(h2o))": {"recent_share": 0.25},
+    "chunk(snapkv)": {"length": 2, "window": 2},
+    "per_layer(ada(random))": {"shares": (3, 1, 2, 2)},
+}
+"""Wrappers, with settings that leave them a choice in short prompts: heads, entries in runs, and layers differ."""
+OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
