@@ -33,16 +33,21 @@ FACTORS = {
     "keep": ["10", "40"],
     "every": ["4", "7"],
     "keys": ["1", "0.5"],
+    "merge": ["none", "pivot"],
 }
 
 
 def cells() -> list[dict[str, str]]:
-    """Every allowed combination, some seven thousand."""
+    """Every allowed combination, nearly twenty thousand."""
     found = [BASE | dict(zip(FACTORS, levels, strict=True)) for levels in product(*FACTORS.values())]
     for cell in found:
         if cell["selector"] == "none":
             cell["groups"] = "16/4"
-    return [cell for cell in found if allowed({k: v for k, v in cell.items() if k not in ("keep", "every", "keys")})]
+    return [
+        cell
+        for cell in found
+        if allowed({k: v for k, v in cell.items() if k not in ("keep", "every", "keys", "merge")})
+    ]
 
 
 def name_of(cell: dict[str, str]) -> str:
@@ -58,7 +63,7 @@ QUICK, ALL = 90, 900
 def compression_of(cell: dict[str, str], **changed) -> Compression:
     method = build_eviction(cell["eviction"], **SETTINGS.get(cell["eviction"], {}))
     settings = {"keep": int(cell["keep"]), "unit": "tokens", "scope": cell["scope"], "every": int(cell["every"])}
-    settings |= {"key_channels": float(cell["keys"]), "key_window": 3}
+    settings |= {"key_channels": float(cell["keys"]), "key_window": 3, "merge": cell["merge"]}
     return Compression(method, **(settings | changed))
 
 
