@@ -8,7 +8,8 @@ holds at most its budget, ``every`` tokens (or a longer turn) and what never com
 
 The tail is packed when something is evicted: kept tokens become whole entries, kept entries of the prompt lie as they
 were stored (``cache/entries.py``). A sample that has nothing to evict keeps its tokens unrounded, whatever its
-neighbours do. What is evicted here is let go: an option ``merge`` is of the prompt. Nothing happens in between, but that the layers hold on to the queries that the method reads.
+neighbours do. What is evicted here is let go; ``merge`` acts on the prompt. Nothing happens in between, but that the
+layers hold on to the queries that the method reads.
 
 One layer is read back at a time. Positions stay what they were. Source of the idea: kvpress's ``DecodingPress``, which
 buffers hidden states and evicts in the middle of a step; here the next step is the first to see it.

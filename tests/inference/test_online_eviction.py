@@ -271,7 +271,7 @@ def test_a_share_that_keeps_less_than_every_is_refused_by_the_prompt():
         ValueError, match=r"eviction_every=7 is more than the budget of 'sample-0', whose prompt keeps 3"
     ):
         decoded_online(backbone_of(cell), batch_of(cell), 1, compression_of(cell, keep=0.2, unit="fraction", every=7))
-    assert compression_of(cell).label == "h2o 10 tokens every 4"
+    assert compression_of(cell).label == "h2o 10 tokens merge none every 4"
 
 
 def test_scored_texts_longer_than_every_are_refused():

@@ -52,7 +52,7 @@ def decoded_online(backbone, batch, steps, compression, protocol="query_aware", 
     cache = PackedCache(backbone.family.shape.num_layers)
     with tapped(backbone) as tap:
         first = open_prompts(backbone, batch, cache, compression, protocol)
-    saved = truths(backbone, tap, first.plan, batch)
+    saved = truths(backbone, tap, first.plan, batch, compression.merging)
     run = OnlineRun([], [first.logits_BV], [0], saved, cache)
     further = dict(chunks)
     for call in range(steps):
