@@ -23,7 +23,7 @@ from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, recompute, tapped, truths
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, SHORT
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 TEXT = ("llama", "qwen2", "mistral")
@@ -214,7 +214,7 @@ def compression_of(cell: Cell) -> Compression:
     kv_dtype = precision if precision.startswith("int") else "model"
     if name == "none":
         return Compression(kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
-    settings = dict(CHAINS.get(name, {}))
+    settings = dict({**CHAINS, **SHORT}.get(name, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
     method = OWN[name]() if name in OWN else build_eviction(name, **settings)
