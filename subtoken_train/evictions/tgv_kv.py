@@ -79,6 +79,11 @@ class TGVKV(Eviction):
         scores_BN = torch.where(text_BN, text_score_BN, visual_score_BN)
         return LayerScores(scores_BN[:, None], ends(view.entries_BN), vision_B)
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B] (TVB)."""
         vision_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])

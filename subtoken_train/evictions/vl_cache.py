@@ -62,6 +62,11 @@ class VLCache(Eviction):
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
         return LayerScores(scores_BhN, torch.zeros_like(view.entries_BN), density_BH.mean(1))
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B], by density (Algorithm 1)."""
         density_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])

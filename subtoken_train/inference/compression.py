@@ -40,6 +40,8 @@ class Compression:
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per key head and value
             piece.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
+        prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
+            one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
     """
 
     eviction: Eviction | None = None
@@ -48,6 +50,7 @@ class Compression:
     scope: Scope | None = None
     kv_dtype: KVDtype = "model"
     round_up: bool = False
+    prefill_chunk: int | None = None
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
@@ -60,6 +63,26 @@ class Compression:
             raise ValueError(f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1")
         if self.eviction is None and self.keep != 1:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+        if self.prefill_chunk is not None:
+            self._check_chunk(self.prefill_chunk)
+
+    def _check_chunk(self, chunk: int) -> None:
+        if type(chunk) is not int or chunk < 1:
+            raise ValueError(f"prefill_chunk={chunk!r} must be a whole number of at least 1, for instance 4096")
+        method = self.eviction
+        if method is None:
+            return
+        if method.across_layers or "second_pass" in method.needs:
+            reason = "divides its budget between layers" if method.across_layers else "runs a prompt twice"
+            raise ValueError(
+                f"prefill_chunk={chunk}: eviction {method.name!r} {reason} and in chunks a layer is packed before the "
+                "next one runs; leave prefill_chunk out, or take snapkv, h2o or another method that decides by layer"
+            )
+        if chunk < method.observing_rows:
+            raise ValueError(
+                f"prefill_chunk={chunk} is smaller than the window of {method.observing_rows} rows in which eviction "
+                f"{method.name!r} observes; take at least {method.observing_rows}"
+            )
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
@@ -150,7 +173,9 @@ class EvictionPass:
         first.scores_BhN = torch.where(self.again_B[:, None, None], self.method.score_task(view), first.scores_BhN)
 
     def keep(self, groups: KVBudget) -> list[Tensor]:
-        """Entries that stay, per layer bool [B, h, M] (h = 1: one set for all heads).
+        """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
+
+        The layers are forgotten, so that the next one can be seen and kept alone.
 
         Args:
             groups: what a routed entry stores; what a budget in bytes counts with.
@@ -162,7 +187,10 @@ class EvictionPass:
         regions = [self.regions[layer] for layer in order]
         competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
         budget = torch.stack([self._budget(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
-        return self.method.keep([self.scores[layer] for layer in order], Candidates(regions, competes, budget))
+        kept = self.method.keep([self.scores[layer] for layer in order], Candidates(regions, competes, budget))
+        self.scores.clear()
+        self.regions.clear()
+        return kept
 
     def _last_row(self, regions_BM: Tensor) -> Tensor:
         """The last row of each prompt, which the next token is read from, bool [B, M]."""

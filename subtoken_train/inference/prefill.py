@@ -15,12 +15,14 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, layer_plan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
 from subtoken_train.inference.second_pass import repeated, second_pass
-from subtoken_train.types import Batch, Plan, Region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     """Run a batch of prompts once, with reducer and routers, and fill ``cache`` with what stays.
 
     The eviction sees the whole pass, and a second one where it needs it, then acts: the next token's logits are those
-    of the unevicted cache. Dense keys and values exist until their layer is packed.
+    of the unevicted cache. Dense keys and values exist until their layer is packed: those of all layers, in chunks
+    (``Compression.prefill_chunk``) those of one.
 
     Args:
         backbone: in evaluation mode.
@@ -64,6 +67,27 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     use_packed_attention(family.decoder.config)
     dense = DynamicCache(config=family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
+    if compression.prefill_chunk is not None:
+        result, plan = _chunked(backbone, prompts, compression, eviction, dense, cache)
+    else:
+        result, plan = _whole(backbone, prompts, compression, eviction, dense, cache)
+    cache.next_position = result.rows.next_position
+    cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
+    visible_BM = result.rows.visible_BM
+    last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
+    return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
+
+
+def _whole(
+    backbone: CompressedBackbone,
+    prompts: Batch,
+    compression: Compression,
+    eviction: EvictionPass | None,
+    dense: DynamicCache,
+    cache: PackedCache,
+) -> tuple[PromptPass, Plan]:
+    """All rows of all layers, then the plan, then each layer packed."""
+    family = backbone.family
     if eviction is not None and eviction.again:
         check_twice(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
@@ -71,16 +95,45 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         second_pass(family, dense, entries, repeated(result), eviction.observe_task)
     plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
-    packing = Packing(plan.layout, BITS[compression.kv_dtype])
-    for states, packed, kept in zip(dense.layers, cache.layers, plan.layers, strict=True):
-        assert isinstance(packed, PackedLayer)
-        packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
-        states.keys = states.values = None  # the dense layer goes before the next one is packed
-    cache.next_position = result.rows.next_position
-    cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
-    visible_BM = result.rows.visible_BM
-    last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
-    return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
+    for layer, kept in enumerate(plan.layers):
+        _pack(dense, cache, layer, kept, Packing(plan.layout, BITS[compression.kv_dtype]), prompts)
+    return result, plan
+
+
+def _chunked(
+    backbone: CompressedBackbone,
+    prompts: Batch,
+    compression: Compression,
+    eviction: EvictionPass | None,
+    dense: DynamicCache,
+    cache: PackedCache,
+) -> tuple[PromptPass, Plan]:
+    """Layer after layer, each planned and packed before the next one runs."""
+    assert compression.prefill_chunk is not None
+    routing, plan = backbone.active_routing, Plan([])
+    if routing is not None:
+        plan = Plan([], routing.layout)
+
+    def finished(layer: int, rows: Rows, groups_BMS: Tensor | None) -> None:
+        if eviction is None:
+            keep_BhM = (rows.regions_BM != Region.PADDING)[:, None]
+        else:
+            (keep_BhM,) = eviction.keep(backbone.group_budget)
+        plan.layers.append(layer_plan(keep_BhM, None if routing is None else groups_BMS, rows.index_BM))
+        _pack(dense, cache, layer, plan.layers[layer], Packing(plan.layout, BITS[compression.kv_dtype]), prompts)
+
+    chunks, observer = Chunks(compression.prefill_chunk, finished), None if eviction is None else eviction.observe
+    return backbone.run(prompts, cache=dense, pad_left=True, observer=observer, chunks=chunks), plan
+
+
+def _pack(
+    dense: DynamicCache, cache: PackedCache, layer: int, kept: LayerPlan, packing: Packing, prompts: Batch
+) -> None:
+    """Pack a layer; its dense states are let go."""
+    states, packed = dense.layers[layer], cache.layers[layer]
+    assert isinstance(packed, PackedLayer)
+    packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
+    states.keys = states.values = None
 
 
 @torch.no_grad()
