@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.storage import Block, Payload, RoutedValues, places_of
+from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues, places_of
 from subtoken_train.types import LayerPlan, Layout
 
 MAX_INDEX = 0.005  # share of the keys and values that an index may take; bits are taken where places do not fit
@@ -57,36 +57,33 @@ def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: P
         bits_RSM, piece_bit = _bits(groups_BMS, kv_heads, width, packing.layout, shared)
         whole_RM = groups_BMS.all(-1)
         whole_RM = whole_RM if shared else whole_RM.repeat_interleave(kv_heads, 0)
-    counts = torch.stack([(keep_RM & ~whole_RM).sum(-1), (keep_RM & whole_RM).sum(-1)], dim=-1).tolist()
-    alike: dict[tuple[int, int], list[int]] = {}
-    for row, (routed, whole) in enumerate(counts):
-        alike.setdefault((routed, whole), []).append(row)
+    kinds = [(True, keep_RM & ~whole_RM), (False, keep_RM & whole_RM)]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for row, counts in enumerate(torch.stack([marks.sum(-1) for _, marks in kinds], dim=-1).tolist()):
+        alike.setdefault(tuple(counts), []).append(row)
     blocks = []
-    for (routed, whole), members in alike.items():
-        rows = torch.tensor(members, device=keep_RM.device)
-        chosen = [x if len(alike) == 1 else x[rows] for x in (keys, values, keep_RM, whole_RM, row_RM)]
-        own_keys, own_values, own_keep, own_whole, own_row = chosen
-        whole_index = own_row.gather(1, _places(own_keep & own_whole, whole))
-        block = Block(
-            rows=None if len(alike) == 1 else rows,
-            routed_keys=None,
-            routed_values=None,
-            whole_keys=Payload.store(_take(own_keys, whole_index), packing.kv_bits),
-            whole_values=Payload.store(_take(own_values, whole_index), packing.kv_bits),
-        )
-        if routed:
-            assert bits_RSM is not None
-            assert piece_bit is not None
-            places = _places(own_keep & ~own_whole, routed)
+    for counts, members in alike.items():
+        rows = None if len(alike) == 1 else torch.tensor(members, device=keep_RM.device)
+        own_keys, own_values, own_row = (x if rows is None else x[rows] for x in (keys, values, row_RM))
+        parts = []
+        for (routed, marks), count in zip(kinds, counts, strict=True):
+            if routed and not count:
+                continue
+            places = _places(marks if rows is None else marks[rows], count)
             index = own_row.gather(1, places)
-            own_bits = (bits_RSM if len(alike) == 1 else bits_RSM[rows]).gather(
-                2, places[:, None].expand(-1, bits_RSM.shape[1], -1)
-            )
-            block.routed_keys = Payload.store(_take(own_keys, index), packing.kv_bits)
-            block.routed_values = _routed_values(
-                _take(own_values, index), own_bits, piece_bit, block.routed_keys, packing.kv_bits
-            )
-        blocks.append(block)
+            stored = Payload.store(_take(own_keys, index), packing.kv_bits)
+            kept: Payload | RoutedValues
+            if routed:
+                assert bits_RSM is not None
+                assert piece_bit is not None
+                own_bits = (bits_RSM if rows is None else bits_RSM[rows]).gather(
+                    2, places[:, None].expand(-1, bits_RSM.shape[1], -1)
+                )
+                kept = _routed_values(_take(own_values, index), own_bits, piece_bit, stored, packing.kv_bits)
+            else:
+                kept = Payload.store(_take(own_values, index), packing.kv_bits)
+            parts.append(BlockPart(stored, kept))
+        blocks.append(Block(rows, parts))
     return blocks
 
 

@@ -28,6 +28,8 @@ EVICTIONS: Registry[Eviction] = Registry(
         "kvcompose": "kvcompose:KVCompose",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
+        "elastic": "elastic:Elastic",
+        "prefixkv": "prefixkv:PrefixKV",
     },
 )
 

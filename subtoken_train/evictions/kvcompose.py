@@ -11,8 +11,7 @@ that release may empty it. A total that ties would exceed goes to the lower laye
 Whose attention counts is the task. With a question, it is the question. Without one, as in the release, it is the
 context itself: it runs a second time after its own cache, and what these rows look at is what it takes to say it again.
 
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers, R runs that share a pool
-(layers, or heads of layers).
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import Blocks, over_groups, task_rows, unasked
+from subtoken_train.evictions.pools import aligned, pooled_counts, pooled_head_counts, score_curves
 
 Task = Literal["auto", "aware", "agnostic", "causal"]
 
@@ -93,21 +93,14 @@ class KVCompose(Eviction):
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]; not structured: of every head, [L, B, h]."""
+        found = [each.scores_BhN for each in scores]
         if not self.structured:
-            return self.head_counts(scores, candidates)
-        curve_BLN = _aligned([each.mean(1, keepdim=True) for each in _curves(scores, candidates)])
+            return pooled_head_counts(found, candidates, self.lower_bound)
+        curve_BLN = aligned([each.mean(1, keepdim=True) for each in score_curves(found, candidates)])
         if self.kvpress:
             curve_BLN = first_is_largest(curve_BLN)
         count_LB = pooled_counts(curve_BLN, candidates.budget_LB.sum(0), self.lower_bound).T
         return torch.maximum(count_LB, competing_counts(candidates).clamp(max=1))
-
-    def head_counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        """Entries per layer and head, int64 [L, B, h], from one pool of all heads."""
-        kv_heads = scores[0].scores_BhN.shape[1]
-        total_B = candidates.budget_LB.sum(0) * kv_heads
-        count_BR = pooled_counts(_aligned(_curves(scores, candidates)), total_B, self.lower_bound)
-        count_LBh = count_BR.view(-1, len(scores), kv_heads).transpose(0, 1)
-        return torch.maximum(count_LBh, competing_counts(candidates).clamp(max=1)[..., None])
 
 
 def token_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
@@ -132,50 +125,7 @@ def token_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) 
     return scores_BhN + scores_BhN.mean(1, keepdim=True)
 
 
-def score_curve(scores_BhN: Tensor, competes_BN: Tensor) -> Tensor:
-    """Scores of the competing entries of each head, best first (equation 18), [B, h, N]; -inf after the last."""
-    return scores_BhN.masked_fill(~competes_BN[:, None], -torch.inf).sort(dim=-1, descending=True).values
-
-
 def first_is_largest(curve_BLN: Tensor) -> Tensor:
     """Kvpress's curves: the first layer's importance at each rank is the largest of any layer."""
     first_BN = curve_BLN.amax(1).masked_fill(curve_BLN[:, 0].isneginf(), -torch.inf)
     return torch.cat([first_BN[:, None], curve_BLN[:, 1:]], 1)
-
-
-def pooled_counts(curve_BRN: Tensor, total_B: Tensor, lower_bound: int) -> Tensor:
-    """How many of each run are among the best of all (equations 20 to 22), int64 [B, R].
-
-    Args:
-        curve_BRN: falling curves of importance, -inf after the last entry.
-        total_B: size of the selection, int64.
-        lower_bound: the first entries of each run, which come before all others; the very first before those.
-
-    Ties go to the lower run.
-    """
-    batch, runs, length = curve_BRN.shape
-    flat = curve_BRN.reshape(batch, -1)
-    place = torch.arange(runs * length, device=flat.device) % length
-    early = (place < lower_bound).int() + (place < min(lower_bound, 1)).int()
-    order = flat.sort(dim=-1, descending=True, stable=True).indices
-    classes = torch.where(flat.isneginf(), -1, early).gather(-1, order)
-    order = order.gather(-1, classes.sort(dim=-1, descending=True, stable=True).indices)
-    within = torch.arange(runs * length, device=flat.device) < total_B[:, None]
-    chosen = torch.zeros_like(within).scatter_(-1, order, within) & ~flat.isneginf()
-    return chosen.view(batch, runs, length).sum(-1)
-
-
-def _curves(scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
-    """``score_curve`` of every layer."""
-    return [
-        score_curve(each.scores_BhN, competes_BN)
-        for each, competes_BN in zip(scores, candidates.competes_LBN, strict=True)
-    ]
-
-
-def _aligned(curves: list[Tensor]) -> Tensor:
-    """Curves [B, R_l, N_l] of all layers in one tensor [B, sum of R_l, largest N_l], -inf after the last entry."""
-    length = max(each.shape[-1] for each in curves)
-    return torch.cat(
-        [torch.nn.functional.pad(each, (0, length - each.shape[-1]), value=-torch.inf) for each in curves], 1
-    )
