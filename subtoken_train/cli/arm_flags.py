@@ -32,6 +32,15 @@ def add_compression_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--kv-dtype", default="model", metavar="model|int8|int4", help="precision of the stored prompt (default: model)"
     )
+    parser.add_argument(
+        "--prefill-chunk",
+        type=int,
+        metavar="ROWS",
+        help="rows of a prompt that run at a time, e.g. 4096 (default: all)",
+    )
+    parser.add_argument(
+        "--rerotate", action="store_true", default=None, help="turn the keys that stay to closed-up positions"
+    )
 
 
 def arm_options(args: Namespace) -> dict[str, Any]:
@@ -39,7 +48,8 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     from subtoken_train.inference.written_settings import parse_settings
 
     names = ("backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "scope", "kv_dtype")
-    given = {name: value for name in (*names, "protocol") if (value := getattr(args, name, None)) is not None}
+    names = (*names, "protocol", "prefill_chunk", "rerotate")
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
     return given

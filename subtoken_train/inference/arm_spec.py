@@ -50,6 +50,8 @@ class ArmSpec:
         kv_dtype: precision of the stored prompt: ``model``, ``int8`` or ``int4``.
         protocol: ``query_aware``: the question is there when the cache is compressed; ``context_first``: the context is
             compressed before the question is read.
+        prefill_chunk: rows of a prompt that run through a layer at a time; None: all.
+        rerotate: turn the keys that an eviction leaves to closed-up positions.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
         written: how messages spell the options.
     """
@@ -67,6 +69,8 @@ class ArmSpec:
     scope: Any = None
     kv_dtype: Any = "model"
     protocol: Protocol = "query_aware"
+    prefill_chunk: int | None = None
+    rerotate: bool = False
     seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 
@@ -113,6 +117,8 @@ class ArmSpec:
             check_file_name(self.name, "name of an arm")
         if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
             raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
+        if not isinstance(self.rerotate, bool):
+            raise ValueError(f"rerotate{place} must be true or false; got {self.rerotate!r}")
         drawn = set(DRAWING) & {self.reducer, self.selector, self.eviction}
         if self.seed is not None and (type(self.seed) is not int or not drawn):
             raise ValueError(
@@ -137,7 +143,8 @@ class ArmSpec:
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up)
+        chunk, rerotate = self.prefill_chunk, self.rerotate
+        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up, chunk, rerotate)
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None

@@ -42,6 +42,7 @@ class Compression:
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
             one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
+        rerotate: turn the keys that stay to closed-up positions, see ``inference/rerotation.py``.
     """
 
     eviction: Eviction | None = None
@@ -51,6 +52,7 @@ class Compression:
     kv_dtype: KVDtype = "model"
     round_up: bool = False
     prefill_chunk: int | None = None
+    rerotate: bool = False
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
@@ -65,6 +67,11 @@ class Compression:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
+        if self.rerotate and (self.eviction is None or self.eviction.across_layers):
+            reason = "needs an eviction"
+            if self.eviction is not None:
+                reason = f"needs as many entries in every layer, and eviction {self.eviction.name!r} divides them"
+            raise ValueError(f"rerotate {reason}; take for instance streaming_llm, snapkv or h2o")
 
     def _check_chunk(self, chunk: int) -> None:
         if type(chunk) is not int or chunk < 1:
@@ -86,6 +93,11 @@ class Compression:
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
+        if self.rerotate and family.tower_positions == "mrope":
+            raise ValueError(
+                f"rerotate: {family.name} gives the tokens of an image places in a grid, which cannot be closed up; "
+                "leave rerotate out"
+            )
         if self.eviction is None or family.image_token_id is not None:
             return
         if self.eviction.needs_image:
@@ -113,7 +125,8 @@ class Compression:
         parts: list[str] = [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
-            parts = [self.eviction.name, amount, *(["all"] if self.scope == "all" else []), *parts]
+            words = [word for word, said in (("all", self.scope == "all"), ("rerotated", self.rerotate)) if said]
+            parts = [self.eviction.name, amount, *words, *parts]
         return " ".join(parts) or "-"
 
     def in_scope(self, regions_BM: Tensor) -> Tensor:

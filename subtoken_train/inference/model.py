@@ -87,6 +87,8 @@ class SubTokenModel:
         eviction_options: dict[str, Any] | None = None,
         scope: Scope | None = None,
         kv_dtype: KVDtype = "model",
+        prefill_chunk: int | None = None,
+        rerotate: bool = False,
         device_map: str | None = None,
     ) -> SubTokenModel:
         """Load an adapter with the backbone that it names, or a backbone alone.
@@ -105,13 +107,17 @@ class SubTokenModel:
             scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
                 ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
+            prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
+            rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
         Raises:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
-        compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype)
+        compression = Compression(
+            method, eviction_keep, eviction_unit, scope, kv_dtype, prefill_chunk=prefill_chunk, rerotate=rerotate
+        )
         return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
 
     @property

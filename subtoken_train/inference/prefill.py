@@ -9,20 +9,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.pack import Packing, pack_layer
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, layer_plan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.inference.compression import BITS, Compression, EvictionPass
+from subtoken_train.inference.compression import Compression, EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.second_pass import repeated, second_pass
-from subtoken_train.types import Batch, LayerPlan, Plan, Region
+from subtoken_train.types import Batch, Plan, Region
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,12 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     compression.check_prompts(prompts)
     check_length(prompts, family)
     use_packed_attention(family.decoder.config)
-    dense = DynamicCache(config=family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
-    if compression.prefill_chunk is not None:
-        result, plan = _chunked(backbone, prompts, compression, eviction, dense, cache)
-    else:
-        result, plan = _whole(backbone, prompts, compression, eviction, dense, cache)
-    cache.next_position = result.rows.next_position
+    packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
+    run = _whole if compression.prefill_chunk is None else _chunked
+    result, plan = run(backbone, prompts, eviction, packer)
+    rerotation = packer.rerotation
+    cache.next_position = result.rows.next_position if rerotation is None else rerotation.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
@@ -79,15 +76,10 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
 
 def _whole(
-    backbone: CompressedBackbone,
-    prompts: Batch,
-    compression: Compression,
-    eviction: EvictionPass | None,
-    dense: DynamicCache,
-    cache: PackedCache,
+    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
 ) -> tuple[PromptPass, Plan]:
     """All rows of all layers, then the plan, then each layer packed."""
-    family = backbone.family
+    family, dense = backbone.family, packer.dense
     if eviction is not None and eviction.again:
         check_twice(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
@@ -95,45 +87,29 @@ def _whole(
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         second_pass(family, dense, entries, repeated(result), eviction.observe_task)
     plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
-    for layer, kept in enumerate(plan.layers):
-        _pack(dense, cache, layer, kept, Packing(plan.layout, BITS[compression.kv_dtype]), prompts)
+    for layer, (kept, (rows, _)) in enumerate(zip(plan.layers, result.layer_rows(), strict=True)):
+        packer.pack(layer, kept, rows.position)
     return result, plan
 
 
 def _chunked(
-    backbone: CompressedBackbone,
-    prompts: Batch,
-    compression: Compression,
-    eviction: EvictionPass | None,
-    dense: DynamicCache,
-    cache: PackedCache,
+    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
 ) -> tuple[PromptPass, Plan]:
     """Layer after layer, each planned and packed before the next one runs."""
-    assert compression.prefill_chunk is not None
-    routing, plan = backbone.active_routing, Plan([])
-    if routing is not None:
-        plan = Plan([], routing.layout)
+    size, plan = packer.compression.prefill_chunk, Plan([], packer.packing.layout)
+    assert size is not None
 
     def finished(layer: int, rows: Rows, groups_BMS: Tensor | None) -> None:
-        if eviction is None:
-            keep_BhM = (rows.regions_BM != Region.PADDING)[:, None]
-        else:
+        keep_BhM = (rows.regions_BM != Region.PADDING)[:, None]
+        if eviction is not None:
             (keep_BhM,) = eviction.keep(backbone.group_budget)
-        plan.layers.append(layer_plan(keep_BhM, None if routing is None else groups_BMS, rows.index_BM))
-        _pack(dense, cache, layer, plan.layers[layer], Packing(plan.layout, BITS[compression.kv_dtype]), prompts)
+        groups_BMS = None if backbone.active_routing is None else groups_BMS
+        plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
+        packer.pack(layer, plan.layers[layer], rows.position)
 
-    chunks, observer = Chunks(compression.prefill_chunk, finished), None if eviction is None else eviction.observe
-    return backbone.run(prompts, cache=dense, pad_left=True, observer=observer, chunks=chunks), plan
-
-
-def _pack(
-    dense: DynamicCache, cache: PackedCache, layer: int, kept: LayerPlan, packing: Packing, prompts: Batch
-) -> None:
-    """Pack a layer; its dense states are let go."""
-    states, packed = dense.layers[layer], cache.layers[layer]
-    assert isinstance(packed, PackedLayer)
-    packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
-    states.keys = states.values = None
+    observer = None if eviction is None else eviction.observe
+    chunks = Chunks(size, finished)
+    return backbone.run(prompts, cache=packer.dense, pad_left=True, observer=observer, chunks=chunks), plan
 
 
 @torch.no_grad()

@@ -7,10 +7,12 @@ from itertools import product
 
 import pytest
 import torch
+from torch.nn import functional
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine import attention
 from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.inference import layer_packer, prefill
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
@@ -94,3 +96,40 @@ def test_routers_and_reducers_choose_the_same(monkeypatch, family, reducer, sele
 def test_a_context_before_its_question(family, selector, side):
     cell = {"family": family, "reducer": "none", "selector": selector}
     check(cell, f"three_{side}", METHODS["h2o"], (5, 16), "context_first")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "reducer", "selector"), [("llama", "quest", "linear"), ("llava", "none", "none")])
+def test_what_exists_at_a_time(monkeypatch, family, reducer, selector):
+    """Rows of a chunk in every wide part, masks of a block, and dense keys and values of one layer."""
+    backbone = backbone_of({**CELL, "family": family, "reducer": reducer, "selector": selector})
+    batch = prompts(backbone.family, "three", pad_left=False)
+    wide, masks, dense, packers = [], [], [], []
+    attend = functional.scaled_dot_product_attention
+
+    def attention_of(query, key, value, mask=None, **options):
+        if mask is not None:  # the vision tower has none
+            masks.append((query.shape[2], mask.shape[-2]))
+        return attend(query, key, value, mask, **options)
+
+    def states_at(layer, *_):
+        dense.append(sum(states.keys is not None for states in packers[-1].dense.layers))
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attention_of)
+    monkeypatch.setattr(attention, "ROW_BLOCK", 3)
+    monkeypatch.setattr(
+        prefill, "LayerPacker", lambda *args: packers.append(layer_packer.LayerPacker(*args)) or packers[-1]
+    )
+    handles = [
+        layer.mlp.register_forward_pre_hook(lambda _, args: wide.append(args[0].shape[1]))
+        for layer in backbone.family.decoder.layers
+    ]
+    handles += [layer.register_forward_hook(states_at) for layer in backbone.family.decoder.layers]
+    try:
+        opened(backbone, batch, Compression(METHODS["knorm"], 0.4, prefill_chunk=7), steps=0)
+    finally:
+        for handle in handles:
+            handle.remove()
+    length = batch.input_ids_BN.shape[1]
+    assert sum(wide) == length * len(backbone.family.decoder.layers)
+    assert (max(wide), max(masks), max(dense)) == (7, (3, 3), 1)

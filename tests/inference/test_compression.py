@@ -31,6 +31,23 @@ PER_HEAD = ("h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_ca
         ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
         ({"scope": "visula"}, "unknown scope 'visula'. Did you mean 'visual'"),
         ({"eviction": None, "keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
+        ({"prefill_chunk": 0}, "prefill_chunk=0 must be a whole number of at least 1, for instance 4096"),
+        ({"prefill_chunk": 2.5}, "prefill_chunk=2.5 must be a whole number"),
+        ({"prefill_chunk": True}, "prefill_chunk=True must be a whole number"),
+        (
+            {"prefill_chunk": 63, "eviction": build_eviction("snapkv")},
+            "prefill_chunk=63 is smaller than the window of 64 rows in which eviction 'snapkv' observes; take at least",
+        ),
+        (
+            {"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")},
+            "prefill_chunk=64: eviction 'pyramidkv' divides its budget between layers and in chunks a layer is packed",
+        ),
+        ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache' divides its budget"),
+        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; take for instance streaming_llm"),
+        (
+            {"rerotate": True, "eviction": build_eviction("pyramidkv")},
+            "rerotate needs as many entries in every layer, and eviction 'pyramidkv' divides them",
+        ),
     ],
 )
 def test_wrong_settings(settings, words):
@@ -59,6 +76,7 @@ def test_methods_for_images_are_refused_without_one(tiny_family):
         (Compression(kv_dtype="int8"), "int8"),
         (Compression(FirstEntries(), 0.1), "first 0.1"),
         (Compression(FirstVisual(), 0.1, scope="visual"), "first_visual 0.1"),
+        (Compression(FirstVisual(), 0.1, scope="all", rerotate=True), "first_visual 0.1 all rerotated"),
         (Compression(FirstVisual(), 4096, "bytes", "all", "int4"), "first_visual 4,096 bytes all int4"),
     ],
 )

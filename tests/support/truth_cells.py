@@ -25,7 +25,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol, Region
 from tests.support.helpers import compress
 from tests.support.pairwise import Cell
-from tests.support.reference import SampleTruth, recompute, tapped, truths
+from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 
@@ -225,6 +225,7 @@ def decoded(
     with tapped(backbone) as tap:
         first = open_prompts(backbone, batch, cache, compression, protocol)
     saved = truths(backbone, tap, first.plan, batch)
+    saved = list(map(closed_up, saved)) if compression.rerotate else saved
     logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
     while len(tokens) < steps:
         logits.append(decode(backbone, tokens[-1][:, None], cache))
@@ -250,13 +251,14 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
 
 
 def compression_of(cell: Cell) -> Compression:
-    """A cell's eviction and precision."""
+    """A cell's eviction and precision; ``chunk`` and ``rerotate`` are for cells of their own."""
     name, precision = cell["eviction"], cell["precision"]
     kv_dtype = precision if precision.startswith("int") else "model"
     if name == "none":
-        return Compression(kv_dtype=kv_dtype)
+        return Compression(kv_dtype=kv_dtype, prefill_chunk=cell.get("chunk"))
     method = OWN[name]() if name in OWN else build_eviction(name)
-    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype)
+    own = {"prefill_chunk": cell.get("chunk"), "rerotate": "rerotate" in cell}
+    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype, **own)
 
 
 def batch_of(cell: Cell) -> Batch:

@@ -163,6 +163,8 @@ def arm_name(spec: ArmSpec) -> str:
     if spec.eviction is not None:
         parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
+    parts += ["rerotated"] if spec.rerotate else []
+    parts += [] if spec.prefill_chunk is None else [f"chunk{spec.prefill_chunk}"]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
 

@@ -1,0 +1,67 @@
+"""Layers of a prompt's pass, from dense keys and values to packed ones.
+
+Legend: B batch, M rows of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from transformers import DynamicCache
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.inference.compression import BITS, Compression
+from subtoken_train.inference.rerotation import Rerotation
+from subtoken_train.types import LayerPlan
+
+
+@dataclass
+class LayerPacker:
+    """Packs a prompt's layers, in any order; each one's dense states are let go.
+
+    Attributes:
+        backbone: what ran.
+        compression: precision, and whether keys are re-rotated.
+        cache: is filled.
+        prompt_length: tokens of the unreduced prompts, padding included.
+        dense: the cache that the pass fills.
+        packing: layout and precision.
+        rerotation: closes up the keys; None: they keep their positions.
+    """
+
+    backbone: CompressedBackbone
+    compression: Compression
+    cache: PackedCache
+    prompt_length: int
+    dense: DynamicCache = field(init=False)
+    packing: Packing = field(init=False)
+    rerotation: Rerotation | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        family, routing, bits = self.backbone.family, self.backbone.active_routing, BITS[self.compression.kv_dtype]
+        self.dense = DynamicCache(config=family.decoder.config)
+        self.packing = Packing(kv_bits=bits) if routing is None else Packing(routing.layout, bits)
+        self.rerotation = Rerotation(family.rotation) if self.compression.rerotate else None
+
+    def pack(self, layer: int, kept: LayerPlan, position: Tensor) -> None:
+        """Pack what a layer keeps.
+
+        Args:
+            layer: its number.
+            kept: its plan.
+            position: position ids of its rows, [B, M] or [3, B, M].
+
+        Raises:
+            ValueError: keys that cannot be closed up, see ``Rerotation``.
+        """
+        states, packed = self.dense.layers[layer], self.cache.layers[layer]
+        assert isinstance(packed, PackedLayer)
+        keys, values = states.keys, states.values
+        states.keys = states.values = None
+        if self.rerotation is not None:
+            keys = self.rerotation.closed_up(keys, kept, position)
+        packed.fill(pack_layer(keys, values, kept, self.packing), self.prompt_length, keys)
