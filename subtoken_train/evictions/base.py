@@ -49,11 +49,13 @@ class Candidates:
         competes_LBN: entries that the method chooses among, bool; all other entries stay and are not in the budget.
         budget_LB: entries that may stay of them, int64, per layer and sample, the same in every layer of a sample
             unless layers have different numbers of entries. A method may move entries between layers, not add any.
+        exact_LB: the same before it was rounded to whole entries, fp64; None where it is whole anyway.
     """
 
     regions_LBN: list[Tensor]
     competes_LBN: list[Tensor]
     budget_LB: Tensor
+    exact_LB: Tensor | None = None
 
 
 class Eviction(ABC):
@@ -84,6 +86,11 @@ class Eviction(ABC):
         """Rows of an observation window at the end of a prompt, which a chunk must hold; 0 where there is none."""
         return 0
 
+    @property
+    def may_empty(self) -> bool:
+        """Whether a layer or head may keep nothing of what competes; otherwise one entry stays at least."""
+        return False
+
     @abstractmethod
     def score(self, view: LayerView) -> LayerScores:
         """Look at one layer."""
@@ -111,13 +118,14 @@ class Eviction(ABC):
         """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too.
 
         Protected entries come first, then the best scores; ties go to the lower index. Every sample keeps at least one
-        entry of those that compete, and never more than its count.
+        entry of those that compete (unless ``may_empty``), and never more than its count.
         """
         count_LB = self.counts(scores, candidates)
         kept = []
         for layer, competes_BN in enumerate(candidates.competes_LBN):
             best = self.at_budget(scores[layer], competes_BN, count_LB[layer])
-            best_BhN = keep_best_entries(best.scores_BhN, competes_BN, best.protected_BN, count_LB[layer])
+            least = int(not self.may_empty)
+            best_BhN = keep_best_entries(best.scores_BhN, competes_BN, best.protected_BN, count_LB[layer], least)
             others_BN = (candidates.regions_LBN[layer] != Region.PADDING) & ~competes_BN
             kept.append(best_BhN | others_BN[:, None])
         return kept
@@ -131,11 +139,13 @@ def protect_last(scores: list[LayerScores], candidates: Candidates, count_LB: Te
     ]
 
 
-def keep_best_entries(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, count: Tensor) -> Tensor:
+def keep_best_entries(
+    scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, count: Tensor, least: int = 1
+) -> Tensor:
     """The best competing entries of each head, ``count`` of them ([B], or [B, h]), bool [B, h, N].
 
-    Protected entries come before all others, the latest first; a count below 1 is 1 where anything competes. Ties go to
-    the lower index. Entries that score NaN are a fault of the method.
+    Protected entries come before all others, the latest first; a count below ``least`` is that. Ties go to the lower
+    index. Entries that score NaN are a fault of the method.
     """
     assert not bool(scores_BhN.isnan().any())
     length = scores_BhN.shape[-1]
@@ -150,5 +160,5 @@ def keep_best_entries(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Ten
         key = key_BN[:, None].expand_as(scores).gather(-1, order)
         order = order.gather(-1, key.sort(dim=-1, descending=True, stable=True).indices)
     rank = torch.empty_like(order).scatter_(-1, order, places_N.expand_as(order))
-    count_Bh = count.clamp(min=1) if count.dim() == 2 else count.clamp(min=1)[:, None]
+    count_Bh = count.clamp(min=least) if count.dim() == 2 else count.clamp(min=least)[:, None]
     return (rank < count_Bh[..., None]) & competes_BN[:, None]

@@ -34,8 +34,8 @@ class H2O(Eviction):
 
     Attributes:
         recent_share: as many of the prompt's last entries as this share of the budget always stay, in [0, 1], rounded
-            down. Not used with a ``window``.
-        window: that many of the prompt's last entries always stay instead, or as many as the budget has.
+            down.
+        window: if not 0, that many of the prompt's last entries stay instead, or as many as the budget has.
         normalise: divide an entry's sum by the number of rows that can see it (kvpress, ``observed_attention``).
         group: over the query heads of a key-value head, ``mean`` or ``max``; the paper has no grouped heads.
 
@@ -47,14 +47,14 @@ class H2O(Eviction):
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
 
     recent_share: float = 0.5
-    window: int | None = None
+    window: int = 0
     normalise: bool = False
     group: GroupReduction = "mean"
 
     def __post_init__(self) -> None:
         if not 0 <= self.recent_share <= 1:
             raise ValueError(f"h2o recent_share={self.recent_share:g} must be in [0, 1]")
-        if self.window is not None and self.window < 0:
+        if self.window < 0:
             raise ValueError(f"h2o window={self.window} must be 0 or more")
         check_word("h2o group", self.group, get_args(GroupReduction))
 
@@ -71,8 +71,7 @@ class H2O(Eviction):
     def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
         """As any method, once the budget says how long the recent window is."""
         count_LB, share = self.counts(scores, candidates), exact(self.recent_share)
-        if self.window is None:
-            recent_LB = count_LB * share.numerator // share.denominator
-        else:
+        recent_LB = count_LB * share.numerator // share.denominator
+        if self.window:
             recent_LB = torch.full_like(count_LB, self.window)
         return super().keep(protect_last(scores, candidates, recent_LB), candidates)

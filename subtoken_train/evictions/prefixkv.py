@@ -31,6 +31,11 @@ class PrefixKV(Elastic):
 
     name: ClassVar[str] = "prefixkv"
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]: the prompt's own prefixes."""
         protected_LB = torch.stack(

@@ -199,8 +199,13 @@ class EvictionPass:
         order = sorted(self.scores)
         regions = [self.regions[layer] for layer in order]
         competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
-        budget = torch.stack([self._budget(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
-        kept = self.method.keep([self.scores[layer] for layer in order], Candidates(regions, competes, budget))
+        exact = torch.stack([self._exact(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
+        most = torch.stack([choose.sum(-1) for choose in competes])
+        # the decimal that was written, not its binary neighbours
+        whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
+        budget = torch.minimum(whole.long().clamp(min=1), most)
+        candidates = Candidates(regions, competes, budget, torch.minimum(exact.clamp(min=0), most))
+        kept = self.method.keep([self.scores[layer] for layer in order], candidates)
         self.scores.clear()
         self.regions.clear()
         return kept
@@ -209,22 +214,16 @@ class EvictionPass:
         """The last row of each prompt, which the next token is read from, bool [B, M]."""
         return last_marked(regions_BM != Region.PADDING, int(not self.followed))
 
-    def _budget(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
-        """Competing entries that may stay in a layer, int64 [B]; a last row that is in scope takes one of them."""
+    def _exact(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
+        """Competing entries that may stay in a layer, fp64 [B]; a last row that is in scope takes one of them."""
         keep = self.compression.keep
         count_B = self.compression.in_scope(regions_BM).sum(-1)
-        if self.compression.unit == "fraction":
-            # the decimal that was written, not its binary neighbours
-            exact_B = count_B.double() * keep
-            budget_B = (torch.ceil(exact_B - 1e-9) if self.compression.round_up else torch.floor(exact_B + 1e-9)).long()
-        elif self.compression.unit == "tokens":
-            budget_B = torch.full_like(count_B, int(keep))
-        else:
-            budget_B = self._budget_of_bytes(regions_BM, competes_BM, groups)
-        candidates_B = competes_BM.sum(-1)
-        if self.compression.unit != "bytes":  # which count what always stays themselves
-            budget_B = budget_B - (count_B - candidates_B)
-        return torch.minimum(budget_B.clamp(min=1), candidates_B)
+        if self.compression.unit == "bytes":  # which count what always stays themselves
+            return self._budget_of_bytes(regions_BM, competes_BM, groups).double()
+        share_B = (
+            count_B.double() * keep if self.compression.unit == "fraction" else torch.full_like(count_B, int(keep))
+        )
+        return share_B.double() - (count_B - competes_BM.sum(-1))
 
     def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
         routed, whole = entry_bytes(self.shape, groups), entry_bytes(self.shape)

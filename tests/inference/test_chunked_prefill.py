@@ -20,7 +20,7 @@ from tests.support.truth_cells import backbone_of
 from tests.support.truth_models import prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
-SETTINGS = {"snapkv": {"window": 4}, "aircache": {"budgets": "mean"}}
+SETTINGS = {"snapkv": {"window": 4}} | dict.fromkeys(("aircache", "vl_cache", "tgv_kv"), {"budgets": "uniform"})
 METHODS = {name: build_eviction(name, **SETTINGS.get(name, {})) for name in EVICTIONS}
 BY_LAYER = [name for name, method in METHODS.items() if not (method.across_layers or "second_pass" in method.needs)]
 
@@ -107,10 +107,10 @@ def test_what_exists_at_a_time(monkeypatch, family, reducer, selector):
     wide, masks, dense, packers = [], [], [], []
     attend = functional.scaled_dot_product_attention
 
-    def attention_of(query, key, value, mask=None, **options):
-        if mask is not None:  # the vision tower has none
-            masks.append((query.shape[2], mask.shape[-2]))
-        return attend(query, key, value, mask, **options)
+    def attention_of(query, key, value, *mask, **options):
+        for each in mask:  # the vision tower has none
+            masks.append((query.shape[2], each.shape[-2]))
+        return attend(query, key, value, *mask, **options)
 
     def states_at(layer, *_):
         dense.append(sum(states.keys is not None for states in packers[-1].dense.layers))

@@ -85,7 +85,9 @@ def test_golden_streaming_llm(shared, call):
         return Rotation(angle.cos(), angle.sin())
 
     rerotation = Rerotation(rotate)
-    ours = rerotation.closed_up(rotate(position).turn(cached), plan_of(keep_BhN, shared=keep_BhN.shape[1] == 1), position)
+    ours = rerotation.closed_up(
+        rotate(position).turn(cached), plan_of(keep_BhN, shared=keep_BhN.shape[1] == 1), position
+    )
     assert (rerotation.next_position == places.shape[-1]).all()
     worst = 0.0
     for sample, head in product(range(len(cached)), range(cached.shape[1])):

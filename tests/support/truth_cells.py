@@ -67,9 +67,25 @@ class OwnSets(SharedSet):
         return kept
 
 
+@dataclass(frozen=True)
+class Emptied(SharedSet):
+    """Test only: every second layer keeps nothing of what competes, nor does the first head of the others."""
+
+    name: ClassVar[str] = "emptied"
+
+    @property
+    def may_empty(self) -> bool:
+        return True
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        count = candidates.budget_LB[..., None].repeat(1, 1, KV_HEADS[0])
+        count[::2], count[..., 0] = 0, 0
+        return count
+
+
 TEXT = ("llama", "qwen2", "mistral")
 KV_HEADS = [2]  # heads of the model under test; a method does not see the model
-OWN = {"shared_set": SharedSet, "own_sets": OwnSets}
+OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
 REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
