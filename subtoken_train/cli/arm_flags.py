@@ -47,8 +47,8 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     """The options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
     from subtoken_train.inference.written_settings import parse_settings
 
-    names = ("backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "scope", "kv_dtype")
-    names = (*names, "protocol", "prefill_chunk", "rerotate")
+    names: tuple[str, ...] = ("backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "scope")
+    names = (*names, "kv_dtype", "protocol", "prefill_chunk", "rerotate")
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)

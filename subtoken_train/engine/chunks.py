@@ -119,7 +119,7 @@ def look_ahead(
     value_BND = attention.v_proj(normed_BND)  # whose hook routes, or defers
 
     def heads(projected_BND: Tensor) -> Tensor:
-        return projected_BND.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        return projected_BND.reshape(*projected_BND.shape[:2], -1, attention.head_dim).transpose(1, 2)
 
     if state is not None:
         state.ahead[layer] = value_BND

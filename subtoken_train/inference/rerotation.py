@@ -64,7 +64,7 @@ class Rerotation:
         place_BhN = (keep_BhN.cumsum(-1) - 1).clamp(min=0)
         if keep_BhN.shape[1] == 1:
             return self.rotate(place_BhN[:, 0]).turn(unrotated).to(key_BhNd)
-        heads = zip(place_BhN.unbind(1), unrotated.split(1, 1), strict=True)
+        heads = zip(place_BhN.unbind(1), unrotated.chunk(unrotated.shape[1], 1), strict=True)
         return torch.cat([self.rotate(place_BN).turn(head) for place_BN, head in heads], 1).to(key_BhNd)
 
     @property

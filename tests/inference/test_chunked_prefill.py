@@ -20,7 +20,8 @@ from tests.support.truth_cells import backbone_of
 from tests.support.truth_models import prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
-SETTINGS = {"snapkv": {"window": 4}} | dict.fromkeys(("aircache", "vl_cache", "tgv_kv"), {"budgets": "uniform"})
+OWN_BUDGETS = {"budgets": "uniform"}
+SETTINGS = {"snapkv": {"window": 4}, "aircache": OWN_BUDGETS, "vl_cache": OWN_BUDGETS, "tgv_kv": OWN_BUDGETS}
 METHODS = {name: build_eviction(name, **SETTINGS.get(name, {})) for name in EVICTIONS}
 BY_LAYER = [name for name, method in METHODS.items() if not (method.across_layers or "second_pass" in method.needs)]
 
