@@ -19,7 +19,12 @@ from tests.support.prompt_views import (
     plan,
 )
 
-SETTINGS = {"snapkv": {"window": 4}, "pyramidkv": {"window": 4, "beta": 4}}
+SETTINGS = {
+    "snapkv": {"window": 4},
+    "pyramidkv": {"window": 4, "beta": 4},
+    "compactor": {"sinks": 2, "last": 1, "chunk": 4},
+    "lagkv": {"sinks": 1, "lag": 4},
+}
 
 
 @pytest.fixture(params=list(EVICTIONS))
