@@ -17,7 +17,9 @@ from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Scope, TaskView
 from subtoken_train.evictions.observers import last_marked
+from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
+from subtoken_train.functional.gather import take_rows
 from subtoken_train.ledger.kv_budget import KVBudget, entry_bytes
 from subtoken_train.types import Batch, Region, in_compressed_region
 
@@ -139,7 +141,8 @@ class Compression:
 class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
-    ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``).
+    ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``), ``tasks`` are its
+    rows; none where no sample is marked.
 
     Args:
         compression: with an eviction.
@@ -152,14 +155,14 @@ class EvictionPass:
         self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
         self.followed = prompts.followed
         self.again_B = self.method.second_pass(prompts.regions_BN)
-        self.again = bool(self.again_B.any())
-        assert not self.again or "second_pass" in self.method.needs
+        self.tasks = self.method.tasks(prompts.regions_BN) if bool(self.again_B.any()) else []
+        assert not self.tasks or "second_pass" in self.method.needs
         self.scores: dict[int, LayerScores] = {}
-        self.regions: dict[int, Tensor] = {}
+        self.rows: dict[int, Rows] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
-        self.regions[layer] = rows.regions_BM
+        self.rows[layer] = rows
         self.scores[layer] = self.method.score(
             LayerView(
                 layer,
@@ -178,12 +181,14 @@ class EvictionPass:
         )
 
     def observe_task(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
+        self, plan: TaskPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
     ) -> None:
-        """Score one layer again, see ``TaskObserver``."""
-        view = TaskView(layer, query, key, value, self.regions[layer], rows_BS, scale)
-        first = self.scores[layer]
-        first.scores_BhN = torch.where(self.again_B[:, None, None], self.method.score_task(view), first.scores_BhN)
+        """Score what a task is about in one layer again, see ``TaskObserver``."""
+        rows, first = self.rows[layer], self.scores[layer]
+        about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
+        view = TaskView(layer, query, key, value, rows.regions_BM, rows_BS, scale, about_BM & rows.visible_BM)
+        replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
+        first.scores_BhN = torch.where(replaced_B1M, self.method.score_task(view), first.scores_BhN)
 
     def keep(self, groups: KVBudget) -> list[Tensor]:
         """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
@@ -197,7 +202,7 @@ class EvictionPass:
             ValueError: a budget that does not hold what never competes.
         """
         order = sorted(self.scores)
-        regions = [self.regions[layer] for layer in order]
+        regions = [self.rows[layer].regions_BM for layer in order]
         competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
         exact = torch.stack([self._exact(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
         most = torch.stack([choose.sum(-1) for choose in competes])
@@ -207,7 +212,7 @@ class EvictionPass:
         candidates = Candidates(regions, competes, budget, torch.minimum(exact.clamp(min=0), most))
         kept = self.method.keep([self.scores[layer] for layer in order], candidates)
         self.scores.clear()
-        self.regions.clear()
+        self.rows.clear()
         return kept
 
     def _last_row(self, regions_BM: Tensor) -> Tensor:

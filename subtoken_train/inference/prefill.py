@@ -6,6 +6,7 @@ Legend: B batch, M rows of the prompt's pass, D model width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import Compression, EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
-from subtoken_train.inference.second_pass import repeated, second_pass
+from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.types import Batch, Plan, Region
 
 
@@ -54,7 +55,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
     Raises:
         ValueError: the compression does not fit the backbone or the prompts, or a prompt is longer than the model's
-            positions, or than half of them where it runs twice.
+            positions, or with what a second pass runs after it.
     """
     family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
@@ -80,12 +81,14 @@ def _whole(
 ) -> tuple[PromptPass, Plan]:
     """All rows of all layers, then the plan, then each layer packed."""
     family, dense = backbone.family, packer.dense
-    if eviction is not None and eviction.again:
-        check_twice(prompts, eviction, family)
+    if eviction is not None:
+        check_tasks(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
-    if eviction is not None and eviction.again:
+    if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
-        second_pass(family, dense, entries, repeated(result), eviction.observe_task)
+        for task in eviction.tasks:
+            read = rows_of_task(family, result, task)
+            second_pass(family, dense, entries, read, partial(eviction.observe_task, task))
     plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
     for layer, (kept, (rows, _)) in enumerate(zip(plan.layers, result.layer_rows(), strict=True)):
         packer.pack(layer, kept, rows.position)
@@ -167,15 +170,20 @@ def check_length(prompts: Batch, family: Family) -> None:
         )
 
 
-def check_twice(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
-    """Raise a worded ``ValueError`` unless the prompts that a second pass repeats fit the model's positions twice."""
-    longest, limit = int(_lengths(prompts)[eviction.again_B].max()), max_positions(family)
-    if limit is not None and 2 * longest > limit:
-        raise ValueError(
-            f"eviction {eviction.method.name!r} runs a context without a question a second time: {longest} tokens "
-            f"need {2 * longest} positions and the model has {limit}; shorten the context, or take the option "
-            "task=causal, which runs it once and chooses worse"
-        )
+def check_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
+    """Raise a worded ``ValueError`` unless every prompt that a second pass scores fits the model with each task."""
+    limit, lengths_B = max_positions(family), _lengths(prompts)
+    if limit is None:
+        return
+    for task in eviction.tasks:
+        tokens_B = task_tokens(family, task, prompts.regions_BN)
+        needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
+        if needed > limit:
+            raise ValueError(
+                f"eviction {eviction.method.name!r} runs further rows after a prompt to score it: {lengths_B[place]} "
+                f"tokens and {tokens_B[place]} rows need {needed} positions and the model has {limit}; shorten the "
+                f"context, or {eviction.method.second_pass_advice}"
+            )
 
 
 def _lengths(prompts: Batch) -> Tensor:

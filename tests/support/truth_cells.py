@@ -284,10 +284,11 @@ def batch_of(cell: Cell) -> Batch:
 
 
 @torch.no_grad()
-def difference(cell: Cell, steps: int) -> Difference:
-    """Decode a cell and recompute it."""
+def difference(cell: Cell, steps: int, compression: Compression | None = None) -> Difference:
+    """Decode a cell, under another compression than its own where one is given, and recompute it."""
     backbone = backbone_of(cell)
-    got = decoded(backbone, batch_of(cell), steps, compression_of(cell), cell["protocol"])
+    compression = compression_of(cell) if compression is None else compression
+    got = decoded(backbone, batch_of(cell), steps, compression, cell["protocol"])
     expected = torch.stack(
         [recompute(backbone, truth, tokens[:-1]) for truth, tokens in zip(got.truths, got.tokens_BT, strict=True)]
     ).float()
