@@ -48,6 +48,7 @@ class ArmSpec:
         eviction_options: settings of the eviction.
         scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
         kv_dtype: precision of the stored prompt: ``model``, ``int8`` or ``int4``.
+        key_channels: share of the channels that stay of the keys in scope; 1 cuts none.
         protocol: ``query_aware``: the question is there when the cache is compressed; ``context_first``: the context is
             compressed before the question is read.
         prefill_chunk: rows of a prompt that run through a layer at a time; None: all.
@@ -68,6 +69,7 @@ class ArmSpec:
     eviction_options: Mapping[str, Any] = field(default_factory=dict)
     scope: Any = None
     kv_dtype: Any = "model"
+    key_channels: float = 1.0
     protocol: Protocol = "query_aware"
     prefill_chunk: int | None = None
     rerotate: bool = False
@@ -96,7 +98,8 @@ class ArmSpec:
     def spelled(self, option: str, value: str | None = None) -> str:
         """An option, with a value or alone, as its front end writes it."""
         if self.written == "flag":
-            flag = f"--{option.replace('_', '-').removesuffix('s')}"  # --eviction-option is given once for each
+            option = option.replace("options", "option")  # each is given by a flag of its own
+            flag = f"--{option.replace('_', '-')}"
             return flag if value is None else f"{flag} {value}"
         return option if value is None else f"{option}{': ' if self.written == 'key' else '='}{value}"
 
@@ -119,6 +122,8 @@ class ArmSpec:
             raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
         if not isinstance(self.rerotate, bool):
             raise ValueError(f"rerotate{place} must be true or false; got {self.rerotate!r}")
+        if type(self.key_channels) not in (int, float):
+            raise ValueError(f"{self.spelled('key_channels')}{place} must be a number; got {self.key_channels!r}")
         drawn = set(DRAWING) & {self.reducer, self.selector, self.eviction}
         if self.seed is not None and (type(self.seed) is not int or not drawn):
             raise ValueError(
@@ -143,8 +148,17 @@ class ArmSpec:
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        chunk, rerotate = self.prefill_chunk, self.rerotate
-        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up, chunk, rerotate)
+        return Compression(
+            method,
+            keep,
+            unit,
+            self.scope,
+            self.kv_dtype,
+            round_up,
+            self.key_channels,
+            prefill_chunk=self.prefill_chunk,
+            rerotate=self.rerotate,
+        )
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None

@@ -1,26 +1,25 @@
 """How a prompt's cache is compressed after prefill: the eviction method, how much stays, and the precision.
 
-Legend: B batch, L layers, M rows of a layer, h key-value heads.
+Legend: B batch, M rows of a layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import check_word, unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Scope, TaskView
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.observers import last_marked
-from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
-from subtoken_train.functional.gather import take_rows
-from subtoken_train.ledger.kv_budget import KVBudget, entry_bytes
+from subtoken_train.ledger.kv_budget import (
+    check_key_channels,
+    kept_channels,
+)
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
@@ -42,6 +41,9 @@ class Compression:
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per key head and value
             piece.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
+        key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
+            cuts none.
+        key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
         prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
             one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
         rerotate: turn the keys that stay to closed-up positions, see ``inference/rerotation.py``.
@@ -53,12 +55,17 @@ class Compression:
     scope: Scope | None = None
     kv_dtype: KVDtype = "model"
     round_up: bool = False
+    key_channels: float = 1.0
+    key_window: int = 32
     prefill_chunk: int | None = None
     rerotate: bool = False
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
         check_word("kv_dtype", self.kv_dtype, BITS)
+        check_key_channels(self.key_channels)
+        if self.key_window < 1:
+            raise ValueError(f"key_window={self.key_window} must be at least 1; 32 last rows choose the key channels")
         if self.scope is not None and self.scope not in get_args(Scope):
             raise unknown_name("scope", self.scope, get_args(Scope))
         if self.unit == "fraction" and not 0 < self.keep <= 1:
@@ -74,6 +81,8 @@ class Compression:
             if self.eviction is not None:
                 reason = f"needs as many entries in every layer, and eviction {self.eviction.name!r} divides them"
             raise ValueError(f"rerotate {reason}; take for instance streaming_llm, snapkv or h2o")
+        if self.rerotate and self.key_channels < 1:
+            raise ValueError("rerotate turns pairs of key channels, and key_channels cuts single ones; leave one out")
 
     def _check_chunk(self, chunk: int) -> None:
         if type(chunk) is not int or chunk < 1:
@@ -100,6 +109,12 @@ class Compression:
                 f"rerotate: {family.name} gives the tokens of an image places in a grid, which cannot be closed up; "
                 "leave rerotate out"
             )
+        width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
+        if self.kv_dtype == "int4" and kept % 2:
+            raise ValueError(
+                f"int4 stores two channels a byte, but key_channels={self.key_channels} keeps {kept} of {width}; take "
+                f"key_channels={(kept + 1) / width:.6g}, or kv_dtype int8"
+            )
         if self.eviction is None or family.image_token_id is not None:
             return
         if self.eviction.needs_image:
@@ -124,125 +139,22 @@ class Compression:
     @property
     def label(self) -> str:
         """What a table says of it: ``snapkv 0.1 int8``; ``-`` where nothing is compressed."""
-        parts: list[str] = [] if self.kv_dtype == "model" else [self.kv_dtype]
+        parts = [] if self.key_channels == 1 else [f"keys {self.key_channels:.6g}"]
+        parts += [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
             words = [word for word, said in (("all", self.scope == "all"), ("rerotated", self.rerotate)) if said]
             parts = [self.eviction.name, amount, *words, *parts]
         return " ".join(parts) or "-"
 
+    def cuts_keys(self, regions_BM: Tensor) -> Tensor:
+        """Entries whose keys are cut where they stay, bool [B, M]: those in scope, but for the last of a prompt."""
+        if self.key_channels == 1:
+            return torch.zeros_like(regions_BM, dtype=torch.bool)
+        return self.in_scope(regions_BM) & ~last_marked(regions_BM != Region.PADDING, self.key_window)
+
     def in_scope(self, regions_BM: Tensor) -> Tensor:
         """Rows that the scope names, bool [B, M]."""
         if self.scope == "all":
             return regions_BM != Region.PADDING
         return in_compressed_region(regions_BM)
-
-
-class EvictionPass:
-    """The observer of one prompt pass: scores layer after layer, then says what stays.
-
-    ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``), ``tasks`` are its
-    rows; none where no sample is marked.
-
-    Args:
-        compression: with an eviction.
-        family: the backbone.
-        prompts: whole, or their first part (``followed``), whose last rows may be dropped.
-    """
-
-    def __init__(self, compression: Compression, family: Family, prompts: Batch) -> None:
-        assert compression.eviction is not None
-        self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
-        self.followed = prompts.followed
-        self.again_B = self.method.second_pass(prompts.regions_BN)
-        self.tasks = self.method.tasks(prompts.regions_BN) if bool(self.again_B.any()) else []
-        assert not self.tasks or "second_pass" in self.method.needs
-        self.scores: dict[int, LayerScores] = {}
-        self.rows: dict[int, Rows] = {}
-
-    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Score one layer, see ``PromptObserver``."""
-        self.rows[layer] = rows
-        self.scores[layer] = self.method.score(
-            LayerView(
-                layer,
-                query,
-                key,
-                value,
-                rows.regions_BM,
-                scale,
-                self.method.needs,
-                self.compression.in_scope(rows.regions_BM),
-                position=rows.position,
-                next_position=rows.next_position,
-                rotate=self.family.rotation,
-                output_weight=partial(self.family.output_weight, layer),
-            )
-        )
-
-    def observe_task(
-        self, plan: TaskPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
-    ) -> None:
-        """Score what a task is about in one layer again, see ``TaskObserver``."""
-        rows, first = self.rows[layer], self.scores[layer]
-        about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
-        view = TaskView(layer, query, key, value, rows.regions_BM, rows_BS, scale, about_BM & rows.visible_BM)
-        replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
-        first.scores_BhN = torch.where(replaced_B1M, self.method.score_task(view), first.scores_BhN)
-
-    def keep(self, groups: KVBudget) -> list[Tensor]:
-        """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
-
-        The layers are forgotten, so that the next one can be seen and kept alone.
-
-        Args:
-            groups: what a routed entry stores; what a budget in bytes counts with.
-
-        Raises:
-            ValueError: a budget that does not hold what never competes.
-        """
-        order = sorted(self.scores)
-        regions = [self.rows[layer].regions_BM for layer in order]
-        competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
-        exact = torch.stack([self._exact(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
-        most = torch.stack([choose.sum(-1) for choose in competes])
-        # the decimal that was written, not its binary neighbours
-        whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
-        budget = torch.minimum(whole.long().clamp(min=1), most)
-        candidates = Candidates(regions, competes, budget, torch.minimum(exact.clamp(min=0), most))
-        kept = self.method.keep([self.scores[layer] for layer in order], candidates)
-        self.scores.clear()
-        self.rows.clear()
-        return kept
-
-    def _last_row(self, regions_BM: Tensor) -> Tensor:
-        """The last row of each prompt, which the next token is read from, bool [B, M]."""
-        return last_marked(regions_BM != Region.PADDING, int(not self.followed))
-
-    def _exact(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
-        """Competing entries that may stay in a layer, fp64 [B]; a last row that is in scope takes one of them."""
-        keep = self.compression.keep
-        count_B = self.compression.in_scope(regions_BM).sum(-1)
-        if self.compression.unit == "bytes":  # which count what always stays themselves
-            return self._budget_of_bytes(regions_BM, competes_BM, groups).double()
-        share_B = (
-            count_B.double() * keep if self.compression.unit == "fraction" else torch.full_like(count_B, int(keep))
-        )
-        return share_B.double() - (count_B - competes_BM.sum(-1))
-
-    def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
-        routed, whole = entry_bytes(self.shape, groups), entry_bytes(self.shape)
-        cost_BM = torch.where(in_compressed_region(regions_BM), float(routed), float(whole))
-        cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
-        fixed_B = (cost_BM * ~competes_BM).sum(-1)
-        # entries of unlike cost: count with the dearest, so that the bytes are never exceeded
-        dearest_B = (cost_BM * competes_BM).amax(-1).clamp(min=1)
-        budget_B = torch.floor((self.compression.keep / self.shape.num_layers - fixed_B) / dearest_B).long()
-        needed_B = fixed_B + (cost_BM * competes_BM).amax(-1)
-        if bool((needed_B * self.shape.num_layers > self.compression.keep).any()):
-            needed = int((needed_B.max() * self.shape.num_layers).ceil())
-            raise ValueError(
-                f"eviction_keep={int(self.compression.keep)} bytes cannot hold the entries that always stay (text, and "
-                f"at least one other entry per layer); {needed} bytes would"
-            )
-        return budget_B

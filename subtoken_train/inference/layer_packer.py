@@ -15,7 +15,9 @@ from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.compression import BITS, Compression
+from subtoken_train.inference.key_cut import KeyCut
 from subtoken_train.inference.rerotation import Rerotation
+from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import LayerPlan
 
 
@@ -31,6 +33,7 @@ class LayerPacker:
         dense: the cache that the pass fills.
         packing: layout and precision.
         rerotation: closes up the keys; None: they keep their positions.
+        key_cut: chooses key channels; observes the pass. None: all stay.
     """
 
     backbone: CompressedBackbone
@@ -40,19 +43,22 @@ class LayerPacker:
     dense: DynamicCache = field(init=False)
     packing: Packing = field(init=False)
     rerotation: Rerotation | None = field(init=False)
+    key_cut: KeyCut | None = field(init=False)
 
     def __post_init__(self) -> None:
         family, routing, bits = self.backbone.family, self.backbone.active_routing, BITS[self.compression.kv_dtype]
         self.dense = DynamicCache(config=family.decoder.config)
         self.packing = Packing(kv_bits=bits) if routing is None else Packing(routing.layout, bits)
         self.rerotation = Rerotation(family.rotation) if self.compression.rerotate else None
+        width = family.shape.head_dim
+        self.key_cut = KeyCut(self.compression) if kept_channels(width, self.compression.key_channels) < width else None
 
     def pack(self, layer: int, kept: LayerPlan, position: Tensor) -> None:
         """Pack what a layer keeps.
 
         Args:
             layer: its number.
-            kept: its plan.
+            kept: its plan; which keys are cut is written into it.
             position: position ids of its rows, [B, M] or [3, B, M].
 
         Raises:
@@ -62,6 +68,8 @@ class LayerPacker:
         assert isinstance(packed, PackedLayer)
         keys, values = states.keys, states.values
         states.keys = states.values = None
+        if self.key_cut is not None:
+            self.key_cut.cut(layer, kept, keys)
         if self.rerotation is not None:
             keys = self.rerotation.closed_up(keys, kept, position)
         packed.fill(pack_layer(keys, values, kept, self.packing), self.prompt_length, keys)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, layer_plan
+from subtoken_train.engine.spans import PromptObserver
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.inference.compression import Compression, EvictionPass
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.types import Batch, Plan, Region
@@ -83,7 +86,7 @@ def _whole(
     family, dense = backbone.family, packer.dense
     if eviction is not None:
         check_tasks(prompts, eviction, family)
-    result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
+    result = backbone.run(prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer))
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
@@ -106,13 +109,24 @@ def _chunked(
         keep_BhM = (rows.regions_BM != Region.PADDING)[:, None]
         if eviction is not None:
             (keep_BhM,) = eviction.keep(backbone.group_budget)
+            eviction.forget()
         groups_BMS = None if backbone.active_routing is None else groups_BMS
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
         packer.pack(layer, plan.layers[layer], rows.position)
 
-    observer = None if eviction is None else eviction.observe
-    chunks = Chunks(size, finished)
-    return backbone.run(prompts, cache=packer.dense, pad_left=True, observer=observer, chunks=chunks), plan
+    watch, chunks = _observer(eviction, packer), Chunks(size, finished)
+    return backbone.run(prompts, cache=packer.dense, pad_left=True, observer=watch, chunks=chunks), plan
+
+
+def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:
+    """What watches a prompt's pass; None where nothing does."""
+    observers = [watch.observe for watch in (eviction, packer.key_cut) if watch is not None]
+
+    def observe(*layer: Any) -> None:
+        for observer in observers:
+            observer(*layer)
+
+    return observe if observers else None
 
 
 @torch.no_grad()

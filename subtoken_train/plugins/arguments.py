@@ -103,8 +103,8 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     for name in texts:
         if name not in known:
             raise unknown_name("model argument", name, known)
-    if (ratio := texts.get("keep_ratio")) is not None:
-        texts["keep_ratio"] = _number("keep_ratio", ratio)
+    for name in {"keep_ratio", "key_channels"} & set(texts):
+        texts[name] = _number(name, texts[name])
     if (chunk := texts.get("prefill_chunk")) is not None:
         _whole("prefill_chunk", chunk, "rows of a prompt that run at a time")
         texts["prefill_chunk"] = int(chunk)

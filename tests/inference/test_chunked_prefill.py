@@ -39,11 +39,11 @@ def same(one, other):
     return one is other is None or torch.equal(one, other)
 
 
-def check(cell, batch, method=None, chunks=(7,), protocol="query_aware", scope="context"):
+def check(cell, batch, method=None, chunks=(7,), protocol="query_aware", scope="context", **further):
     backbone = backbone_of({**CELL, **cell})
     kind, side = batch.split("_")
     batch = prompts(backbone.family, kind, side == "left")
-    compression = Compression(method, 0.4 if method else 1.0, scope=scope)
+    compression = Compression(method, 0.4 if method else 1.0, scope=scope, **further)
     plan, logits = opened(backbone, batch, compression, protocol)
     for chunk in chunks:
         found, near = opened(backbone, batch, replace(compression, prefill_chunk=chunk), protocol)
@@ -51,6 +51,8 @@ def check(cell, batch, method=None, chunks=(7,), protocol="query_aware", scope="
         for ours, its in zip(found.layers, plan.layers, strict=True):
             for name in ("entries_BN", "group_mask_BNS", "heads_BNh", "rows_BN"):
                 assert same(getattr(ours, name), getattr(its, name)), name
+            if its.cut_keys is not None:
+                assert torch.equal(ours.cut_keys.channels_Bhd, its.cut_keys.channels_Bhd)
         assert (near - logits).abs().max() < 5e-5
 
 
@@ -97,6 +99,11 @@ def test_routers_and_reducers_choose_the_same(monkeypatch, family, reducer, sele
 def test_a_context_before_its_question(family, selector, side):
     cell = {"family": family, "reducer": "none", "selector": selector}
     check(cell, f"three_{side}", METHODS["h2o"], (5, 16), "context_first")
+
+
+def test_key_channels_and_integers():
+    cell = {"family": "llama", "reducer": "quest", "selector": "linear"}
+    check(cell, "three_left", METHODS["h2o"], (7, 13), key_channels=0.5, kv_dtype="int8")
 
 
 @torch.no_grad()
