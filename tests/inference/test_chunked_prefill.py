@@ -22,7 +22,7 @@ from tests.support.truth_models import prompts
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 OWN_BUDGETS = {"budgets": "uniform"}
 SETTINGS = {"snapkv": {"window": 4}, "aircache": OWN_BUDGETS, "vl_cache": OWN_BUDGETS, "tgv_kv": OWN_BUDGETS}
-METHODS = {name: build_eviction(name, **SETTINGS.get(name, {})) for name in EVICTIONS}
+METHODS = {name: build_eviction(name, **SETTINGS.get(name, {})) for name in (*EVICTIONS, "ada(h2o)", "critical(tova)")}
 BY_LAYER = [name for name, method in METHODS.items() if not (method.across_layers or "second_pass" in method.needs)]
 
 
