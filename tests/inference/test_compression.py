@@ -52,11 +52,11 @@ PER_HEAD = (
         ({"prefill_chunk": 64, "eviction": build_eviction("ada(pyramidkv)")}, r"'ada\(pyramidkv\)' divides its budget"),
         (
             {"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")},
-            "smaller than the window of 64 rows in which",
+            "smaller than the window of 64 rows in",
         ),
         (
             {"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")},
-            "'kvzip' runs a prompt twice and in",
+            "'kvzip' runs a prompt twice",
         ),
         ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache' divides its budget"),
         ({"rerotate": True, "key_channels": 0.5}, "rerotate turns pairs of key channels, and key_channels cuts single"),
