@@ -23,7 +23,7 @@ from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, SHORT
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 TEXT = ("llama", "qwen2", "mistral")
@@ -216,7 +216,7 @@ def compression_of(cell: Cell) -> Compression:
     own["kv_dtype"] = precision if precision.startswith("int") else "model"
     if name == "none":
         return Compression(**own)
-    settings = dict(CHAINS.get(name, {}))
+    settings = dict({**CHAINS, **SHORT}.get(name, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
     method = OWN[name]() if name in OWN else build_eviction(name, **settings)
