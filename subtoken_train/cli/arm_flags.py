@@ -27,6 +27,9 @@ def add_compression_options(parser: ArgumentParser) -> None:
         "--key-channels", type=float, metavar="SHARE", help="share of the key channels in scope that stay (default: 1)"
     )
     parser.add_argument(
+        "--merge", metavar="KIND", help="of what is evicted: none, weighted, pivot or position (default: the method's)"
+    )
+    parser.add_argument(
         "--prefill-chunk",
         type=int,
         metavar="ROWS",
@@ -61,8 +64,9 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     from subtoken_train.inference.written_settings import parse_settings
 
     models = ("backbone", "reducer", "keep_ratio", "selector")
-    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "protocol", "prefill_chunk", "rerotate")
-    given = {name: value for name in (*models, *caches) if (value := getattr(args, name, None)) is not None}
+    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "merge")
+    runs = ("protocol", "prefill_chunk", "rerotate")
+    given = {name: value for name in (*models, *caches, *runs) if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
     return given

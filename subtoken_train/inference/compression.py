@@ -17,10 +17,8 @@ from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.families.family import Family
-from subtoken_train.ledger.kv_budget import (
-    check_key_channels,
-    kept_channels,
-)
+from subtoken_train.functional.merging import Merge
+from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
@@ -44,6 +42,8 @@ class Compression:
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.
+        merge: what becomes of evicted entries: ``none`` lets them go; ``weighted``, ``pivot`` and ``position`` merge
+            them into entries that stay (``functional/merging.py``). None: what the method does of itself.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
         prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
             one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
@@ -57,6 +57,7 @@ class Compression:
     kv_dtype: KVDtype = "model"
     round_up: bool = False
     key_channels: float = 1.0
+    merge: Merge | None = None
     key_window: int = 32
     prefill_chunk: int | None = None
     rerotate: bool = False
@@ -65,6 +66,10 @@ class Compression:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
         check_word("kv_dtype", self.kv_dtype, BITS)
         check_key_channels(self.key_channels)
+        if self.merge is not None:
+            check_word("merge", self.merge, get_args(Merge))
+        if self.merge not in (None, "none") and self.eviction is None:
+            raise ValueError(f"merge {self.merge!r} needs an eviction method, for instance eviction='snapkv'")
         if self.key_window < 1:
             raise ValueError(f"key_window={self.key_window} must be at least 1; 32 last rows choose the key channels")
         if self.scope is not None and self.scope not in get_args(Scope):
@@ -77,13 +82,21 @@ class Compression:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
-        if self.rerotate and (self.eviction is None or self.eviction.across_layers):
+        if self.rerotate:
+            self._check_rerotation()
+
+    def _check_rerotation(self) -> None:
+        if self.eviction is None or self.eviction.across_layers:
             reason = "needs an eviction"
             if self.eviction is not None:
                 reason = f"needs as many entries in every layer, and eviction {self.eviction.name!r} divides them"
             raise ValueError(f"rerotate {reason}; take for instance streaming_llm, snapkv or h2o")
-        if self.rerotate and self.key_channels < 1:
+        if self.key_channels < 1:
             raise ValueError("rerotate turns pairs of key channels, and key_channels cuts single ones; leave one out")
+        if self.merging != "none":
+            raise ValueError(
+                f"rerotate turns a key by one position, and merge {self.merging!r} makes keys of several; leave one out"
+            )
 
     def _check_chunk(self, chunk: int) -> None:
         if type(chunk) is not int or chunk < 1:
@@ -148,8 +161,9 @@ class Compression:
         parts += [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
+            merged = [] if self.merge is None else [f"merge {self.merge}"]
             words = [word for word, said in (("all", self.scope == "all"), ("rerotated", self.rerotate)) if said]
-            parts = [self.eviction.name, amount, *words, *parts]
+            parts = [self.eviction.name, amount, *words, *merged, *parts]
         return " ".join(parts) or "-"
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
@@ -157,6 +171,12 @@ class Compression:
         if self.key_channels == 1:
             return torch.zeros_like(regions_BM, dtype=torch.bool)
         return self.in_scope(regions_BM) & ~last_marked(regions_BM != Region.PADDING, self.key_window)
+
+    @property
+    def merging(self) -> Merge:
+        """What becomes of evicted entries."""
+        own: Merge = "none" if self.eviction is None else self.eviction.merges
+        return own if self.merge is None else self.merge
 
     def in_scope(self, regions_BM: Tensor) -> Tensor:
         """Rows that the scope names, bool [B, M]."""

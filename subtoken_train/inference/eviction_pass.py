@@ -18,9 +18,10 @@ from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
+from subtoken_train.inference.byte_budget import entries_for_bytes
 from subtoken_train.inference.compression import Compression
-from subtoken_train.ledger.kv_budget import KVBudget, channel_index_bytes, entry_bytes
-from subtoken_train.types import Batch, Region, in_compressed_region
+from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.types import Batch, Region
 
 
 class EvictionPass:
@@ -109,30 +110,10 @@ class EvictionPass:
         keep = self.compression.keep
         count_B = self.compression.in_scope(regions_BM).sum(-1)
         if self.compression.unit == "bytes":  # which count what always stays themselves
-            return self._budget_of_bytes(regions_BM, competes_BM, groups).double()
+            budget = replace(groups, key_channels=self.compression.key_channels)
+            cut_BM = self.compression.cuts_keys(regions_BM)
+            return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, budget).double()
         share_B = (
             count_B.double() * keep if self.compression.unit == "fraction" else torch.full_like(count_B, int(keep))
         )
         return share_B.double() - (count_B - competes_BM.sum(-1))
-
-    def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
-        channels, in_region_BM = self.compression.key_channels, in_compressed_region(regions_BM)
-        cuts_BM = self.compression.cuts_keys(regions_BM)
-        cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
-        for cut_BM, share in ((~cuts_BM, 1.0), (cuts_BM, channels)):
-            for marked_BM, budget in ((in_region_BM, groups), (~in_region_BM, KVBudget())):
-                cost_BM[cut_BM & marked_BM] = entry_bytes(self.shape, replace(budget, key_channels=share))
-        cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
-        named_B = channel_index_bytes(self.shape, channels) * cuts_BM.any(-1)
-        fixed_B = (cost_BM * ~competes_BM).sum(-1) + named_B
-        # entries of unlike cost: the dearest are counted first, so that the bytes are never exceeded
-        sums_BM = (cost_BM * competes_BM).sort(-1, descending=True).values.cumsum(-1)
-        budget_B = (sums_BM <= (self.compression.keep / self.shape.num_layers - fixed_B)[:, None]).sum(-1)
-        needed_B = fixed_B + (cost_BM * competes_BM).amax(-1)
-        if bool((needed_B * self.shape.num_layers > self.compression.keep).any()):
-            needed = int((needed_B.max() * self.shape.num_layers).ceil())
-            raise ValueError(
-                f"eviction_keep={int(self.compression.keep)} bytes cannot hold the entries that always stay (text, and "
-                f"at least one other entry per layer); {needed} bytes would"
-            )
-        return budget_B

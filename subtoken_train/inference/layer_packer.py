@@ -1,6 +1,6 @@
 """Layers of a prompt's pass, from dense keys and values to packed ones.
 
-Legend: B batch, M rows of a layer.
+Legend: B batch, M rows of a layer, h key-value heads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.functional.merging import merged
 from subtoken_train.inference.compression import BITS, Compression
 from subtoken_train.inference.key_cut import KeyCut
 from subtoken_train.inference.rerotation import Rerotation
@@ -53,12 +54,14 @@ class LayerPacker:
         width = family.shape.head_dim
         self.key_cut = KeyCut(self.compression) if kept_channels(width, self.compression.key_channels) < width else None
 
-    def pack(self, layer: int, kept: LayerPlan, position: Tensor) -> None:
+    def pack(self, layer: int, kept: LayerPlan, keep_BhM: Tensor, entries_BM: Tensor, position: Tensor) -> None:
         """Pack what a layer keeps.
 
         Args:
             layer: its number.
             kept: its plan; which keys are cut is written into it.
+            keep_BhM: the rows that the plan keeps, bool; [B, 1, M] where heads share a set.
+            entries_BM: its rows that are entries before any eviction, bool.
             position: position ids of its rows, [B, M] or [3, B, M].
 
         Raises:
@@ -68,8 +71,9 @@ class LayerPacker:
         assert isinstance(packed, PackedLayer)
         keys, values = states.keys, states.values
         states.keys = states.values = None
+        keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM)
         if self.key_cut is not None:
             self.key_cut.cut(layer, kept, keys)
         if self.rerotation is not None:
-            keys = self.rerotation.closed_up(keys, kept, position)
+            keys = self.rerotation.closed_up(keys, keep_BhM, position)
         packed.fill(pack_layer(keys, values, kept, self.packing), self.prompt_length, keys)

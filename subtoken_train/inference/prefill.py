@@ -92,9 +92,12 @@ def _whole(
         for task in eviction.tasks:
             read = rows_of_task(family, result, task)
             second_pass(family, dense, entries, read, partial(eviction.observe_task, task))
-    plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
-    for layer, (kept, (rows, _)) in enumerate(zip(plan.layers, result.layer_rows(), strict=True)):
-        packer.pack(layer, kept, rows.position)
+    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget)
+    plan = result.plan(kept_LBhM)
+    for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
+        entries_BM = regions_BM != Region.PADDING
+        keep_BhM = entries_BM[:, None] if kept_LBhM is None else kept_LBhM[layer]
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
     return result, plan
 
 
@@ -106,13 +109,14 @@ def _chunked(
     assert size is not None
 
     def finished(layer: int, rows: Rows, groups_BMS: Tensor | None) -> None:
-        keep_BhM = (rows.regions_BM != Region.PADDING)[:, None]
+        entries_BM = rows.regions_BM != Region.PADDING
+        keep_BhM = entries_BM[:, None]
         if eviction is not None:
             (keep_BhM,) = eviction.keep(backbone.group_budget)
             eviction.forget()
         groups_BMS = None if backbone.active_routing is None else groups_BMS
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
-        packer.pack(layer, plan.layers[layer], rows.position)
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
 
     watch, chunks = _observer(eviction, packer), Chunks(size, finished)
     return backbone.run(prompts, cache=packer.dense, pad_left=True, observer=watch, chunks=chunks), plan

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.rotary import Rotation
-from subtoken_train.types import LayerPlan
 
 
 @dataclass
@@ -37,18 +36,17 @@ class Rerotation:
     rotate: Callable[[Tensor], Rotation]
     count_B: Tensor | None = None
 
-    def closed_up(self, key_BhNd: Tensor, kept: LayerPlan, position_BN: Tensor) -> Tensor:
+    def closed_up(self, key_BhNd: Tensor, keep_BhN: Tensor, position_BN: Tensor) -> Tensor:
         """A layer's keys, those of kept entries turned to 0, 1, 2, ... in their order, per head; the others are void.
 
         Args:
             key_BhNd: rotated by ``position_BN``.
-            kept: of this layer.
+            keep_BhN: entries that stay, bool; [B, 1, N] where heads share a set.
             position_BN: position ids of its rows.
 
         Raises:
             ValueError: heads or layers of a sample that keep different numbers of entries.
         """
-        keep_BhN = kept_rows(kept, key_BhNd.shape[2])
         count_Bh = keep_BhN.sum(-1)
         before_B = count_Bh[:, 0] if self.count_B is None else self.count_B
         unlike_B = (count_Bh != before_B[:, None]).any(-1)
@@ -72,15 +70,3 @@ class Rerotation:
         """Position id of the next token, [B, 1]."""
         assert self.count_B is not None
         return self.count_B[:, None]
-
-
-def kept_rows(kept: LayerPlan, length: int) -> Tensor:
-    """Rows that a layer's plan keeps, bool [B, h, N]; [B, 1, N] where heads share a set."""
-    rows_BM = kept.entries_BN if kept.rows_BN is None else kept.rows_BN
-    keep_BMh = (kept.entries_BN >= 0)[..., None]
-    if kept.heads_BNh is not None:
-        keep_BMh = keep_BMh & kept.heads_BNh
-    found = torch.zeros(len(rows_BM), length, keep_BMh.shape[-1], dtype=torch.uint8, device=rows_BM.device)
-    index = rows_BM.clamp(min=0)[..., None].expand_as(keep_BMh)
-    # a slot without an entry points anywhere: it must not undo another
-    return found.scatter_reduce(1, index, keep_BMh.to(torch.uint8), "amax").bool().transpose(1, 2)

@@ -14,8 +14,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.rerotation import Rerotation, kept_rows
-from subtoken_train.types import LayerPlan
+from subtoken_train.inference.rerotation import Rerotation
 from tests.support.golden_cases import golden_view, keep_of, load
 from tests.support.golden_record import record
 from tests.support.helpers import compress
@@ -24,15 +23,6 @@ from tests.support.truth_cells import compression_of, decoded, difference
 from tests.support.truth_models import family_of, prompts
 
 CELL = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "rerotate": "yes"}
-
-
-def plan_of(keep_BhN, shared=False):
-    """A layer's plan that keeps the marked rows, with slots to spare."""
-    union_BN = keep_BhN.any(1)
-    rows = union_BN.int().sort(dim=-1, descending=True, stable=True).indices
-    entries = torch.where(union_BN.gather(1, rows), rows, -1)
-    heads = keep_BhN.transpose(1, 2).gather(1, rows[..., None].expand(-1, -1, keep_BhN.shape[1]))
-    return LayerPlan(entries, None, None if shared else heads)
 
 
 def by_hand(vector_d, position, inv_freq):
@@ -61,7 +51,7 @@ def test_every_kept_key_is_turned_to_its_rank(shared):
     inv_freq = family.decoder.rotary_emb.inv_freq
     key = family.rotation(position).turn(plain)
     rerotation = Rerotation(family.rotation)
-    moved = rerotation.closed_up(key, plan_of(keep, shared), position)
+    moved = rerotation.closed_up(key, keep[:, :1] if shared else keep, position)
     assert rerotation.next_position.tolist() == [[3], [4]]
     for sample, head in product(range(2), range(2)):
         for rank, row in enumerate(keep[sample, head].nonzero()[:, 0].tolist()):
@@ -85,9 +75,7 @@ def test_golden_streaming_llm(shared, call):
         return Rotation(angle.cos(), angle.sin())
 
     rerotation = Rerotation(rotate)
-    ours = rerotation.closed_up(
-        rotate(position).turn(cached), plan_of(keep_BhN, shared=keep_BhN.shape[1] == 1), position
-    )
+    ours = rerotation.closed_up(rotate(position).turn(cached), keep_BhN, position)
     assert (rerotation.next_position == places.shape[-1]).all()
     worst = 0.0
     for sample, head in product(range(len(cached)), range(cached.shape[1])):
@@ -96,14 +84,6 @@ def test_golden_streaming_llm(shared, call):
             worst = max(worst, float((ours[sample, head, place] - expected).abs().max()))
     record("streaming_llm", f"streamingllm_original {call}: keys as the release turns them", worst)
     assert worst < 1e-5
-
-
-def test_the_rows_of_a_plan():
-    keep = torch.rand(3, 2, 20, generator=torch.Generator().manual_seed(1)) < 0.4
-    keep[2] = False
-    assert torch.equal(kept_rows(plan_of(keep), 20), keep)
-    keep[:, 1] = keep[:, 0]
-    assert torch.equal(kept_rows(plan_of(keep, shared=True), 20), keep[:, :1])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
