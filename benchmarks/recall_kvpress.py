@@ -1,13 +1,13 @@
 """The half of ``recall_peers.py`` that runs kvpress's presses, in an environment of its own.
 
-    python benchmarks/recall_kvpress.py FOLDER    # reads contexts.json there; writes peers.json and kvcompose.pt
+    python benchmarks/recall_kvpress.py FOLDER [NAME ...]   # reads contexts.json there; a file NAME.pt per press
 
 It imports kvpress 0.5.4 and transformers 5.2, and nothing of this package. As in kvpress's own pipeline,
 the press acts on the context alone, then the question is read at the positions after the whole context, and the answer
-is greedy.
+is greedy. A press that keeps ``int(T * (1 - ratio))`` entries per head is given a ratio for which that is exact.
 
-Under KVCompose the question is read a token at a time: read whole, as by that pipeline, it gets a mask of the first
-layer's length, and transformers 5.2 stops (sizes that do not match) where layers keep unlike numbers of entries.
+Where layers keep unlike numbers of entries (KVCompose) the question is read a token at a time: read whole, as by that
+pipeline, it gets a mask of the first layer's length, and transformers 5.2 stops (sizes that do not match).
 """
 
 from __future__ import annotations
@@ -25,18 +25,53 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 MODEL = Path(__file__).resolve().parents[1] / "checkpoints/tiny-llama"
 KEPT = (0.5, 0.25, 0.125)
-PRESSES = {
-    "KVCompose": "KVComposePress",
-    "SnapKV": "SnapKVPress",
-    "KeyDiff": "KeyDiffPress",
-    "ExpectedAttention": "ExpectedAttentionPress",
-    "KVzip": "KVzipPress",
-    "Compactor": "CompactorPress",
+PRESSES: dict[str, Callable[..., Any]] = {
+    "KVCompose": kvpress.KVComposePress,
+    "SnapKV": kvpress.SnapKVPress,
+    "TOVA": kvpress.TOVAPress,
+    "Knorm": kvpress.KnormPress,
+    "LagKV": kvpress.LagKVPress,
+    "KeyDiff": kvpress.KeyDiffPress,
+    "ExpectedAttention": kvpress.ExpectedAttentionPress,
+    "KVzip": kvpress.KVzipPress,
+    "Compactor": kvpress.CompactorPress,
 }
+"""Called with the ratio; a wrapper is a line here, for instance ``lambda ratio: AdaKVPress(SnapKVPress(ratio))``."""
+DRAWS = {"Compactor": 5}
+"""Presses that draw random numbers, and how often each context is compressed anew."""
+
+
+def watch(press: Any) -> list[torch.Tensor]:
+    """The list that a scorer's scores of every layer will stand in, [1, h, N] each."""
+    noted: list[torch.Tensor] = []
+    if isinstance(press, kvpress.ScorerPress):
+        score = press.score
+
+        def noting(*args: Any, **kwargs: Any) -> torch.Tensor:
+            noted.append(score(*args, **kwargs))
+            return noted[-1]
+
+        press.score = noting
+    return noted
+
+
+def kept_sets(model: Any, press: Any, noted: list[torch.Tensor], length: int) -> tuple[torch.Tensor | None, Any]:
+    """What the press decided: scores [L, h, N], or None where it shows none, and what stays, bool [L, h, N]."""
+    if isinstance(press, kvpress.KVComposePress):
+        return press.noted
+    if noted:
+        scores = torch.cat(noted)
+        best = scores.topk(int(length * (1 - press.compression_ratio)), dim=-1).indices
+        return scores, torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
+    kept = torch.ones(model.config.num_hidden_layers, model.config.num_key_value_heads, length, dtype=torch.bool)
+    for layer, stays in zip(model.model.layers, kept, strict=True):
+        _, heads, places = layer.self_attn.masked_key_indices
+        stays[heads, places] = False
+    return None, kept
 
 
 class Noting(kvpress.KVComposePress):
-    """The release, noting what it decided: scores and kept sets, [layers, h, N]."""
+    """The release, noting what it decided before it shortens the cache."""
 
     def compress_cache(self, model: Any) -> None:
         """See the release."""
@@ -46,32 +81,35 @@ class Noting(kvpress.KVComposePress):
 
 
 @torch.no_grad()
-def run(folder: Path) -> None:
-    """Run every press; write token ids of the answers, and KVCompose's scores and kept sets."""
+def run(folder: Path, names: list[str]) -> None:
+    """Run presses; write token ids of the answers, draw by draw, and what each decided in every context."""
     drawn = json.loads((folder / "contexts.json").read_text())
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    presses: dict[str, Callable[..., Any]] = {name: getattr(kvpress, press) for name, press in PRESSES.items()}
-    answers: dict[str, dict[str, list[list[int]]]] = {}
-    noted: dict[str, list[Any]] = {}
-    for name, press_class in {"none": None, **presses, "KVCompose": Noting}.items():
-        answers[name] = {}
-        for kept in (1.0,) if press_class is None else KEPT:
-            rows = answers[name][str(kept)] = []
-            for sample in drawn["samples"]:
-                context, cache = torch.tensor([sample["context"]]), DynamicCache()
-                if press_class is None:
-                    model.model(input_ids=context, past_key_values=cache)
-                else:
-                    press = press_class(compression_ratio=1 - kept)
-                    with press(model):
-                        model.model(input_ids=context, past_key_values=cache)
-                    if name == "KVCompose":
-                        noted.setdefault(str(kept), []).append(press.noted)
-                rows.append(_answer(model, cache, sample, drawn["max_new_tokens"]))
-            print(name, kept, flush=True)
     versions = {each: version(each) for each in ("kvpress", "transformers", "torch")}
-    (folder / "peers.json").write_text(json.dumps({"answers": answers, "versions": versions}))
-    torch.save(noted, folder / "kvcompose.pt")
+    for name in names or ["none", *PRESSES]:
+        answers: dict[str, list[Any]] = {}
+        sets: dict[str, list[Any]] = {}
+        build = Noting if name == "KVCompose" else PRESSES.get(name)
+        for kept in (1.0,) if build is None else KEPT:
+            answers[str(kept)] = [[] for _ in range(DRAWS.get(name, 1))]
+            for draw, rows in enumerate(answers[str(kept)]):
+                torch.manual_seed(draw)
+                for sample in drawn["samples"]:
+                    context, cache = torch.tensor([sample["context"]]), DynamicCache()
+                    if build is None:
+                        model.model(input_ids=context, past_key_values=cache)
+                    else:
+                        press = build(compression_ratio=1 - kept)
+                        noted = watch(press)
+                        with press(model):
+                            model.model(input_ids=context, past_key_values=cache)
+                        if not draw:
+                            sets.setdefault(str(kept), []).append(kept_sets(model, press, noted, context.shape[1]))
+                    rows.append(_answer(model, cache, sample, drawn["max_new_tokens"]))
+                    for layer in model.model.layers:  # what presses that only mask leave behind
+                        layer.self_attn.masked_key_indices = None
+            print(name, kept, flush=True)
+        torch.save({"answers": answers, "sets": sets, "versions": versions}, folder / f"{name}.pt")
 
 
 def _answer(model: Any, cache: Any, sample: dict[str, Any], most: int) -> list[int]:
@@ -96,4 +134,4 @@ def _next(model: Any, cache: Any, tokens: list[int], place: int) -> int:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), sys.argv[2:])
