@@ -26,6 +26,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "random": "random:RandomEviction",
         "aircache": "aircache:AirCache",
         "kvcompose": "kvcompose:KVCompose",
+        "kvzip": "kvzip:KVzip",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
         "expected_attention": "expected_attention:ExpectedAttention",

@@ -3,8 +3,9 @@
 A method sees one layer at a time (``LayerView``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
 the first generated token; it never sees a generated token. A method that wants to know what a reader would look for,
-where no question is there to say it, has the prompt run a second time as a task (``TaskView``): it declares
-``second_pass`` in ``needs``, says for which samples (``second_pass``) and scores their entries anew (``score_task``).
+where no question is there to say it, has rows run after the prompt (``TaskPlan``: the prompt once more, or pieces of it
+after a text): it declares ``second_pass`` in ``needs``, says for which samples (``second_pass``) and which rows
+(``tasks``), and scores their entries anew (``score_task``).
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import last_marked
+from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.types import Region
 
 
@@ -65,6 +67,8 @@ class Eviction(ABC):
     needs: ClassVar[frozenset[Need]] = frozenset()
     heads_share: ClassVar[bool] = False
     """One set for all heads of a layer: scores are [B, 1, N]."""
+    second_pass_advice: ClassVar[str] = ""
+    """What to change where a second pass needs more positions than the model has."""
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 
@@ -86,8 +90,12 @@ class Eviction(ABC):
         """Samples whose entries a second pass over the prompt scores, bool [B]: none unless a method needs it."""
         return torch.zeros_like(regions_BN[:, 0], dtype=torch.bool)
 
+    def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:
+        """The rows of the second pass, a pass for each task: the prompt once more unless overridden."""
+        return [TaskPlan()]
+
     def score_task(self, view: TaskView) -> Tensor:
-        """Look at one layer of the second pass: scores that replace those of ``score``, [B, h, N] or [B, 1, N]."""
+        """Look at one layer of a task: scores that replace those of what it is about, [B, h, N] or [B, 1, N]."""
         raise AssertionError(f"{self.name} needs no second pass")
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:

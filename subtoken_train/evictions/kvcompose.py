@@ -28,7 +28,7 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
-from subtoken_train.evictions.observers import Blocks, over_groups, task_rows, unasked
+from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
 from subtoken_train.evictions.pools import aligned, pooled_counts, pooled_head_counts, score_curves
 
 Task = Literal["auto", "aware", "agnostic", "causal"]
@@ -57,6 +57,7 @@ class KVCompose(Eviction):
 
     name: ClassVar[str] = "kvcompose"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks", "value_norms", "second_pass"})
+    second_pass_advice: ClassVar[str] = "take the option task=causal, which runs it once and chooses worse"
 
     task: Task = "auto"
     structured: bool = True
@@ -126,12 +127,7 @@ def token_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) 
         kv_heads: h.
         norm_BhN: factor of each head's score, before the mean over heads is added.
     """
-    largest_BHN: Tensor | None = None
-    for _, probability_BHWN in blocks:
-        block_BHN = probability_BHWN.amax(2)
-        largest_BHN = block_BHN if largest_BHN is None else torch.maximum(largest_BHN, block_BHN)
-    assert largest_BHN is not None
-    scores_BhN = over_groups(largest_BHN, kv_heads)
+    scores_BhN = over_groups(column_largest(blocks), kv_heads)
     if norm_BhN is not None:
         scores_BhN = scores_BhN * norm_BhN
     return scores_BhN + scores_BhN.mean(1, keepdim=True)
