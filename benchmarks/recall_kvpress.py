@@ -15,6 +15,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,14 @@ PRESSES: dict[str, Callable[..., Any]] = {
 """Called with the ratio; a wrapper is a line here, for instance ``lambda ratio: AdaKVPress(SnapKVPress(ratio))``."""
 DRAWS = {"Compactor": 5}
 """Presses that draw random numbers, and how often each context is compressed anew."""
+
+
+@dataclass
+class Compressed:
+    """What is left of a context: keys and values of every layer, and what a press masks of them instead."""
+
+    states: list[tuple[torch.Tensor, torch.Tensor]]
+    masked: list[Any]
 
 
 def watch(press: Any) -> list[torch.Tensor]:
@@ -91,46 +101,70 @@ def run(folder: Path, names: list[str]) -> None:
         sets: dict[str, list[Any]] = {}
         build = Noting if name == "KVCompose" else PRESSES.get(name)
         for kept in (1.0,) if build is None else KEPT:
-            answers[str(kept)] = [[] for _ in range(DRAWS.get(name, 1))]
-            for draw, rows in enumerate(answers[str(kept)]):
+            answers[str(kept)] = []
+            for draw in range(DRAWS.get(name, 1)):
                 torch.manual_seed(draw)
+                caches = []
                 for sample in drawn["samples"]:
-                    context, cache = torch.tensor([sample["context"]]), DynamicCache()
-                    if build is None:
-                        model.model(input_ids=context, past_key_values=cache)
-                    else:
-                        press = build(compression_ratio=1 - kept)
-                        noted = watch(press)
-                        with press(model):
-                            model.model(input_ids=context, past_key_values=cache)
-                        if not draw:
-                            sets.setdefault(str(kept), []).append(kept_sets(model, press, noted, context.shape[1]))
-                    rows.append(_answer(model, cache, sample, drawn["max_new_tokens"]))
-                    for layer in model.model.layers:  # what presses that only mask leave behind
-                        layer.self_attn.masked_key_indices = None
+                    press = None if build is None else build(compression_ratio=1 - kept)
+                    cache, decided = compress(model, press, sample["context"])
+                    caches.append(cache)
+                    if press is not None and not draw:
+                        sets.setdefault(str(kept), []).append(decided)
+                answers[str(kept)].append(answer(model, caches, drawn["samples"], drawn["max_new_tokens"]))
             print(name, kept, flush=True)
         torch.save({"answers": answers, "sets": sets, "versions": versions}, folder / f"{name}.pt")
 
 
-def _answer(model: Any, cache: Any, sample: dict[str, Any], most: int) -> list[int]:
-    """Greedy ids after the question."""
-    said: list[int] = []
-    place, ending, question = len(sample["context"]), model.generation_config.eos_token_id, sample["question"]
-    unlike = len({layer.keys.shape[2] for layer in cache.layers}) > 1
-    for part in [[token] for token in question] if unlike else [question]:
-        following = _next(model, cache, part, place)
-        place += len(part)
-    while len(said) < most and ending not in said:
-        said.append(following)
-        following = _next(model, cache, said[-1:], place)
-        place += 1
-    return said
+def compress(model: Any, press: Any, ids: list[int]) -> tuple[Compressed, Any]:
+    """One context by itself, as in kvpress's pipeline: its cache, and what the press decided."""
+    context, cache = torch.tensor([ids]), DynamicCache()
+    noted = watch(press)
+    with nullcontext() if press is None else press(model):
+        model.model(input_ids=context, past_key_values=cache)
+    decided = None if press is None else kept_sets(model, press, noted, len(ids))
+    masked = [getattr(layer.self_attn, "masked_key_indices", None) for layer in model.model.layers]
+    for layer in model.model.layers:
+        layer.self_attn.masked_key_indices = None
+    return Compressed([(layer.keys, layer.values) for layer in cache.layers], masked), decided
 
 
-def _next(model: Any, cache: Any, tokens: list[int], place: int) -> int:
-    positions = torch.arange(place, place + len(tokens))[None]
-    logits = model(input_ids=torch.tensor([tokens]), position_ids=positions, past_key_values=cache).logits
-    return int(logits[0, -1].argmax())
+def answer(model: Any, caches: list[Compressed], samples: list[dict[str, Any]], most: int) -> list[list[int]]:
+    """Greedy ids after the question of every context; contexts whose layers hold as many entries share a batch."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, cache in enumerate(caches):
+        alike.setdefault((len(samples[i]["question"]), *(key.shape[2] for key, _ in cache.states)), []).append(i)
+    found: list[list[int]] = [[] for _ in caches]
+    for (_, *lengths), members in alike.items():
+        together = DynamicCache()
+        for number, layer in enumerate(model.model.layers):
+            keys, values = zip(*(caches[i].states[number] for i in members), strict=True)
+            together.update(torch.cat(keys), torch.cat(values), number)
+            masked = [caches[i].masked[number] for i in members]
+            layer.self_attn.masked_key_indices = None
+            if masked[0] is not None:
+                rows = torch.cat([each[0] + row for row, each in enumerate(masked)])
+                layer.self_attn.masked_key_indices = rows, *(torch.cat([each[x] for each in masked]) for x in (1, 2))
+        place, ending = len(samples[members[0]]["context"]), model.generation_config.eos_token_id
+        question = torch.tensor([samples[i]["question"] for i in members])
+        for part in question.split(1 if len(set(lengths)) > 1 else question.shape[1], dim=1):
+            following = _next(model, together, part, place)
+            place += part.shape[1]
+        said = []
+        for _ in range(most):
+            said.append(following)
+            following = _next(model, together, following, place)
+            place += 1
+        for i, ids in zip(members, torch.cat(said, 1).tolist(), strict=True):
+            found[i] = ids[: ids.index(ending)] if ending in ids else ids
+    return found
+
+
+def _next(model: Any, cache: Any, tokens: torch.Tensor, place: int) -> torch.Tensor:
+    positions = torch.arange(place, place + tokens.shape[1]).expand(tokens.shape)
+    logits = model(input_ids=tokens, position_ids=positions, past_key_values=cache).logits
+    following: torch.Tensor = logits[:, -1:].argmax(-1)
+    return following
 
 
 if __name__ == "__main__":
