@@ -7,8 +7,8 @@ One layer with random weights (D = 1,024, 8 query heads of 128 on 2 key-value he
 entries stay. Both sides get the same tensors, in a process each, and take their steps in turns; the seconds are the
 processor's. Ours starts from what an attention layer shows to its observer (rotated queries, keys and values) and ends
 with a packed layer. A press starts from hidden states, keys and values and ends with keys and values; where it looks at
-queries it computes them a second time. ``h2o`` is kvpress's observed attention, whose matrix eager attention has to make:
-that is part of its step, and there are fewer rows, because it would be 2 GiB.
+queries it computes them a second time. ``h2o`` is kvpress's observed attention, whose matrix eager attention has to
+make: that is part of its step, and there are fewer rows, because it would be 2 GiB.
 Values that stay on one side alone are counted. KVCompose and KVzip are no steps of one layer there, and left out.
 """
 
