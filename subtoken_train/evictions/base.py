@@ -82,6 +82,19 @@ class Eviction(ABC):
         return self.needs_image
 
     @property
+    def across_layers(self) -> bool:
+        """Whether what a layer keeps depends on other layers, so that none is packed before all have run.
+
+        A method is asked to ``keep`` one layer at a time where it does not. Refused in chunks where it does.
+        """
+        return False
+
+    @property
+    def observing_rows(self) -> int:
+        """Rows of an observation window at the end of a prompt, which a chunk must hold; 0 where there is none."""
+        return 0
+
+    @property
     def calibrated(self) -> Calibration[Any] | None:
         """The calibration that it reads, which must be of the backbone; None where it reads none."""
         return None
