@@ -88,6 +88,11 @@ class AirCache(Eviction):
         last_B1 = view.last_rows(1)
         return elite_tokens(view.rows(last_B1, text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
+        return self.budgets != "uniform"
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]: the budgets of a sample, divided anew (equation 11)."""
         strength_LB, skewness_LB = (
