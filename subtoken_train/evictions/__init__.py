@@ -146,9 +146,11 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
 
     Args:
         method: None is none.
-        every: what was written.
+        every: what was written; None asks for nothing.
         tokens: the budget, where it is a number of tokens.
     """
+    if every is None:
+        return
     if type(every) is not int or every < 1:
         raise ValueError(f"eviction_every={every!r} must be a whole number of at least 1, for instance 128 tokens")
     if method is None:

@@ -56,6 +56,11 @@ class PyramidKV(SnapKV):
         """None: a pyramid is cut from layers of equal length, and after the first cut they have none."""
         return None
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: the pyramid is of all layers."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""
         competes_LBN = candidates.competes_LBN

@@ -75,6 +75,11 @@ class SnapKV(Eviction):
         """See ``Eviction.online``."""
         return Online(rows=self.window)
 
+    @property
+    def observing_rows(self) -> int:
+        """The window."""
+        return self.window
+
     def score(self, view: LayerView) -> LayerScores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
         window_BN = view.window(self.window)

@@ -27,6 +27,12 @@ DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
 Written = Literal["key", "flag", "argument"]
 """How an option is spelled: ``eviction: snapkv``, ``--eviction snapkv`` or ``eviction=snapkv``."""
+NUMBERS = (
+    ("keep_ratio", (int, float), "a number"),
+    ("key_channels", (int, float), "a number"),
+    ("eviction_every", (int,), "a whole number of tokens"),
+)
+"""Options that are numbers, and of which types."""
 _TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "merge", "protocol")
 
 
@@ -55,6 +61,8 @@ class ArmSpec:
             eviction does of itself.
         protocol: ``query_aware``: the question is there when the cache is compressed; ``context_first``: the context is
             compressed before the question is read.
+        prefill_chunk: rows of a prompt that run through a layer at a time; None: all.
+        rerotate: turn the keys that an eviction leaves to closed-up positions.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
         written: how messages spell the options.
     """
@@ -75,6 +83,8 @@ class ArmSpec:
     key_channels: float = 1.0
     merge: Any = None
     protocol: Protocol = "query_aware"
+    prefill_chunk: int | None = None
+    rerotate: bool = False
     seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 
@@ -122,14 +132,11 @@ class ArmSpec:
                 raise ValueError(f"{self.spelled(key)}{place} must be text; got {value!r}")
         if self.name is not None:
             check_file_name(self.name, "name of an arm")
-        if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
-            raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
-        if self.eviction_every is not None and type(self.eviction_every) is not int:
-            raise ValueError(
-                f"{self.spelled('eviction_every')}{place} must be a whole number of tokens; got {self.eviction_every!r}"
-            )
-        if type(self.key_channels) not in (int, float):
-            raise ValueError(f"{self.spelled('key_channels')}{place} must be a number; got {self.key_channels!r}")
+        if not isinstance(self.rerotate, bool):
+            raise ValueError(f"rerotate{place} must be true or false; got {self.rerotate!r}")
+        for key, kinds, kind in NUMBERS:
+            if (value := getattr(self, key)) is not None and type(value) not in kinds:
+                raise ValueError(f"{self.spelled(key)}{place} must be {kind}; got {value!r}")
         if self.seed is not None and (type(self.seed) is not int or not self.drawing | set(DRAWING) & {self.selector}):
             raise ValueError(
                 f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction that draws: "
@@ -153,8 +160,19 @@ class ArmSpec:
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        stored = self.kv_dtype, round_up, self.key_channels, self.merge
-        return Compression(method, keep, unit, self.scope, *stored, every=self.eviction_every)
+        return Compression(
+            method,
+            keep,
+            unit,
+            self.scope,
+            self.kv_dtype,
+            round_up,
+            self.key_channels,
+            self.merge,
+            every=self.eviction_every,
+            prefill_chunk=self.prefill_chunk,
+            rerotate=self.rerotate,
+        )
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None

@@ -91,6 +91,8 @@ class SubTokenModel:
         kv_dtype: KVDtype = "model",
         key_channels: float = 1.0,
         merge: Merge | None = None,
+        prefill_chunk: int | None = None,
+        rerotate: bool = False,
         device_map: str | None = None,
     ) -> SubTokenModel:
         """Load an adapter with the backbone that it names, or a backbone alone.
@@ -105,14 +107,15 @@ class SubTokenModel:
             eviction: name of an eviction method; None: none.
             eviction_keep: what stays, see ``Compression.keep``.
             eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
-            eviction_every: evict again whenever this many tokens were generated, so that long answers run in bounded
-                memory, see ``Compression.every``; None: only the prompt is compressed.
+            eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
             eviction_options: settings of the method, by name.
             scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
                 ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
             key_channels: share of the channels that stay of the keys in scope.
             merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
+            prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
+            rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
         Raises:
@@ -128,6 +131,8 @@ class SubTokenModel:
             key_channels=key_channels,
             merge=merge,
             every=eviction_every,
+            prefill_chunk=prefill_chunk,
+            rerotate=rerotate,
         )
         return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
 
@@ -169,10 +174,8 @@ class SubTokenModel:
         images = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
         beams, _ = copies_asked(inputs, model.generation_config)
         if beams > 1 and self.compression.every is not None:
-            raise ValueError(
-                f"num_beams={beams} does not go with eviction_every={self.compression.every}: beams share entries, and "
-                "eviction would give each its own; leave num_beams out, or load the model without eviction_every"
-            )
+            every = f"eviction_every={self.compression.every}"
+            raise ValueError(f"num_beams={beams} does not go with {every}: beams share entries; leave one of them out")
         if past is None:
             visible = visible_tokens(ids, mask, inputs, model.generation_config)
             batch = batch_from_inputs(family, ids, visible, images, context_length)

@@ -28,7 +28,8 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.entry_record import EntryRecord
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.inference.compression import BITS, EvictionPass
+from subtoken_train.inference.compression import BITS
+from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.held_layers import HeldLayer
 from subtoken_train.types import Plan
 
@@ -45,38 +46,23 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
     Raises:
         ValueError: a prompt whose budget is less than ``every``.
     """
-    compression, method, candidates = eviction.compression, eviction.method, eviction.candidates
+    compression, method = eviction.compression, eviction.method
     assert compression.every is not None
     assert method.online is not None
-    assert candidates is not None
-    budget_LB = _lasting_budget(eviction)
-    least_B = budget_LB.amin(0).tolist()
+    layers = [eviction.lasting[number] for number in range(len(cache.layers))]
+    least_B = torch.stack([own.budget_B for own in layers]).amin(0).tolist()
     for name, least in zip(names, least_B, strict=True):
         if compression.unit != "tokens" and least < compression.every:
             raise ValueError(
                 f"eviction_every={compression.every} is more than the budget of {name!r}, whose prompt keeps {least} "
                 f"entries per layer; take eviction_keep {2 * compression.every} tokens, or a smaller eviction_every"
             )
-    layers = zip(cache.layers, plan.layers, strict=True)
-    for number, (layer, kept) in enumerate(layers):
-        regions_BM, competes_BM = candidates.regions_LBN[number], candidates.competes_LBN[number]
-        carried = eviction.scores[number].carried
+    for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
         layer.record = EntryRecord.of_prompt(
-            kept, regions_BM, competes_BM, budget_LB[number], method.online.rows, carried
+            kept, own.regions_BM, own.competes_BM, own.budget_B, method.online.rows, own.carried
         )
-    scales = [eviction.scales[number] for number in range(len(cache.layers))]
+    scales = [own.scale for own in layers]
     cache.evictor = OnlineEviction(method, compression.every, scales, BITS[compression.kv_dtype])
-
-
-def _lasting_budget(eviction: EvictionPass) -> Tensor:
-    """Competing entries that may stay, int64 [L, B]; a number of tokens may be more than a short prompt has."""
-    compression, candidates = eviction.compression, eviction.candidates
-    assert candidates is not None
-    if compression.unit != "tokens":
-        return candidates.budget_LB
-    pairs = zip(candidates.regions_LBN, candidates.competes_LBN, strict=True)
-    stays_LB = torch.stack([(compression.in_scope(x) & ~choose).sum(-1) for x, choose in pairs])
-    return (int(compression.keep) - stays_LB).clamp(min=1)
 
 
 @dataclass

@@ -101,7 +101,7 @@ def _compression(spec: ArmSpec) -> tuple[object, ...]:
     keep = None if spec.eviction_keep is None else str(spec.eviction_keep)
     scope = "all" if spec.scope == "all" else "context"
     eviction = spec.eviction, keep, spec.eviction_every, dict(spec.eviction_options), scope
-    return *eviction, spec.kv_dtype, spec.key_channels, spec.merge, spec.protocol
+    return *eviction, spec.kv_dtype, spec.key_channels, spec.merge, spec.rerotate, spec.protocol
 
 
 def _untrained(arm: Arm, solved: Reducer) -> ArmSpec:
