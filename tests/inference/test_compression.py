@@ -247,3 +247,13 @@ def test_prompts_must_fit_the_positions():
     family = text_family(max_position_embeddings=32)
     with pytest.raises(ValueError, match="the prompt has 37 tokens and the model 32 positions; shorten the prompt"):
         run(compress(family), text_batch([(30, 6, 0)]), Compression())
+
+
+@pytest.mark.parametrize(("exact", "expected"), [(False, 3 * 7), (True, 22)])
+def test_a_share_is_rounded_in_every_layer_or_once(exact, expected):
+    """0.3 of 25 tokens in three layers: 7 each, or 22 of 22.5."""
+    method = build_eviction("kvcompose", exact_total=exact)
+    batch = text_batch([(25, 4, 0)])
+    plan, _ = run(compress(text_family()), batch, Compression(method, 0.3))
+    heads = [layer.heads_BNh[0, :, 0].sum() for layer in plan.layers]
+    assert int(sum(heads)) - 3 * 5 == expected  # beside the first token and the question
