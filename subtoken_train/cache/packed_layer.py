@@ -155,6 +155,11 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         return sum(block.index_bytes for block in self.blocks)
 
     @property
+    def unread_bytes(self) -> int:
+        """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
+        return sum(block.unread_bytes for block in self.blocks)
+
+    @property
     def tail_bytes(self) -> tuple[int, int]:
         """(bytes of the tail's tokens, bytes of its slack)."""
         if not self.is_initialized:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subtoken_train.kernels.paged import read_pages
 from subtoken_train.kernels.storage import Block, Payload, RoutedValues
 
 CHUNK = 2048  # entries of a rounded payload that are read back at a time
@@ -73,6 +74,8 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, star
     ``states`` are the rows' queries [R, c, G * q, d] and their tail's keys and values [R, c, T, d].
     """
     query, tail_keys, tail_values = states
+    if block.pages is not None and new == 1:
+        block = read_pages(block, query)
     query = query * scale
     logits = [_scores(query, part.keys) for part in block.parts]
     logits.append(_causal(tail_keys @ query.transpose(-1, -2), new, start_R))

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from subtoken_train.kernels.page_index import PageIndex
+
 
 @dataclass
 class Payload:
@@ -164,10 +166,12 @@ class Block:
         rows: which rows of the cache these are, int64 [R]: sample numbers where heads share entries, else
             sample * h + head; None where the block holds all rows, in order.
         parts: one or more, possibly without entries; all have the same R and c. Attention sums them.
+        pages: of the only part, which is stored whole: what one new token reads of it; None: all.
     """
 
     rows: Tensor | None
     parts: list[BlockPart]
+    pages: PageIndex | None = None
 
     @property
     def num_rows(self) -> int:
@@ -186,5 +190,14 @@ class Block:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, and of the row numbers."""
-        return sum(part.index_bytes for part in self.parts) + (0 if self.rows is None else self.rows.nbytes)
+        """Bytes of what finds the stored pieces, of the page index, and of the row numbers."""
+        beside = (0 if x is None else x.nbytes for x in (self.pages, self.rows))
+        return sum(part.index_bytes for part in self.parts) + sum(beside)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that one new token does not read: keys and values of the pages that it does not choose."""
+        if self.pages is None:
+            return 0
+        entries = self.pages.size * (self.pages.low.shape[2] - self.pages.count)
+        return sum(payload.nbytes for payload in self.payloads) * entries // self.parts[0].entries
