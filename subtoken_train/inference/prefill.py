@@ -5,8 +5,10 @@ Legend: B batch, M rows of the prompt's pass, D model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +18,14 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
-from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone, PromptObserver
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
+from subtoken_train.inference.key_cut import KeyCut
+from subtoken_train.inference.page_reading import check_reading, paged
 from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
+from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import Batch, Plan, Region
 
 
@@ -56,18 +61,21 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         ValueError: the compression does not fit the backbone or the prompts, or a prompt is longer than the model's
             positions, or with what a second pass runs after it.
     """
-    family = backbone.family
+    family, shape = backbone.family, backbone.family.shape
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
         raise ValueError("the prompts have visual tokens and no pixels; a cache's batch lets them go, build it anew")
     compression.check(family)
     compression.check_prompts(prompts)
     check_length(prompts, family)
+    check_reading(backbone, compression)
     use_packed_attention(family.decoder.config)
     dense = DynamicCache(config=family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
     if eviction is not None:
         check_tasks(prompts, eviction, family)
-    result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
+    cut = KeyCut(compression) if kept_channels(shape.head_dim, compression.key_channels) < shape.head_dim else None
+    observers = [watch.observe for watch in (eviction, cut) if watch is not None]
+    result = backbone.run(prompts, cache=dense, pad_left=True, observer=_all(observers) if observers else None)
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
@@ -75,15 +83,28 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
             second_pass(family, dense, entries, rows, partial(eviction.observe_task, task))
     plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
     packing = Packing(plan.layout, BITS[compression.kv_dtype])
-    for states, packed, kept in zip(dense.layers, cache.layers, plan.layers, strict=True):
+    for layer, (states, packed, kept) in enumerate(zip(dense.layers, cache.layers, plan.layers, strict=True)):
         assert isinstance(packed, PackedLayer)
-        packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
+        if cut is not None:
+            cut.cut(layer, kept, states.keys)
+        blocks = paged(pack_layer(states.keys, states.values, kept, packing), eviction, layer, kept)
+        packed.fill(blocks, prompts.input_ids_BN.shape[1], states.keys)
         states.keys = states.values = None  # the dense layer goes before the next one is packed
     cache.next_position = result.rows.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
     return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
+
+
+def _all(observers: Sequence[PromptObserver]) -> PromptObserver:
+    """One observer that hands every layer to all of them, in order."""
+
+    def observe(*layer: Any) -> None:
+        for observer in observers:
+            observer(*layer)
+
+    return observe
 
 
 @torch.no_grad()

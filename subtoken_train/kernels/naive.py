@@ -4,7 +4,8 @@ Keys are read where they lie; of the values only stored pieces are read, and not
 made. The only index work of a step is to gather the probabilities that meet the stored pieces.
 
 Legend: B batch, H query heads, h key-value heads, G = H / h, q new tokens, R rows of a block, c heads of a row,
-M entries of a part, T tail tokens, d head width, P pieces of a row, w channels of a piece, n stored pieces.
+M entries of a part, T tail tokens, d head width, k channels of a cut key, P pieces of a row, w channels of a piece, n
+stored pieces.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, star
     if block.pages is not None and new == 1:
         block = read_pages(block, query)
     query = query * scale
-    logits = [_scores(query, part.keys) for part in block.parts]
+    thin = query if block.channels is None else _channels_of(query, block.channels)
+    logits = [_scores(thin if part.cut else query, part.keys) for part in block.parts]
     logits.append(_causal(tail_keys @ query.transpose(-1, -2), new, start_R))
     joined = torch.cat(logits, dim=2).softmax(2, dtype=torch.float32).to(query.dtype)
     weights = joined.split_with_sizes([scores.shape[2] for scores in logits], 2)
@@ -88,6 +90,11 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, star
         else:
             out += _weighted(weight, part.values)
     return out
+
+
+def _channels_of(query_RcGd: Tensor, channels_Rck: Tensor) -> Tensor:
+    """The queries in the channels of each head that cut keys keep, [R, c, G, k]."""
+    return query_RcGd.gather(3, channels_Rck.long()[:, :, None].expand(-1, -1, query_RcGd.shape[2], -1))
 
 
 def _stretches(payload: Payload, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:

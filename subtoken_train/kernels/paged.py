@@ -33,7 +33,7 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
 
 
 def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
-    """Pages of every head, int64 [R, c, n]: the forced ones, then by Quest's bound, mean over the query heads of a group.
+    """Pages of every head, int64 [R, c, n]: the forced ones, then by Quest's bound, the mean over a group's query heads.
 
     In fp32, because in lower precision many pages tie; ties go to the earlier page.
     """

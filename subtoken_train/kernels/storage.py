@@ -7,7 +7,7 @@ lengths are in other blocks. A value slice of one head is cut into P / c *pieces
 a group mask never cuts; ``bits`` says which pieces of a routed entry are stored.
 
 Legend: h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width, S bits of
-an entry, P pieces of an entry in all heads of the row, w channels of a piece, n stored pieces.
+an entry, P pieces of an entry in all heads of the row, w channels of a piece, n stored pieces, k channels of a cut key.
 """
 
 from __future__ import annotations
@@ -135,12 +135,14 @@ class BlockPart:
     """Entries of a block that are stored alike.
 
     Attributes:
-        keys: payload [R, c, M, d].
+        keys: payload [R, c, M, d]; where they are cut, only of the block's ``channels``.
         values: payload [R, c, M, d] where entries keep all of their value, else their stored pieces.
+        cut: whether the keys are cut.
     """
 
     keys: Payload
     values: Payload | RoutedValues
+    cut: bool = False
 
     @property
     def entries(self) -> int:
@@ -166,11 +168,14 @@ class Block:
         rows: which rows of the cache these are, int64 [R]: sample numbers where heads share entries, else
             sample * h + head; None where the block holds all rows, in order.
         parts: one or more, possibly without entries; all have the same R and c. Attention sums them.
+        channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
+            [R, c, k]; None where no part is cut.
         pages: of the only part, which is stored whole: what one new token reads of it; None: all.
     """
 
     rows: Tensor | None
     parts: list[BlockPart]
+    channels: Tensor | None = None
     pages: PageIndex | None = None
 
     @property
@@ -190,9 +195,9 @@ class Block:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, of the page index, and of the row numbers."""
-        beside = (0 if x is None else x.nbytes for x in (self.pages, self.rows))
-        return sum(part.index_bytes for part in self.parts) + sum(beside)
+        """Bytes of what finds the stored pieces, of the page index, and of the numbers of rows and key channels."""
+        beside = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels, self.pages))
+        return sum(part.index_bytes for part in self.parts) + beside
 
     @property
     def unread_bytes(self) -> int:

@@ -113,7 +113,9 @@ FACTORS = {
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
     "precision": ["fp32", "bf16", "int8", "int4"],
+    "keys": ["whole", "cut"],
 }
+KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
 BOUNDS = {"bf16": 0.04, "int8": 0.06, "int4": 0.7}
 """Root mean square of the difference over that of the logits; both sides of bf16 round.
@@ -270,9 +272,9 @@ def compression_of(cell: Cell) -> Compression:
     name, precision = cell["eviction"], cell["precision"]
     kv_dtype = precision if precision.startswith("int") else "model"
     if name == "none":
-        return Compression(kv_dtype=kv_dtype)
+        return Compression(kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
     method = OWN[name]() if name in OWN else build_eviction(name)
-    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype)
+    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
 
 
 def batch_of(cell: Cell) -> Batch:
