@@ -33,7 +33,7 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
 
 
 def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
-    """Pages of every head, int64 [R, c, n]: the forced ones, then by Quest's bound, the mean over a group's query heads.
+    """Pages of every head, int64 [R, c, n]: the forced ones, then by Quest's bound, as its group's mean.
 
     In fp32, because in lower precision many pages tie; ties go to the earlier page.
     """
@@ -51,6 +51,6 @@ def _taken(payload: Payload, entry_RcM: Tensor) -> Payload:
     place = (first_Rc1 + entry_RcM).flatten()
 
     def taken(vectors: Tensor) -> Tensor:
-        return vectors.view(-1, vectors.shape[-1]).index_select(0, place).view(*entry_RcM.shape, -1)
+        return vectors.view(-1, vectors.shape[-1]).index_select(0, place).view(*entry_RcM.shape, vectors.shape[-1])
 
     return Payload(taken(payload.data), None if payload.scale is None else taken(payload.scale), payload.dtype)

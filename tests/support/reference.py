@@ -25,6 +25,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch, Plan, Region
+from tests.support.page_truth import PageTruth
 
 NAME = "truth_eager"
 
@@ -34,13 +35,14 @@ class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
-    ``keys_hNd``: of keys, for generated tokens.
+    ``keys_hNd``: of keys, for generated tokens; ``pages``: what these read, where they choose.
     """
 
     seen_N: Tensor
     entries_hN: Tensor
     factor_hNd: Tensor
     keys_hNd: Tensor
+    pages: PageTruth | None = None
 
 
 @dataclass
@@ -211,6 +213,9 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed = causal.repeat(key.shape[1], 1, 1)
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
+    if layer.pages is not None:
+        alone = count + (len(sample.rest_q) if len(sample.rest_q) > 1 else 0)
+        layer.pages.hide_unread(allowed, query[0], key[0], alone)
     shared = query.shape[1] // key.shape[1]
     hidden = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
     mask = hidden.repeat_interleave(shared, dim=0)[None]

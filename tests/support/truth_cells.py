@@ -6,6 +6,7 @@ Legend: B batch, h key-value heads, N rows, T steps, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import gcd
 from typing import ClassVar
@@ -18,12 +19,14 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.quest_steps import QuestSteps
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol, Region
 from tests.support.helpers import compress
+from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, recompute, tapped, truths
 from tests.support.truth_models import FAMILIES, family_of, prompts
@@ -85,7 +88,12 @@ class Emptied(SharedSet):
 
 TEXT = ("llama", "qwen2", "mistral")
 KV_HEADS = [2]  # heads of the model under test; a method does not see the model
-OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
+OWN = {
+    "shared_set": SharedSet,
+    "own_sets": OwnSets,
+    "emptied": Emptied,
+    "read_pages": partial(QuestSteps, page_size=4, least_pages=1, dense_layers=1),
+}
 REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
@@ -187,6 +195,10 @@ def _piece_fits(cell: Cell) -> bool:
 def _eviction_fits(cell: Cell) -> bool:
     if cell.get("eviction") == "none" and cell.get("scope") == "all":
         return False
+    if cell.get("eviction") in ("read_pages", "quest_steps"):
+        # rounded keys can have other pages chosen than those that the truth reads
+        exact = cell.get("precision", "fp32") == "fp32" and cell.get("keys", "whole") == "whole"
+        return exact and cell.get("selector", "none") == "none"
     method = EVICTIONS.get(cell.get("eviction", "none"))
     if method is None:
         return True
@@ -243,6 +255,8 @@ def decoded(
     with tapped(backbone) as tap:
         first = open_prompts(backbone, batch, cache, compression, protocol)
     saved = truths(backbone, tap, first.plan, batch)
+    if compression.eviction is not None and compression.eviction.reads:
+        note_pages(saved, tap, compression)
     logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
     while len(tokens) < steps:
         logits.append(decode(backbone, tokens[-1][:, None], cache))
