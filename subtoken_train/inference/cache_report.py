@@ -76,9 +76,10 @@ class CacheReport:
         compressed = f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
         if self._region is None:
             compressed = "no visual token and no context to compress"
-        read = f"; a step reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
+        took = share_words(held / self.dense_bytes, 1)
+        took += f"; a step of decoding reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({share_words(held / self.dense_bytes, 1)}){read}; {compressed}; "
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {compressed}; "
             f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
         )
 
