@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.task_plan import TaskPlan
@@ -79,6 +80,11 @@ class Eviction(ABC):
     def reads_question(self) -> bool:
         """Whether it says nothing of a prompt whose question is not there yet: refused under ``context_first``."""
         return self.needs_image
+
+    @property
+    def calibrated(self) -> Calibration[Any] | None:
+        """The calibration that it reads, which must be of the backbone; None where it reads none."""
+        return None
 
     @property
     def may_empty(self) -> bool:

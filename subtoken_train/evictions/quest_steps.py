@@ -17,7 +17,8 @@ Choices where the release leaves one:
     whole, as in the CUDA kernels, and what was generated since;
   - the budget is rounded down to pages, but a budget of all entries reads all: the evaluation code drops a page where
     the entries do not fill the last one;
-  - tokens that are appended several at a time (a question, a further turn) read everything, as in the release.
+  - tokens that are not decoded one by one (a question that follows its context, a further turn, what is scored) read
+    everything, as in the release.
 
 It does not go with value groups, whose stored pieces are not laid out by pages. Legend: B batch, N cached rows.
 """

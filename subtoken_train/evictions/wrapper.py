@@ -9,10 +9,11 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, TaskView
 from subtoken_train.evictions.task_plan import TaskPlan
@@ -60,6 +61,11 @@ class Wrapper(Eviction):
     def reads_question(self) -> bool:
         """See ``Eviction.reads_question``."""
         return self.base.reads_question
+
+    @property
+    def calibrated(self) -> Calibration[Any] | None:
+        """See ``Eviction.calibrated``."""
+        return self.base.calibrated
 
     @property
     def may_empty(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from subtoken_train.artifact.identity import check_calibration
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
@@ -87,6 +88,7 @@ class Compression:
             )
         if self.eviction is None:
             return
+        check_calibration(self.eviction.calibrated, family)
         self.eviction.check_shape(family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim)
         if family.image_token_id is not None:
             return

@@ -109,7 +109,11 @@ def _all(observers: Sequence[PromptObserver]) -> PromptObserver:
 
 @torch.no_grad()
 def append(
-    backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache, padding_B: Tensor | None = None
+    backbone: CompressedBackbone,
+    token_ids_Bq: Tensor,
+    cache: PackedCache,
+    padding_B: Tensor | None = None,
+    chooses_pages: bool = False,
 ) -> Tensor:
     """Append tokens to a filled cache; their hidden states before the final norm, [B, q, D].
 
@@ -121,6 +125,7 @@ def append(
         cache: with the prompts.
         padding_B: how many of the tokens are padding on the left, int64; they are seen by none. Only right after the
             prompt. None: none is.
+        chooses_pages: read chosen pages of a cache that has pages; for one token.
     """
     family = backbone.family
     assert cache.next_position is not None
@@ -130,14 +135,15 @@ def append(
         cache.pad_tail(padding_B)
         start = start - padding_B[:, None]
     positions = start + torch.arange(new, device=token_ids_Bq.device)
+    cache.choose_pages(chooses_pages)
     hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
     cache.next_position = start + new
     return hidden
 
 
 def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
-    """The same; logits of the last token, [B, V]."""
-    return next_logits(backbone, append(backbone, token_ids_Bq, cache))
+    """The same; logits of the last token, [B, V]. A token that comes alone chooses the pages that it reads."""
+    return next_logits(backbone, append(backbone, token_ids_Bq, cache, chooses_pages=token_ids_Bq.shape[1] == 1))
 
 
 @torch.no_grad()

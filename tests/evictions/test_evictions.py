@@ -28,6 +28,7 @@ SETTINGS = {
     "per_layer": {"shares": (3, 1, 2)},
     "compactor": {"sinks": 2, "last": 1, "chunk": 4},
     "lagkv": {"sinks": 1, "lag": 4},
+    "duo_attention": {"sinks": 1, "recent": 3},
 }
 
 

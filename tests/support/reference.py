@@ -214,8 +214,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
     if layer.pages is not None:
-        alone = count + (len(sample.rest_q) if len(sample.rest_q) > 1 else 0)
-        layer.pages.hide_unread(allowed, query[0], key[0], alone)
+        layer.pages.hide_unread(allowed, query[0], key[0], count + len(sample.rest_q))
     shared = query.shape[1] // key.shape[1]
     hidden = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
     mask = hidden.repeat_interleave(shared, dim=0)[None]

@@ -24,7 +24,11 @@ from tests.support.helpers import compress
 from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, recompute, tapped, truths
+<<<<<<< HEAD
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING
+=======
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, SHORT
+>>>>>>> main
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 TEXT = ("llama", "qwen2", "mistral")
@@ -221,7 +225,7 @@ def compression_of(cell: Cell) -> Compression:
     kv_dtype = precision if precision.startswith("int") else "model"
     if name == "none":
         return Compression(kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
-    settings = dict(CHAINS.get(name, {}))
+    settings = dict({**CHAINS, **SHORT}.get(name, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
     method = OWN[name]() if name in OWN else build_eviction(name, **settings)
