@@ -24,11 +24,7 @@ from tests.support.helpers import compress
 from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, recompute, tapped, truths
-<<<<<<< HEAD
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING
-=======
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, SHORT
->>>>>>> main
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 TEXT = ("llama", "qwen2", "mistral")
