@@ -48,7 +48,7 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
         rows_R = torch.arange(block.num_rows, device=keys_RcMd.device) if block.rows is None else block.rows
         number = part.entries // size
         chosen_RM = reading.chosen_BM[rows_R, : part.entries]
-        forced_RP = ~chosen_RM[:, : number * size].unflatten(1, (number, size)).all(-1)
+        forced_RP = ~chosen_RM[:, : number * size].reshape(-1, number, size).all(-1)
         if number * size == part.entries:
             forced_RP[:, -1:] = True  # the latest entries; a page that is begun holds them otherwise
         count_R = _counts(reading, rows_R, chosen_RM, forced_RP)
@@ -57,8 +57,9 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
             alone = len(own_R) == block.num_rows
             own = block if alone else Block(rows_R[own_R], [select_part(part, own_R)])
             if count < number:
-                keys = keys_RcMd[own_R, :, : number * size].unflatten(2, (number, size))
-                own.pages = PageIndex(size, count, keys.amin(3), keys.amax(3), forced_RP[own_R])
+                keys = keys_RcMd[own_R, :, : number * size]
+                by_page = keys.reshape(*keys.shape[:2], number, size, keys.shape[-1])
+                own.pages = PageIndex(size, count, by_page.amin(3), by_page.amax(3), forced_RP[own_R])
             paged.append(own)
     return paged
 

@@ -26,6 +26,9 @@ def add_compression_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--key-channels", type=float, metavar="SHARE", help="share of the key channels in scope that stay (default: 1)"
     )
+    parser.add_argument(
+        "--merge", metavar="KIND", help="of what is evicted: none, weighted, pivot or position (default: the method's)"
+    )
 
 
 def add_eviction_options(parser: ArgumentParser) -> None:
@@ -52,7 +55,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     from subtoken_train.inference.written_settings import parse_settings
 
     models = ("backbone", "reducer", "keep_ratio", "selector")
-    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "protocol")
+    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "merge", "protocol")
     given = {name: value for name in (*models, *caches) if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)

@@ -23,6 +23,7 @@ from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.task_plan import TaskPlan
+from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
 
 
@@ -70,6 +71,8 @@ class Eviction(ABC):
     """One set for all heads of a layer: scores, at their budget at the latest, are [B, 1, N]."""
     second_pass_advice: ClassVar[str] = ""
     """What to change where a second pass needs more positions than the model has."""
+    merges: ClassVar[Merge] = "none"
+    """What becomes of evicted entries unless a compression says otherwise, see ``functional/merging.py``."""
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 

@@ -45,6 +45,7 @@ class Wrapper(Eviction):
             "name": f"{type(self).name}({base.name})",
             "needs": type(self).needs | base.needs,
             "needs_image": base.needs_image,
+            "merges": base.merges,
             "second_pass_advice": base.second_pass_advice,
             "heads_share": type(self).heads_share or base.heads_share,
             "heads_differ": any(getattr(type(each), "heads_differ", False) for each in (self, *self.inside)),

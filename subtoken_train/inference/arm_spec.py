@@ -27,7 +27,7 @@ DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
 Written = Literal["key", "flag", "argument"]
 """How an option is spelled: ``eviction: snapkv``, ``--eviction snapkv`` or ``eviction=snapkv``."""
-_TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "protocol")
+_TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "merge", "protocol")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class ArmSpec:
         scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
         kv_dtype: precision of the stored prompt: ``model``, ``int8`` or ``int4``.
         key_channels: share of the channels that stay of the keys in scope; 1 cuts none.
+        merge: what becomes of evicted entries: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the
+            eviction does of itself.
         protocol: ``query_aware``: the question is there when the cache is compressed; ``context_first``: the context is
             compressed before the question is read.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
@@ -69,6 +71,7 @@ class ArmSpec:
     scope: Any = None
     kv_dtype: Any = "model"
     key_channels: float = 1.0
+    merge: Any = None
     protocol: Protocol = "query_aware"
     seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
@@ -142,7 +145,7 @@ class ArmSpec:
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up, self.key_channels)
+        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up, self.key_channels, self.merge)
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None

@@ -21,13 +21,9 @@ from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.ledger.kv_budget import (
-    KVBudget,
-    channel_index_bytes,
-    check_key_channels,
-    entry_bytes,
-    kept_channels,
-)
+from subtoken_train.functional.merging import Merge
+from subtoken_train.inference.byte_budget import entries_for_bytes
+from subtoken_train.ledger.kv_budget import KVBudget, check_key_channels, kept_channels
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
@@ -51,6 +47,8 @@ class Compression:
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.
+        merge: what becomes of evicted entries: ``none`` lets them go; ``weighted``, ``pivot`` and ``position`` merge
+            them into entries that stay (``functional/merging.py``). None: what the method does of itself.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
     """
 
@@ -61,12 +59,17 @@ class Compression:
     kv_dtype: KVDtype = "model"
     round_up: bool = False
     key_channels: float = 1.0
+    merge: Merge | None = None
     key_window: int = 32
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
         check_word("kv_dtype", self.kv_dtype, BITS)
         check_key_channels(self.key_channels)
+        if self.merge is not None:
+            check_word("merge", self.merge, get_args(Merge))
+        if self.merge not in (None, "none") and self.eviction is None:
+            raise ValueError(f"merge {self.merge!r} needs an eviction method, for instance eviction='snapkv'")
         if self.key_window < 1:
             raise ValueError(f"key_window={self.key_window} must be at least 1; 32 last rows choose the key channels")
         if self.scope is not None and self.scope not in get_args(Scope):
@@ -119,7 +122,8 @@ class Compression:
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
             amount = f"reads {amount}" if self.eviction.reads else amount
-            parts = [self.eviction.name, amount, *(["all"] if self.scope == "all" else []), *parts]
+            merged = [] if self.merge is None else [f"merge {self.merge}"]
+            parts = [self.eviction.name, amount, *(["all"] if self.scope == "all" else []), *merged, *parts]
         return " ".join(parts) or "-"
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
@@ -127,6 +131,12 @@ class Compression:
         if self.key_channels == 1:
             return torch.zeros_like(regions_BM, dtype=torch.bool)
         return self.in_scope(regions_BM) & ~last_marked(regions_BM != Region.PADDING, self.key_window)
+
+    @property
+    def merging(self) -> Merge:
+        """What becomes of evicted entries."""
+        own: Merge = "none" if self.eviction is None else self.eviction.merges
+        return own if self.merge is None else self.merge
 
     def in_scope(self, regions_BM: Tensor) -> Tensor:
         """Rows that the scope names, bool [B, M]."""
@@ -217,30 +227,10 @@ class EvictionPass:
         keep = self.compression.keep
         count_B = self.compression.in_scope(regions_BM).sum(-1)
         if self.compression.unit == "bytes":  # which count what always stays themselves
-            return self._budget_of_bytes(regions_BM, competes_BM, groups).double()
+            budget = replace(groups, key_channels=self.compression.key_channels)
+            cut_BM = self.compression.cuts_keys(regions_BM)
+            return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, budget).double()
         share_B = (
             count_B.double() * keep if self.compression.unit == "fraction" else torch.full_like(count_B, int(keep))
         )
         return share_B.double() - (count_B - competes_BM.sum(-1))
-
-    def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
-        channels, in_region_BM = self.compression.key_channels, in_compressed_region(regions_BM)
-        cuts_BM = self.compression.cuts_keys(regions_BM)
-        cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
-        for cut_BM, share in ((~cuts_BM, 1.0), (cuts_BM, channels)):
-            for marked_BM, budget in ((in_region_BM, groups), (~in_region_BM, KVBudget())):
-                cost_BM[cut_BM & marked_BM] = entry_bytes(self.shape, replace(budget, key_channels=share))
-        cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
-        named_B = channel_index_bytes(self.shape, channels) * cuts_BM.any(-1)
-        fixed_B = (cost_BM * ~competes_BM).sum(-1) + named_B
-        # entries of unlike cost: the dearest are counted first, so that the bytes are never exceeded
-        sums_BM = (cost_BM * competes_BM).sort(-1, descending=True).values.cumsum(-1)
-        budget_B = (sums_BM <= (self.compression.keep / self.shape.num_layers - fixed_B)[:, None]).sum(-1)
-        needed_B = fixed_B + (cost_BM * competes_BM).amax(-1)
-        if bool((needed_B * self.shape.num_layers > self.compression.keep).any()):
-            needed = int((needed_B.max() * self.shape.num_layers).ceil())
-            raise ValueError(
-                f"eviction_keep={int(self.compression.keep)} bytes cannot hold the entries that always stay (text, and "
-                f"at least one other entry per layer); {needed} bytes would"
-            )
-        return budget_B

@@ -23,6 +23,8 @@ def check_reading(backbone: CompressedBackbone, compression: Compression) -> Non
             f"eviction {method.name!r} frees no bytes, so its budget cannot be bytes; eviction_keep says what a step "
             "reads: a share such as 0.25, or a number of tokens"
         )
+    if compression.merging != "none":
+        raise ValueError(f"eviction {method.name!r} lets nothing go that could be merged; leave merge out")
     if compression.key_channels != 1:
         raise ValueError(f"eviction {method.name!r} reads pages of whole keys; take key_channels=1 with it")
     if backbone.active_routing is not None:

@@ -21,6 +21,7 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone, PromptObserver
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.merging import merged
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
 from subtoken_train.inference.key_cut import KeyCut
 from subtoken_train.inference.page_reading import check_reading, paged
@@ -81,10 +82,16 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         for task in eviction.tasks:
             rows = rows_of_task(family, result, task)
             second_pass(family, dense, entries, rows, partial(eviction.observe_task, task))
-    plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
+    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget)
+    plan = result.plan(kept_LBhM)
     packing = Packing(plan.layout, BITS[compression.kv_dtype])
     for layer, (states, packed, kept) in enumerate(zip(dense.layers, cache.layers, plan.layers, strict=True)):
         assert isinstance(packed, PackedLayer)
+        if kept_LBhM is not None:
+            entries_BM = result.layer_rows()[layer][1] != Region.PADDING
+            states.keys, states.values = merged(
+                compression.merging, states.keys, states.values, kept_LBhM[layer], entries_BM
+            )
         if cut is not None:
             cut.cut(layer, kept, states.keys)
         blocks = paged(pack_layer(states.keys, states.values, kept, packing), eviction, layer, kept)

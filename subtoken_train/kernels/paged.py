@@ -27,8 +27,9 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
     entry_Rcn = chosen_pages(pages, query_RcGd)[..., None] * pages.size
     entry_RcM = (entry_Rcn + torch.arange(pages.size, device=entry_Rcn.device)).flatten(2)
     whole = pages.low.shape[2] * pages.size
-    chosen = BlockPart(*(_taken(payload, entry_RcM) for payload in part.payloads))
-    left_over = BlockPart(*(payload.narrow(2, whole, part.entries - whole) for payload in part.payloads))
+    left = part.entries - whole
+    chosen = BlockPart(_taken(part.keys, entry_RcM), _taken(part.values, entry_RcM))
+    left_over = BlockPart(part.keys.narrow(2, whole, left), part.values.narrow(2, whole, left))
     return Block(block.rows, [chosen, left_over])
 
 

@@ -37,6 +37,8 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"key_channels": 0.0}, r"key_channels=0.0 must lie in \(0, 1\]; 0.6 keeps 60 % of each key's channels"),
         ({"key_channels": 1.1}, r"key_channels=1.1 must lie in \(0, 1\]"),
         ({"key_channels": float("nan")}, r"must lie in \(0, 1\]"),
+        ({"merge": "pivots"}, "unknown merge 'pivots'. Did you mean 'pivot'"),
+        ({"eviction": None, "merge": "pivot"}, "merge 'pivot' needs an eviction method"),
         ({"key_window": 0}, "key_window=0 must be at least 1"),
         ({"eviction": None, "keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
     ],
@@ -53,6 +55,14 @@ def test_methods_for_images_are_refused_by_language_models():
     with pytest.raises(ValueError, match=r"scope 'visual': a .* sees no images; take scope 'context' or 'all'"):
         Compression(FirstEntries(), 0.5, scope="visual").check(family)
     Compression(FirstEntries(), 0.5, scope="context").check(family)
+
+
+def test_evicted_entries_go_where_the_method_or_the_user_says():
+    elastic = build_eviction("elastic")
+    assert Compression().merging == Compression(FirstEntries(), 0.5).merging == "none"
+    assert Compression(elastic, 0.5).merging == "position"
+    assert Compression(elastic, 0.5, merge="none").merging == "none"
+    assert Compression(build_eviction("per_layer(elastic)", shares=(0.5, 0.5)), 0.5).merging == "position"
 
 
 def test_four_bits_need_an_even_number_of_key_channels():
@@ -75,6 +85,7 @@ def test_methods_for_images_are_refused_without_one(tiny_family):
         (Compression(kv_dtype="int8"), "int8"),
         (Compression(FirstEntries(), 0.1), "first 0.1"),
         (Compression(key_channels=0.6), "keys 0.6"),
+        (Compression(FirstEntries(), 0.1, merge="pivot"), "first 0.1 merge pivot"),
         (Compression(FirstEntries(), 0.1, key_channels=0.5, kv_dtype="int8"), "first 0.1 keys 0.5 int8"),
         (Compression(FirstVisual(), 0.1, scope="visual"), "first_visual 0.1"),
         (Compression(FirstVisual(), 4096, "bytes", "all", "int4"), "first_visual 4,096 bytes all int4"),

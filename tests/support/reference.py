@@ -26,6 +26,7 @@ from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch, Plan, Region
 from tests.support.page_truth import PageTruth
+from tests.support.plain_merging import merged_by_loop
 
 NAME = "truth_eager"
 
@@ -35,13 +36,15 @@ class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
-    ``keys_hNd``: of keys, for generated tokens; ``pages``: what these read, where they choose.
+    ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
+    where they choose.
     """
 
     seen_N: Tensor
     entries_hN: Tensor
     factor_hNd: Tensor
     keys_hNd: Tensor
+    merge: str
     pages: PageTruth | None = None
 
 
@@ -96,9 +99,14 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
             handle.remove()
 
 
-def truths(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch) -> list[SampleTruth]:
-    """Every sample of the tapped pass over ``prompts`` or their contexts; ``plan`` says what later tokens see."""
-    return [_sample(backbone, tap, plan, prompts, sample) for sample in range(len(tap.hidden[-1]))]
+def truths(
+    backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, merge: str = "none"
+) -> list[SampleTruth]:
+    """Every sample of the tapped pass over ``prompts`` or their contexts; ``plan`` says what later tokens see.
+
+    ``merge`` is what becomes of what an eviction drops.
+    """
+    return [_sample(backbone, tap, plan, prompts, sample, merge) for sample in range(len(tap.hidden[-1]))]
 
 
 def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
@@ -140,7 +148,7 @@ def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int,
     return {"position": position, "next_position": following, "rest_q": rest}
 
 
-def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, sample: int) -> SampleTruth:
+def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, sample: int, merge: str) -> SampleTruth:
     result, shape = tap.result[-1], backbone.family.shape
     first = result.spans[0][2] if result.spans else result.rows
     real = first.visible_BM[sample]
@@ -166,7 +174,9 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
             groups[here < 0] = 1
             factor = groups[:, _group_of_channel(backbone, groups.shape[-1])].view_as(factor)
         factor = factor.transpose(0, 1)
-        layers.append(LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor, torch.ones(factor.shape)))
+        layers.append(
+            LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor, torch.ones(factor.shape), merge)
+        )
         _check_plan(kept, mask, sample, rows.index_BM)
         for i, row in enumerate(kept.entries_BN[sample].tolist()):
             if row >= 0:
@@ -221,10 +231,15 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     routed = value.clone()
     routed[:, :, :count] *= layer.factor_hNd.to(value.dtype)
     out, _ = eager(module, query, key, routed, mask, scaling=scaling)
-    if bool((layer.keys_hNd != 1).any()):
-        cut = key.clone()
-        cut[:, :, :count] *= layer.keys_hNd.to(key.dtype)
-        out[:, count:] = eager(module, query, cut, routed, mask, scaling=scaling)[0][:, count:]
+    if layer.merge != "none" or bool((layer.keys_hNd != 1).any()):
+        later_key, later_value = key.clone(), routed.clone()
+        if layer.merge != "none":
+            own = key[0, :, :count], routed[0, :, :count]
+            merged = merged_by_loop(layer.merge, *own, layer.entries_hN, layer.seen_N)
+            later_key[0, :, :count], later_value[0, :, :count] = merged
+            later_value[:, :, :count] *= (layer.factor_hNd != 0).to(value.dtype)
+        later_key[:, :, :count] *= layer.keys_hNd.to(key.dtype)
+        out[:, count:] = eager(module, query, later_key, later_value, mask, scaling=scaling)[0][:, count:]
     if bool(sample.whole_N.any()):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
