@@ -48,7 +48,7 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
         rows_R = torch.arange(block.num_rows, device=keys_RcMd.device) if block.rows is None else block.rows
         number = part.entries // size
         chosen_RM = reading.chosen_BM[rows_R, : part.entries]
-        forced_RP = ~chosen_RM[:, : number * size].reshape(-1, number, size).all(-1)
+        forced_RP = ~chosen_RM[:, : number * size].reshape(block.num_rows, number, size).all(-1)
         if number * size == part.entries:
             forced_RP[:, -1:] = True  # the latest entries; a page that is begun holds them otherwise
         count_R = _counts(reading, rows_R, chosen_RM, forced_RP)
