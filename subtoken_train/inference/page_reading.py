@@ -5,12 +5,14 @@ Legend: B batch, M rows of a layer, N entries of a plan.
 
 from __future__ import annotations
 
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.paging import PageReading, with_pages
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.inference.compression import Compression, EvictionPass
-from subtoken_train.kernels.storage import Block
-from subtoken_train.types import LayerPlan
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.types import Plan
 
 
 def check_reading(backbone: CompressedBackbone, compression: Compression) -> None:
@@ -34,14 +36,13 @@ def check_reading(backbone: CompressedBackbone, compression: Compression) -> Non
         )
 
 
-def paged(blocks: list[Block], eviction: EvictionPass | None, layer: int, kept: LayerPlan) -> list[Block]:
-    """A layer's blocks, with a page index where a step of decoding reads pages of it."""
-    sizes = None if eviction is None or not eviction.method.reads else eviction.method.pages(layer)
-    if sizes is None:
-        return blocks
-    assert eviction is not None
-    assert eviction.candidates is not None
-    assert kept.rows_BN is not None
-    competes_BM, budget_LB = eviction.candidates.competes_LBN[layer], eviction.candidates.budget_LB
-    chosen_BN = take_rows(competes_BM, kept.rows_BN) & (kept.entries_BN >= 0)
-    return with_pages(blocks, PageReading(*sizes, chosen_BN, budget_LB[layer]))
+def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
+    """Add a page index to the layers of a filled cache of which a step of decoding reads pages."""
+    for layer, (packed, kept) in enumerate(zip(cache.layers, plan.layers, strict=True)):
+        assert isinstance(packed, PackedLayer)
+        sizes = eviction.method.pages(layer)
+        if sizes is not None:
+            assert kept.rows_BN is not None
+            competes_BM, budget_B = eviction.budgets[layer]
+            chosen_BN = take_rows(competes_BM, kept.rows_BN) & (kept.entries_BN >= 0)
+            packed.blocks = with_pages(packed.blocks, PageReading(*sizes, chosen_BN, budget_B))
