@@ -135,7 +135,8 @@ class ArmSpec:
         if not isinstance(self.rerotate, bool):
             raise ValueError(f"rerotate{place} must be true or false; got {self.rerotate!r}")
         for key, kinds, kind in NUMBERS:
-            if (value := getattr(self, key)) is not None and type(value) not in kinds:
+            value = getattr(self, key)
+            if type(value) not in kinds and (value is not None or key == "key_channels"):
                 raise ValueError(f"{self.spelled(key)}{place} must be {kind}; got {value!r}")
         if self.seed is not None and (type(self.seed) is not int or not self.drawing | set(DRAWING) & {self.selector}):
             raise ValueError(

@@ -39,6 +39,7 @@ class CacheReport:
         statistics_bytes: what evicting while decoding needs: which entries are stored, what the method noted of them,
             and the queries of the last tokens.
         evictions: how often generated tokens were evicted; ``ledger`` says what the prompt's own eviction left.
+        unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
     """
 
     ledger: Ledger
@@ -51,6 +52,7 @@ class CacheReport:
     plan_bytes: int
     statistics_bytes: int = 0
     evictions: int = 0
+    unread_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -83,8 +85,10 @@ class CacheReport:
         online = ""
         if self.statistics_bytes:
             online = f"; {self.evictions:,} evictions while decoding, statistics {self.statistics_bytes:,} bytes"
+        took = share_words(held / self.dense_bytes, 1)
+        took += f"; a step of decoding reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({share_words(held / self.dense_bytes, 1)}); {compressed}; "
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {compressed}; "
             f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{online}"
         )
 
@@ -122,6 +126,7 @@ def report(
         plan_bytes=_bytes(vars(prompts).values()) + sum(map(_plan_bytes, plan.layers)),
         statistics_bytes=sum(layer.record.nbytes for layer in layers if layer.record is not None),
         evictions=0 if cache.evictor is None else cache.evictor.evictions,
+        unread_bytes=sum(layer.unread_bytes for layer in layers),
     )
 
 

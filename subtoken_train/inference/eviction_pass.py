@@ -47,7 +47,8 @@ class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
     ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``), ``tasks`` are its
-    rows; none where no sample is marked.
+    rows; none where no sample is marked. ``budgets`` are, per layer that was kept, what competed (bool [B, M]) and how
+    much of it may stay (int64 [B]).
 
     Args:
         compression: with an eviction.
@@ -65,6 +66,7 @@ class EvictionPass:
         self.scores: dict[int, LayerScores] = {}
         self.rows: dict[int, Rows] = {}
         self.lasting: dict[int, LastingLayer] = {}
+        self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
@@ -121,6 +123,7 @@ class EvictionPass:
             own.competes_BM, own.budget_B, own.carried = competes[i], budget[i], self.scores[layer].carried
             if self.compression.unit == "tokens":  # of a short prompt, more than it has
                 own.budget_B = whole[i].long().clamp(min=1)
+        self.budgets.update(zip(order, zip(competes, budget, strict=True), strict=True))
         return self.method.keep([self.scores[layer] for layer in order], candidates)
 
     def forget(self) -> None:
