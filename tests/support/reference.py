@@ -36,13 +36,8 @@ class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
-<<<<<<< HEAD
-    ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``lost``: (row, marks
-    [h, row]): what it and later rows see no more.
-=======
     ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
-    where they choose.
->>>>>>> main
+    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more.
     """
 
     seen_N: Tensor
@@ -50,11 +45,8 @@ class LayerTruth:
     factor_hNd: Tensor
     keys_hNd: Tensor
     merge: str
-<<<<<<< HEAD
-    lost: list[tuple[int, Tensor]] = field(default_factory=list)
-=======
     pages: PageTruth | None = None
->>>>>>> main
+    lost: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 @dataclass
@@ -229,13 +221,10 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed = causal.repeat(key.shape[1], 1, 1)
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
-<<<<<<< HEAD
     for row, lost_hN in layer.lost:
         allowed[:, row:, :row] &= ~lost_hN[:, None]
-=======
     if layer.pages is not None:
         layer.pages.hide_unread(allowed, query[0], key[0], count + len(sample.rest_q))
->>>>>>> main
     shared = query.shape[1] // key.shape[1]
     hidden = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
     mask = hidden.repeat_interleave(shared, dim=0)[None]
