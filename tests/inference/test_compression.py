@@ -20,6 +20,7 @@ PER_HEAD = (
     "expected_attention", "compactor", "keydiff", "lagkv", "kvzip",
 )  # fmt: skip
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
+FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_budgets_over_everything_count_what_the_reducer_left(tiny_family):
 
 
 @pytest.mark.parametrize("scope", [None, "all"])
-@pytest.mark.parametrize("name", sorted(EVICTIONS))
+@pytest.mark.parametrize("name", FREEING)
 def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, scope):
     batch = make_batch([(1, 9), (2, 12)], pad_left=True)
     plan, _ = run(compress(tiny_family), batch, Compression(build_eviction(name), 0.25, scope=scope))
@@ -173,7 +174,7 @@ def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, sc
 
 
 @pytest.mark.parametrize("scope", ["context", "all"])
-@pytest.mark.parametrize("name", sorted(EVICTIONS))
+@pytest.mark.parametrize("name", FREEING)
 def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, scope):
     """A prompt that ends with its image: in every head of every layer."""
     batch = make_batch([(1, 6), (1, 6)])
