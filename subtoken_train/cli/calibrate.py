@@ -18,6 +18,7 @@ HELP = """Find the numbers that an eviction method reads of a backbone, and writ
 
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
   duo_attention   how much each head needs its whole cache: trained (a language model's, on recall)
+  q_filter        where the queries of each head point
 
   subtoken-train calibrate duo_attention --backbone PATH --out duo.json
   subtoken-train generate --backbone PATH --eviction duo_attention --eviction-option calibration=duo.json ...
