@@ -28,7 +28,8 @@ class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
     ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``), ``tasks`` are its
-    rows; none where no sample is marked.
+    rows; none where no sample is marked. ``budgets`` are, per layer that was kept, what competed (bool [B, M]) and how
+    much of it may stay (int64 [B]).
 
     Args:
         compression: with an eviction.
@@ -45,6 +46,7 @@ class EvictionPass:
         assert not self.tasks or "second_pass" in self.method.needs
         self.scores: dict[int, LayerScores] = {}
         self.rows: dict[int, Rows] = {}
+        self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
@@ -94,6 +96,7 @@ class EvictionPass:
         whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
         budget = torch.minimum(whole.long().clamp(min=1), most)
         candidates = Candidates(regions, competes, budget, torch.minimum(exact.clamp(min=0), most))
+        self.budgets.update(zip(order, zip(competes, budget, strict=True), strict=True))
         return self.method.keep([self.scores[layer] for layer in order], candidates)
 
     def forget(self) -> None:
