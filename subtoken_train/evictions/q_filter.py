@@ -108,4 +108,4 @@ def directions(gram_BHdd: Tensor, sum_BHd: Tensor, kv_heads: int) -> Tensor:
     first_BHd = torch.linalg.eigh(gram_BHdd).eigenvectors[..., -1]  # eigenvalues rise
     along_BH1 = (first_BHd * sum_BHd).sum(-1, keepdim=True)
     signed_BHd = torch.where(along_BH1 < 0, -first_BHd, first_BHd)
-    return signed_BHd.unflatten(1, (kv_heads, -1)).mean(2)
+    return signed_BHd.view(len(sum_BHd), kv_heads, -1, sum_BHd.shape[-1]).mean(2)
