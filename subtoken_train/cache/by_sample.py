@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.storage import Block, Payload, RoutedValues
+from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
 
 
 def chosen_samples(indices: Tensor, batch: int) -> Tensor:
@@ -56,8 +56,8 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
     """
     chosen = []
     for block in blocks:
-        per_sample = 1 if block.whole_keys.data.shape[1] == kv_heads else kv_heads
-        held = range(len(block.whole_keys.data)) if block.rows is None else block.rows.tolist()
+        per_sample = 1 if block.heads == kv_heads else kv_heads
+        held = range(block.num_rows) if block.rows is None else block.rows.tolist()
         place = {row: i for i, row in enumerate(held)}
         wanted = [
             (place[sample * per_sample + part], new * per_sample + part)
@@ -66,26 +66,20 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
             if sample * per_sample + part in place
         ]
         if wanted:
-            own = _select_rows(block, [old for old, _ in wanted])
-            device = own.whole_keys.data.device
-            own.rows = torch.tensor([new for _, new in wanted], device=device)
-            if len(wanted) == len(samples) * per_sample:
-                own.rows = None
-            chosen.append(own)
+            device = block.parts[0].keys.data.device
+            index = torch.tensor([old for old, _ in wanted], device=device)
+            rows = torch.tensor([new for _, new in wanted], device=device)
+            parts = [_select_part(part, index) for part in block.parts]
+            channels = None if block.channels is None else block.channels[index]
+            chosen.append(Block(None if len(wanted) == len(samples) * per_sample else rows, parts, channels))
     return chosen
 
 
-def _select_rows(block: Block, rows: list[int]) -> Block:
+def _select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
     """The rows' entries and pieces."""
-    index = torch.tensor(rows, device=block.whole_keys.data.device)
-    values = block.routed_values
-    return Block(
-        rows=None,
-        routed_keys=None if block.routed_keys is None else block.routed_keys.select(index),
-        routed_values=None if values is None else _select_values(values, index),
-        whole_keys=block.whole_keys.select(index),
-        whole_values=block.whole_values.select(index),
-    )
+    values = part.values
+    chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.select(index_R)
+    return BlockPart(part.keys.select(index_R), chosen, part.cut)
 
 
 def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
@@ -116,12 +110,14 @@ class Share:
         routed_bytes: of entries whose values are stored in part: keys, pieces and what finds them.
         index_bytes: of them, those that find the pieces.
         routed_channels: value channels that are stored of those entries, in all heads.
+        channel_bytes: of ``total_bytes``, the numbers of the channels that cut keys keep.
     """
 
     total_bytes: int = 0
     routed_bytes: int = 0
     index_bytes: int = 0
     routed_channels: int = 0
+    channel_bytes: int = 0
 
 
 def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
@@ -132,44 +128,42 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
     batch, heads, _, width = tail_BhTd.shape
     shares = [Share() for _ in range(batch)]
     for block in blocks:
-        count, own = block.whole_keys.data.shape[:2]
+        count = block.num_rows
         rows = range(count) if block.rows is None else block.rows.tolist()
-        per_sample = 1 if own == heads else heads
+        per_sample = 1 if block.heads == heads else heads
         index_row = 0 if block.rows is None else block.rows.element_size()
-        whole = block.whole_keys.nbytes // count + block.whole_values.nbytes // count
+        channels = 0 if block.channels is None else block.channels.nbytes // count
         for place, row in enumerate(rows):
             share = shares[row // per_sample]
-            payload, index, channels = _routed(block, place, count, width)
-            share.total_bytes += whole + index_row + payload + index
-            share.routed_bytes += payload + index
-            share.index_bytes += index
-            share.routed_channels += channels
+            share.total_bytes += index_row + channels
+            share.channel_bytes += channels
+            for part in block.parts:
+                if isinstance(part.values, RoutedValues):
+                    _add_routed(share, part.keys, part.values, place, width)
+                else:
+                    share.total_bytes += sum(payload.nbytes // count for payload in part.payloads)
     return shares
 
 
-def slice_bytes(block: Block) -> int:
-    """Bytes of the key and the value of one head of an entry that is stored whole."""
-    return vector_bytes(block.whole_keys) + vector_bytes(block.whole_values)
-
-
-def vector_bytes(payload: Payload) -> int:
-    """Bytes of one vector of a payload, its scale included."""
+def vector_bytes(payload: Payload, width: int) -> int:
+    """Bytes of a vector of ``width`` channels that is stored as those of a payload are, its scale included."""
     scale = 0 if payload.scale is None else payload.scale.element_size()
-    return payload.data.shape[-1] * payload.data.element_size() + scale
+    halves = payload.data.dtype == torch.uint8  # two channels a byte
+    return (width // 2 if halves else width * payload.data.element_size()) + scale
 
 
-def _routed(block: Block, place: int, count: int, width: int) -> tuple[int, int, int]:
-    """(bytes of keys and pieces, bytes of the index, value channels) of one row's routed entries."""
-    values = block.routed_values
-    if values is None:
-        return 0, 0, 0
-    assert block.routed_keys is not None
-    pieces = len(values.piece_bit)
+def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, width: int) -> None:
+    """Add one row's routed entries to its sample's share; ``place`` is the row's in the block."""
+    count, pieces = len(keys.data), len(values.piece_bit)
     stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
     in_index = values.index.element_size() * stored
     if values.index.dim() > 1:  # bits: as many for every row
         in_index = values.index.nbytes // count
     shared = values.piece_bit.nbytes
-    payload = block.routed_keys.nbytes // count + stored * vector_bytes(values.pieces)
     index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)
-    return payload, index, stored * (width * values.heads // pieces)
+    channels = width * values.heads // pieces
+    routed = keys.nbytes // count + stored * vector_bytes(values.pieces, channels) + index
+    share.total_bytes += routed
+    share.routed_bytes += routed
+    share.index_bytes += index
+    share.routed_channels += stored * channels

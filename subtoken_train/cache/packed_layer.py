@@ -147,13 +147,12 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def payload_bytes(self) -> int:
         """Bytes of the prompt's keys and values."""
-        return sum(part.nbytes for block in self.blocks for part in block.parts)
+        return sum(payload.nbytes for block in self.blocks for payload in block.payloads)
 
     @property
     def index_bytes(self) -> int:
         """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
-        values = [block.routed_values.index_bytes for block in self.blocks if block.routed_values is not None]
-        return sum(values) + sum(block.rows.nbytes for block in self.blocks if block.rows is not None)
+        return sum(block.index_bytes for block in self.blocks)
 
     @property
     def tail_bytes(self) -> tuple[int, int]:

@@ -32,14 +32,18 @@ def add_compression_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--kv-dtype", default="model", metavar="model|int8|int4", help="precision of the stored prompt (default: model)"
     )
+    parser.add_argument(
+        "--key-channels", type=float, metavar="SHARE", help="share of the key channels in scope that stay (default: 1)"
+    )
 
 
 def arm_options(args: Namespace) -> dict[str, Any]:
     """The options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
     from subtoken_train.inference.written_settings import parse_settings
 
-    names = ("backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "scope", "kv_dtype")
-    given = {name: value for name in (*names, "protocol") if (value := getattr(args, name, None)) is not None}
+    models = ("backbone", "reducer", "keep_ratio", "selector")
+    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "protocol")
+    given = {name: value for name in (*models, *caches) if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
     return given

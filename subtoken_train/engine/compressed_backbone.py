@@ -85,14 +85,15 @@ class CompressedBackbone(nn.Module):
         reducer = self.reducer
         return reducer.acts and reducer.stage == "tower" and self.family.tower_positions == "renumber"
 
-    def promised_fraction(self, tokens: int, kept: int) -> float:
+    def promised_fraction(self, tokens: int, kept: int, key_channels: float = 1.0) -> float:
         """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
 
-        ``kept`` of ``tokens`` are what the reducer leaves.
+        ``kept`` of ``tokens`` are what the reducer leaves, with ``key_channels`` of their keys.
         """
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, cut = self.family.shape, self.reducer.cut_layer
-        return nominal_ledger(shape, {region: tokens}, self.group_budget, cut, kept).fraction(region)
+        budget = replace(self.group_budget, key_channels=key_channels)
+        return nominal_ledger(shape, {region: tokens}, budget, cut, kept).fraction(region)
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""

@@ -82,7 +82,7 @@ class RunRecord:
             arm=arm,
             visual_tokens=f"{kept}/{before}",
             groups=groups_words(backbone.active_routing),
-            nominal_kv=backbone.promised_fraction(before, kept),
+            nominal_kv=backbone.promised_fraction(before, kept, answers.compression.key_channels),
             realised_kv=answers.realised,
             eviction=answers.compression.label,
             kv_bytes=answers.total("kv_bytes"),

@@ -26,8 +26,16 @@ EVICTIONS: Registry[Eviction] = Registry(
         "random": "random:RandomEviction",
         "aircache": "aircache:AirCache",
         "kvcompose": "kvcompose:KVCompose",
+        "kvzip": "kvzip:KVzip",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
+        "expected_attention": "expected_attention:ExpectedAttention",
+        "compactor": "compactor:Compactor",
+        "keydiff": "keydiff:KeyDiff",
+        "tova": "tova:TOVA",
+        "lagkv": "lagkv:LagKV",
+        "elastic": "elastic:Elastic",
+        "prefixkv": "prefixkv:PrefixKV",
     },
 )
 

@@ -26,14 +26,13 @@ from torch import Tensor
 
 from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import Blocks, column_sums, last_marked, task_rows
 from subtoken_train.types import Region
 
 Window = Literal["elite", "last", "text", "visual"]
-Budgets = Literal["both", "strength", "skewness", "mean", "pyramid"]
-PYRAMID_BETA = 20  # PyramidKV's: the last layer gets 1 / 20 of the mean budget
+Budgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class AirCache(Eviction):
         window: who observes the visual tokens: ``elite`` text; the ``last`` ``window_size`` text tokens; all ``text``;
             the last ``window_size`` ``visual`` tokens.
         window_size: tokens of a ``last`` or ``visual`` window (the paper: 16 or 32).
-        budgets: how layers share: ``both`` strength and skewness, one of them, ``mean`` (each its own budget), or
+        budgets: how layers share: ``both`` strength and skewness, one of them, ``uniform`` (each its own budget), or
             ``pyramid`` (falling linearly from the first layer to the last).
     """
 
@@ -143,11 +142,10 @@ def layer_weights(strength_LB: Tensor, skewness_LB: Tensor, budgets: Budgets) ->
 
     A sample whose layers all have a skewness (or strength) of 0 shares equally by it.
     """
-    if budgets == "mean":
+    if budgets == "uniform":
         return torch.ones_like(strength_LB)
     if budgets == "pyramid":
-        falling_L = torch.linspace(2 - 1 / PYRAMID_BETA, 1 / PYRAMID_BETA, len(strength_LB), device=strength_LB.device)
-        return falling_L[:, None].expand_as(strength_LB)
+        return pyramid_weights(strength_LB)
     strength_LB, skewness_LB = _over_mean(strength_LB), _over_mean(skewness_LB.clamp(min=0))
     if budgets == "both":
         return (strength_LB + skewness_LB) / 2

@@ -3,8 +3,9 @@
 A method sees one layer at a time (``LayerView``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
 the first generated token; it never sees a generated token. A method that wants to know what a reader would look for,
-where no question is there to say it, has the prompt run a second time as a task (``TaskView``): it declares
-``second_pass`` in ``needs``, says for which samples (``second_pass``) and scores their entries anew (``score_task``).
+where no question is there to say it, has rows run after the prompt (``TaskPlan``: the prompt once more, or pieces of it
+after a text): it declares ``second_pass`` in ``needs``, says for which samples (``second_pass``) and which rows
+(``tasks``), and scores their entries anew (``score_task``).
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import last_marked
+from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.types import Region
 
 
@@ -49,11 +51,13 @@ class Candidates:
         competes_LBN: entries that the method chooses among, bool; all other entries stay and are not in the budget.
         budget_LB: entries that may stay of them, int64, per layer and sample, the same in every layer of a sample
             unless layers have different numbers of entries. A method may move entries between layers, not add any.
+        exact_LB: the same before it was rounded to whole entries, fp64; None where it is whole anyway.
     """
 
     regions_LBN: list[Tensor]
     competes_LBN: list[Tensor]
     budget_LB: Tensor
+    exact_LB: Tensor | None = None
 
 
 class Eviction(ABC):
@@ -63,6 +67,8 @@ class Eviction(ABC):
     needs: ClassVar[frozenset[Need]] = frozenset()
     heads_share: ClassVar[bool] = False
     """One set for all heads of a layer: scores are [B, 1, N]."""
+    second_pass_advice: ClassVar[str] = ""
+    """What to change where a second pass needs more positions than the model has."""
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 
@@ -70,6 +76,11 @@ class Eviction(ABC):
     def reads_question(self) -> bool:
         """Whether it says nothing of a prompt whose question is not there yet: refused under ``context_first``."""
         return self.needs_image
+
+    @property
+    def may_empty(self) -> bool:
+        """Whether a layer or head may keep nothing of what competes; otherwise one entry stays at least."""
+        return False
 
     @abstractmethod
     def score(self, view: LayerView) -> LayerScores:
@@ -79,8 +90,12 @@ class Eviction(ABC):
         """Samples whose entries a second pass over the prompt scores, bool [B]: none unless a method needs it."""
         return torch.zeros_like(regions_BN[:, 0], dtype=torch.bool)
 
+    def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:
+        """The rows of the second pass, a pass for each task: the prompt once more unless overridden."""
+        return [TaskPlan()]
+
     def score_task(self, view: TaskView) -> Tensor:
-        """Look at one layer of the second pass: scores that replace those of ``score``, [B, h, N] or [B, 1, N]."""
+        """Look at one layer of a task: scores that replace those of what it is about, [B, h, N] or [B, 1, N]."""
         raise AssertionError(f"{self.name} needs no second pass")
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
@@ -98,13 +113,14 @@ class Eviction(ABC):
         """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too.
 
         Protected entries come first, then the best scores; ties go to the lower index. Every sample keeps at least one
-        entry of those that compete, and never more than its count.
+        entry of those that compete (unless ``may_empty``), and never more than its count.
         """
         count_LB = self.counts(scores, candidates)
         kept = []
         for layer, competes_BN in enumerate(candidates.competes_LBN):
             best = self.at_budget(scores[layer], competes_BN, count_LB[layer])
-            best_BhN = keep_best_entries(best.scores_BhN, competes_BN, best.protected_BN, count_LB[layer])
+            least = int(not self.may_empty)
+            best_BhN = keep_best_entries(best.scores_BhN, competes_BN, best.protected_BN, count_LB[layer], least)
             others_BN = (candidates.regions_LBN[layer] != Region.PADDING) & ~competes_BN
             kept.append(best_BhN | others_BN[:, None])
         return kept
@@ -118,11 +134,13 @@ def protect_last(scores: list[LayerScores], candidates: Candidates, count_LB: Te
     ]
 
 
-def keep_best_entries(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, count: Tensor) -> Tensor:
+def keep_best_entries(
+    scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, count: Tensor, least: int = 1
+) -> Tensor:
     """The best competing entries of each head, ``count`` of them ([B], or [B, h]), bool [B, h, N].
 
-    Protected entries come before all others, the latest first; a count below 1 is 1 where anything competes. Ties go to
-    the lower index. Entries that score NaN are a fault of the method.
+    Protected entries come before all others, the latest first; a count below ``least`` is that. Ties go to the lower
+    index. Entries that score NaN are a fault of the method.
     """
     assert not bool(scores_BhN.isnan().any())
     length = scores_BhN.shape[-1]
@@ -137,5 +155,5 @@ def keep_best_entries(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Ten
         key = key_BN[:, None].expand_as(scores).gather(-1, order)
         order = order.gather(-1, key.sort(dim=-1, descending=True, stable=True).indices)
     rank = torch.empty_like(order).scatter_(-1, order, places_N.expand_as(order))
-    count_Bh = count.clamp(min=1) if count.dim() == 2 else count.clamp(min=1)[:, None]
+    count_Bh = count.clamp(min=least) if count.dim() == 2 else count.clamp(min=least)[:, None]
     return (rank < count_Bh[..., None]) & competes_BN[:, None]

@@ -2,8 +2,9 @@
 
 Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", applied
 once to the prompt: an entry's score is the sum of its column of the causal attention matrix over all prompt rows. The
-paper splits the budget in two halves, heavy hitters and recent entries. Recent are the last of the prompt: those that
-stay anyway, since only the context competes, cost nothing of the budget.
+paper splits the budget in two halves, heavy hitters and recent entries; the released code and KVCache-Factory hold a
+number of recent entries fixed (``window``). Recent are the last of the prompt: those that stay anyway, since only the
+context competes, cost nothing of the budget.
 What it does not do: nothing is evicted while decoding (the released code goes on accumulating, with masks that free no
 memory). The released code adds up the samples of a batch; here every sample has its own scores. Early entries are seen
 by more rows and so gather more attention; ``normalise`` removes that.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
+import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
@@ -33,23 +35,27 @@ class H2O(Eviction):
     Attributes:
         recent_share: as many of the prompt's last entries as this share of the budget always stay, in [0, 1], rounded
             down.
+        window: if not 0, that many of the prompt's last entries stay instead, or as many as the budget has.
         normalise: divide an entry's sum by the number of rows that can see it (kvpress, ``observed_attention``).
         group: over the query heads of a key-value head, ``mean`` or ``max``; the paper has no grouped heads.
 
     Raises:
-        ValueError: a share outside [0, 1], or an unknown reduction.
+        ValueError: a share outside [0, 1], a negative window, or an unknown reduction.
     """
 
     name: ClassVar[str] = "h2o"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
 
     recent_share: float = 0.5
+    window: int = 0
     normalise: bool = False
     group: GroupReduction = "mean"
 
     def __post_init__(self) -> None:
         if not 0 <= self.recent_share <= 1:
             raise ValueError(f"h2o recent_share={self.recent_share:g} must be in [0, 1]")
+        if self.window < 0:
+            raise ValueError(f"h2o window={self.window} must be 0 or more")
         check_word("h2o group", self.group, get_args(GroupReduction))
 
     def score(self, view: LayerView) -> LayerScores:
@@ -64,6 +70,8 @@ class H2O(Eviction):
 
     def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
         """As any method, once the budget says how long the recent window is."""
-        share = exact(self.recent_share)
-        recent_LB = self.counts(scores, candidates) * share.numerator // share.denominator
+        count_LB, share = self.counts(scores, candidates), exact(self.recent_share)
+        recent_LB = count_LB * share.numerator // share.denominator
+        if self.window:
+            recent_LB = torch.full_like(count_LB, self.window)
         return super().keep(protect_last(scores, candidates, recent_LB), candidates)

@@ -48,6 +48,7 @@ class ArmSpec:
         eviction_options: settings of the eviction.
         scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
         kv_dtype: precision of the stored prompt: ``model``, ``int8`` or ``int4``.
+        key_channels: share of the channels that stay of the keys in scope; 1 cuts none.
         protocol: ``query_aware``: the question is there when the cache is compressed; ``context_first``: the context is
             compressed before the question is read.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
@@ -66,6 +67,7 @@ class ArmSpec:
     eviction_options: Mapping[str, Any] = field(default_factory=dict)
     scope: Any = None
     kv_dtype: Any = "model"
+    key_channels: float = 1.0
     protocol: Protocol = "query_aware"
     seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
@@ -92,7 +94,8 @@ class ArmSpec:
     def spelled(self, option: str, value: str | None = None) -> str:
         """An option, with a value or alone, as its front end writes it."""
         if self.written == "flag":
-            flag = f"--{option.replace('_', '-').removesuffix('s')}"  # --eviction-option is given once for each
+            option = option.replace("options", "option")  # each is given by a flag of its own
+            flag = f"--{option.replace('_', '-')}"
             return flag if value is None else f"{flag} {value}"
         return option if value is None else f"{option}{': ' if self.written == 'key' else '='}{value}"
 
@@ -113,6 +116,8 @@ class ArmSpec:
             check_file_name(self.name, "name of an arm")
         if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
             raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
+        if type(self.key_channels) not in (int, float):
+            raise ValueError(f"{self.spelled('key_channels')}{place} must be a number; got {self.key_channels!r}")
         drawn = set(DRAWING) & {self.reducer, self.selector, self.eviction}
         if self.seed is not None and (type(self.seed) is not int or not drawn):
             raise ValueError(
@@ -137,7 +142,7 @@ class ArmSpec:
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up)
+        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up, self.key_channels)
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None

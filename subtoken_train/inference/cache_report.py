@@ -17,7 +17,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.types import Batch, Plan, Region, in_compressed_region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ class CacheReport:
         )
 
 
-def report(backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: PackedCache) -> CacheReport:
+def report(
+    backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: PackedCache, key_channels: float = 1.0
+) -> CacheReport:
     """Measure a filled cache, whichever samples it holds by now.
 
     Args:
@@ -88,6 +90,7 @@ def report(backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: Pack
         prompts: the batch that was put into the cache.
         plan: what of it was kept.
         cache: with those prompts; beams are copies of their prompt, in a dense cache as well.
+        key_channels: share of the key channels that stays, also a promise.
     """
     assert cache.origin_B is not None
     origin_B = cache.origin_B.to(prompts.regions_BN.device)
@@ -100,21 +103,25 @@ def report(backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: Pack
     tokens_B = (prompts.regions_BN[origin_B] != Region.PADDING).sum(-1)
     return CacheReport(
         ledger=measured_ledger(own, regions_PN, shape),
-        nominal_fraction=_nominal(backbone, regions_PN),
+        nominal_fraction=_nominal(backbone, regions_PN, key_channels),
         payload_bytes=sum(layer.payload_bytes for layer in layers),
         index_bytes=sum(layer.index_bytes for layer in layers),
         tail_bytes=sum(used for used, _ in tail),
         slack_bytes=sum(slack for _, slack in tail),
         dense_bytes=int(tokens_B.sum()) * shape.token_bytes + sum(used for used, _ in tail),
-        plan_bytes=_bytes(vars(prompts).values()) + sum(_bytes(vars(layer).values()) for layer in plan.layers),
+        plan_bytes=_bytes(vars(prompts).values()) + sum(map(_plan_bytes, plan.layers)),
     )
 
 
-def _nominal(backbone: CompressedBackbone, regions_PN: Tensor) -> float:
+def _nominal(backbone: CompressedBackbone, regions_PN: Tensor, key_channels: float) -> float:
     """Share of the compressed region that the budget promises."""
     counts, reducer = in_compressed_region(regions_PN).sum(-1).tolist(), backbone.reducer
     kept = sum(reducer.kept_tokens(count) for count in counts if count)
-    return backbone.promised_fraction(sum(counts), kept)
+    return backbone.promised_fraction(sum(counts), kept, key_channels)
+
+
+def _plan_bytes(layer: LayerPlan) -> int:
+    return _bytes([*vars(layer).values(), *(() if layer.cut_keys is None else vars(layer.cut_keys).values())])
 
 
 def _bytes(things: Iterable[object]) -> int:

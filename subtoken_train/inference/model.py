@@ -87,6 +87,7 @@ class SubTokenModel:
         eviction_options: dict[str, Any] | None = None,
         scope: Scope | None = None,
         kv_dtype: KVDtype = "model",
+        key_channels: float = 1.0,
         device_map: str | None = None,
     ) -> SubTokenModel:
         """Load an adapter with the backbone that it names, or a backbone alone.
@@ -105,13 +106,14 @@ class SubTokenModel:
             scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
                 ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
+            key_channels: share of the channels that stay of the keys in scope.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
         Raises:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
-        compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype)
+        compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype, key_channels=key_channels)
         return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
 
     @property
@@ -220,4 +222,5 @@ class SubTokenModel:
         """
         if self.last is None:
             raise ValueError("nothing was generated yet; cache_report describes the cache of the last call of generate")
-        return report(self.backbone, self.last.batch, self.last.plan, self.last.cache)
+        last = self.last
+        return report(self.backbone, last.batch, last.plan, last.cache, self.compression.key_channels)

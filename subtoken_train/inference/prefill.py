@@ -5,7 +5,10 @@ Legend: B batch, M rows of the prompt's pass, D model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +18,13 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
-from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.compressed_backbone import CompressedBackbone, PromptObserver
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import BITS, Compression, EvictionPass
-from subtoken_train.inference.second_pass import repeated, second_pass
+from subtoken_train.inference.key_cut import KeyCut
+from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
+from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import Batch, Plan, Region
 
 
@@ -53,9 +58,9 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
     Raises:
         ValueError: the compression does not fit the backbone or the prompts, or a prompt is longer than the model's
-            positions, or than half of them where it runs twice.
+            positions, or with what a second pass runs after it.
     """
-    family = backbone.family
+    family, shape = backbone.family, backbone.family.shape
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
         raise ValueError("the prompts have visual tokens and no pixels; a cache's batch lets them go, build it anew")
     compression.check(family)
@@ -64,16 +69,22 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     use_packed_attention(family.decoder.config)
     dense = DynamicCache(config=family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
-    if eviction is not None and eviction.again:
-        check_twice(prompts, eviction, family)
-    result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
-    if eviction is not None and eviction.again:
+    if eviction is not None:
+        check_tasks(prompts, eviction, family)
+    cut = KeyCut(compression) if kept_channels(shape.head_dim, compression.key_channels) < shape.head_dim else None
+    observers = [watch.observe for watch in (eviction, cut) if watch is not None]
+    result = backbone.run(prompts, cache=dense, pad_left=True, observer=_all(observers) if observers else None)
+    if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
-        second_pass(family, dense, entries, repeated(result), eviction.observe_task)
+        for task in eviction.tasks:
+            rows = rows_of_task(family, result, task)
+            second_pass(family, dense, entries, rows, partial(eviction.observe_task, task))
     plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
     packing = Packing(plan.layout, BITS[compression.kv_dtype])
-    for states, packed, kept in zip(dense.layers, cache.layers, plan.layers, strict=True):
+    for layer, (states, packed, kept) in enumerate(zip(dense.layers, cache.layers, plan.layers, strict=True)):
         assert isinstance(packed, PackedLayer)
+        if cut is not None:
+            cut.cut(layer, kept, states.keys)
         packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
         states.keys = states.values = None  # the dense layer goes before the next one is packed
     cache.next_position = result.rows.next_position
@@ -81,6 +92,16 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
     return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
+
+
+def _all(observers: Sequence[PromptObserver]) -> PromptObserver:
+    """One observer that hands every layer to all of them, in order."""
+
+    def observe(*layer: Any) -> None:
+        for observer in observers:
+            observer(*layer)
+
+    return observe
 
 
 @torch.no_grad()
@@ -138,15 +159,20 @@ def check_length(prompts: Batch, family: Family) -> None:
         )
 
 
-def check_twice(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
-    """Raise a worded ``ValueError`` unless the prompts that a second pass repeats fit the model's positions twice."""
-    longest, limit = int(_lengths(prompts)[eviction.again_B].max()), max_positions(family)
-    if limit is not None and 2 * longest > limit:
-        raise ValueError(
-            f"eviction {eviction.method.name!r} runs a context without a question a second time: {longest} tokens "
-            f"need {2 * longest} positions and the model has {limit}; shorten the context, or take the option "
-            "task=causal, which runs it once and chooses worse"
-        )
+def check_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
+    """Raise a worded ``ValueError`` unless every prompt that a second pass scores fits the model with each task."""
+    limit, lengths_B = max_positions(family), _lengths(prompts)
+    if limit is None:
+        return
+    for task in eviction.tasks:
+        tokens_B = task_tokens(family, task, prompts.regions_BN)
+        needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
+        if needed > limit:
+            raise ValueError(
+                f"eviction {eviction.method.name!r} runs further rows after a prompt to score it: {lengths_B[place]} "
+                f"tokens and {tokens_B[place]} rows need {needed} positions and the model has {limit}; shorten the "
+                f"context, or {eviction.method.second_pass_advice}"
+            )
 
 
 def _lengths(prompts: Batch) -> Tensor:

@@ -4,7 +4,8 @@ Keys are read where they lie; of the values only stored pieces are read, and not
 made. The only index work of a step is to gather the probabilities that meet the stored pieces.
 
 Legend: B batch, H query heads, h key-value heads, G = H / h, q new tokens, R rows of a block, c heads of a row,
-M entries of a part, T tail tokens, d head width, P pieces of a row, w channels of a piece, n stored pieces.
+M entries of a part, T tail tokens, d head width, k channels of a cut key, P pieces of a row, w channels of a piece, n
+stored pieces.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def packed_attention(
     grouped = query_BHqd.reshape(batch, kv_heads, heads // kv_heads * new, width)
     out = grouped.new_empty(grouped.shape)  # contiguous, whatever the queries' strides are
     for block in blocks:
-        shared = block.whole_keys.data.shape[1] == kv_heads
+        shared = block.heads == kv_heads
         # where heads have entries of their own, a row is one head
         by_row = [x if shared else x.flatten(0, 1)[:, None] for x in (grouped, tail_keys_BhTd, tail_values_BhTd)]
         start = tail_start_B if shared or tail_start_B is None else tail_start_B.repeat_interleave(kv_heads)
@@ -74,17 +75,23 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, star
     """
     query, tail_keys, tail_values = states
     query = query * scale
-    logits = [] if block.routed_keys is None else [_scores(query, block.routed_keys)]
-    logits += [_scores(query, block.whole_keys), _causal(tail_keys @ query.transpose(-1, -2), new, start_R)]
-    weight = torch.cat(logits, dim=2).softmax(2, dtype=torch.float32).to(query.dtype)
-    routed, whole, tail = torch.tensor_split(
-        weight, (weight.shape[2] - sum(part.shape[2] for part in logits[-2:]), weight.shape[2] - logits[-1].shape[2]), 2
-    )
-    out: Tensor = tail.transpose(-1, -2) @ tail_values
-    out += _weighted(whole, block.whole_values)
-    if block.routed_values is not None:
-        out += _weighted_pieces(routed, block.routed_values, query.shape[-1])
+    thin = query if block.channels is None else _channels_of(query, block.channels)
+    logits = [_scores(thin if part.cut else query, part.keys) for part in block.parts]
+    logits.append(_causal(tail_keys @ query.transpose(-1, -2), new, start_R))
+    joined = torch.cat(logits, dim=2).softmax(2, dtype=torch.float32).to(query.dtype)
+    weights = joined.split_with_sizes([scores.shape[2] for scores in logits], 2)
+    out: Tensor = weights[-1].transpose(-1, -2) @ tail_values
+    for part, weight in zip(block.parts, weights, strict=False):  # the tail's are the last
+        if isinstance(part.values, RoutedValues):
+            out += _weighted_pieces(weight, part.values, query.shape[-1])
+        else:
+            out += _weighted(weight, part.values)
     return out
+
+
+def _channels_of(query_RcGd: Tensor, channels_Rck: Tensor) -> Tensor:
+    """The queries in the channels of each head that cut keys keep, [R, c, G, k]."""
+    return query_RcGd.gather(3, channels_Rck.long()[:, :, None].expand(-1, -1, query_RcGd.shape[2], -1))
 
 
 def _stretches(payload: Payload, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:

@@ -1,12 +1,13 @@
 """Packed keys and values of one layer, as attention reads them.
 
-A *block* holds the entries of some rows of the cache that have equally many entries. A row is a sample with all its
+A *block* holds the entries of some rows of the cache that have equally many of each *part*: of entries that are stored
+alike (a routed one in pieces, another whole). A row is a sample with all its
 heads where heads share their entries (c = h), else one head of one sample (c = 1). Nothing is padded: rows of other
 lengths are in other blocks. A value slice of one head is cut into P / c *pieces* of w channels, the largest pieces that
 a group mask never cuts; ``bits`` says which pieces of a routed entry are stored.
 
-Legend: h key-value heads, R rows of a block, c heads of a row, M entries, W entries stored whole, d head width, S bits
-of an entry, P pieces of an entry in all heads of the row, w channels of a piece, n stored pieces.
+Legend: h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width, S bits of
+an entry, P pieces of an entry in all heads of the row, w channels of a piece, n stored pieces, k channels of a cut key.
 """
 
 from __future__ import annotations
@@ -128,28 +129,68 @@ def places_of(flags_RPM: Tensor, heads: int) -> Tensor:
 
 
 @dataclass
+class BlockPart:
+    """Entries of a block that are stored alike.
+
+    Attributes:
+        keys: payload [R, c, M, d]; where they are cut, only of the block's ``channels``.
+        values: payload [R, c, M, d] where entries keep all of their value, else their stored pieces.
+        cut: whether the keys are cut.
+    """
+
+    keys: Payload
+    values: Payload | RoutedValues
+    cut: bool = False
+
+    @property
+    def entries(self) -> int:
+        """Entries of each row, M."""
+        return self.keys.data.shape[2]
+
+    @property
+    def payloads(self) -> list[Payload]:
+        """What is stored of keys and values."""
+        return [self.keys, self.values.pieces if isinstance(self.values, RoutedValues) else self.values]
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of what finds the stored pieces."""
+        return self.values.index_bytes if isinstance(self.values, RoutedValues) else 0
+
+
+@dataclass
 class Block:
     """Entries of rows with equal counts.
 
     Attributes:
         rows: which rows of the cache these are, int64 [R]: sample numbers where heads share entries, else
             sample * h + head; None where the block holds all rows, in order.
-        routed_keys: payload [R, c, M, d] of the routed entries; None where there are none.
-        routed_values: their values.
-        whole_keys: payload [R, c, W, d] of entries that keep all of their value.
-        whole_values: payload [R, c, W, d].
+        parts: one or more, possibly without entries; all have the same R and c. Attention sums them.
+        channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
+            [R, c, k]; None where no part is cut.
     """
 
     rows: Tensor | None
-    routed_keys: Payload | None
-    routed_values: RoutedValues | None
-    whole_keys: Payload
-    whole_values: Payload
+    parts: list[BlockPart]
+    channels: Tensor | None = None
 
     @property
-    def parts(self) -> list[Payload]:
-        """All payloads."""
-        payloads = [self.routed_keys, self.whole_keys, self.whole_values]
-        if self.routed_values is not None:
-            payloads.append(self.routed_values.pieces)
-        return [payload for payload in payloads if payload is not None]
+    def num_rows(self) -> int:
+        """Rows that the block holds, R."""
+        return self.parts[0].keys.data.shape[0]
+
+    @property
+    def heads(self) -> int:
+        """Heads of a row, c."""
+        return self.parts[0].keys.data.shape[1]
+
+    @property
+    def payloads(self) -> list[Payload]:
+        """What is stored of all parts' keys and values."""
+        return [payload for part in self.parts for payload in part.payloads]
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of what finds the stored pieces, and of the numbers of rows and key channels."""
+        numbers = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels))
+        return sum(part.index_bytes for part in self.parts) + numbers

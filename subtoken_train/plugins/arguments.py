@@ -103,8 +103,8 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     for name in texts:
         if name not in known:
             raise unknown_name("model argument", name, known)
-    if (ratio := texts.get("keep_ratio")) is not None:
-        texts["keep_ratio"] = _number("keep_ratio", ratio)
+    for name in {"keep_ratio", "key_channels"} & set(texts):
+        texts[name] = _number(name, texts[name])
     if (options := texts.get("eviction_options")) is not None:
         texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

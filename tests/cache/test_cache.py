@@ -68,11 +68,11 @@ def test_repeated_samples_and_beams_of_one_prompt(sets):
     tail, samples = grown(cache, 3, 4), torch.arange(3).repeat_interleave(2)
     layers = [picked(state, samples) for state in layers]
     assert_attends(cache, layers, tail)
-    pointers = [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.parts]
+    pointers = [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.payloads]
     order = torch.tensor([1, 1, 2, 3, 5, 4])
     cache.reorder_cache(order)
     assert_attends(cache, layers, tuple(x[order] for x in tail))
-    after = [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.parts]
+    after = [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.payloads]
     assert after == pointers
 
 
@@ -82,14 +82,14 @@ def test_selection_keeps_rounded_payloads():
         (row, i): part.read()[k]
         for block in cache.layers[0].blocks
         for k, row in enumerate(block.rows.tolist())
-        for i, part in enumerate((block.whole_keys, block.whole_values))
+        for i, part in enumerate(block.parts[-1].payloads)
     }
     cache.batch_select_indices(torch.tensor([2, 0]))
     for block in cache.layers[0].blocks:
         for k, row in enumerate(block.rows.tolist()):
             old = row % 2 + 2 * [2, 0][row // 2]
-            assert torch.equal(block.whole_keys.read()[k], before[old, 0])
-            assert torch.equal(block.whole_values.read()[k], before[old, 1])
+            for i, part in enumerate(block.parts[-1].payloads):
+                assert torch.equal(part.read()[k], before[old, i])
 
 
 def test_crop_forgets_the_tail_only():
@@ -112,7 +112,7 @@ def test_crop_forgets_the_tail_only():
 
 def test_the_tail_grows_in_place_with_little_slack():
     cache, _ = filled("shared")
-    prompt = [part.data.data_ptr() for part in cache.layers[0].blocks[0].parts]
+    prompt = [part.data.data_ptr() for part in cache.layers[0].blocks[0].payloads]
     per_token, moved, before = 3 * 2 * 8 * 4 * 2, 0, None
     for step in range(1, 2 * SLACK + 3):
         grown(cache, step, 1)
@@ -123,7 +123,7 @@ def test_the_tail_grows_in_place_with_little_slack():
         moved += before is not None and layer.keys.data_ptr() != before
         before = layer.keys.data_ptr()
     assert moved == 2
-    assert prompt == [part.data.data_ptr() for part in cache.layers[0].blocks[0].parts]
+    assert prompt == [part.data.data_ptr() for part in cache.layers[0].blocks[0].payloads]
 
 
 def test_lengths_are_those_of_the_unreduced_prompt():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.cache.pack import MAX_INDEX, Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.kernels.storage import RoutedValues
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import LayerPlan, Plan, Region
@@ -35,14 +36,15 @@ def test_bytes_are_those_of_the_kept_channels(seed, sets, layout, shape, share, 
     keep = state.keep.expand(-1, kv_heads, -1)
     assert layer.payload_bytes == 4 * int(keep.sum() * width + (state.channels & keep[..., None]).sum())
     for block in layer.blocks:
-        if block.routed_values is not None:
-            index, stored = block.routed_values.index, len(block.routed_values.pieces.data)
-            if index.dtype == torch.int32:
-                assert index.shape == (stored,)
-                assert index.nbytes <= MAX_INDEX * (block.routed_keys.nbytes + block.routed_values.pieces.nbytes)
-            else:
-                assert index.shape[-1] == -(-block.routed_values.entries // 8)
-            assert block.routed_values.entries == block.routed_keys.data.shape[2]
+        for part in block.parts:
+            if isinstance(part.values, RoutedValues):
+                index, stored = part.values.index, len(part.values.pieces.data)
+                if index.dtype == torch.int32:
+                    assert index.shape == (stored,)
+                    assert index.nbytes <= MAX_INDEX * sum(payload.nbytes for payload in part.payloads)
+                else:
+                    assert index.shape[-1] == -(-part.values.entries // 8)
+                assert part.values.entries == part.entries
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,8 +75,8 @@ def test_a_plan_with_an_entry_removed_packs_one_fewer(sets, num_groups):
 
 def stored_keys(blocks) -> set[tuple[float, ...]]:
     """All keys of heads that are stored."""
-    parts = [part.read() for block in blocks for part in (block.routed_keys, block.whole_keys) if part is not None]
-    return {tuple(key) for part in parts for key in part.flatten(0, -2).tolist()}
+    parts = [part for block in blocks for part in block.parts]
+    return {tuple(key) for part in parts for key in part.keys.read().flatten(0, -2).tolist()}
 
 
 def test_every_row_is_in_exactly_one_block():
@@ -84,7 +86,7 @@ def test_every_row_is_in_exactly_one_block():
         held = [row for block in blocks for row in block.rows.tolist()]
         assert sorted(held) == list(range(rows))
         counts = {
-            (0 if b.routed_keys is None else b.routed_keys.data.shape[2], b.whole_keys.data.shape[2]) for b in blocks
+            tuple((isinstance(part.values, RoutedValues), part.entries) for part in block.parts) for block in blocks
         }
         assert len(counts) == len(blocks)
 

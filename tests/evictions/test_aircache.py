@@ -25,7 +25,7 @@ from tests.support.prompt_views import (
 )
 
 SETTINGS = [{"window": each} for each in ("elite", "last", "text", "visual")]
-SETTINGS += [{"budgets": each} for each in ("strength", "skewness", "mean", "pyramid")]
+SETTINGS += [{"budgets": each} for each in ("strength", "skewness", "uniform", "pyramid")]
 SETTINGS += [{"alpha": 0.3}, {"window": "last", "window_size": 2}]
 
 
@@ -97,7 +97,7 @@ def test_layer_weights():
     assert layer_weights(strength, skew, "strength")[:, 0].tolist() == [0.5, 1.0, 1.5]
     assert layer_weights(strength, skew, "skewness")[:, 0].tolist() == [3.0, 0.0, 0.0]
     assert layer_weights(strength, skew, "both")[:, 0].tolist() == [1.75, 0.5, 0.75]
-    assert layer_weights(strength, skew, "mean")[:, 0].tolist() == [1.0, 1.0, 1.0]
+    assert layer_weights(strength, skew, "uniform")[:, 0].tolist() == [1.0, 1.0, 1.0]
     assert layer_weights(strength, -skew.abs(), "skewness")[:, 0].tolist() == [1.0, 1.0, 1.0]
     assert layer_weights(strength, skew, "pyramid")[:, 0].tolist() == pytest.approx([1.95, 1.0, 0.05])
 
@@ -149,7 +149,7 @@ def test_budgets(settings, keep):
     method = AirCache(**settings)
     counts, candidates = check_budget(method, list(WITH_IMAGE.values()), keep, dropped=[(2, 0.5)])
     assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
-    if settings.get("budgets") == "mean":
+    if settings.get("budgets") == "uniform":
         assert torch.equal(counts, candidates.budget_LB)
 
 
@@ -179,7 +179,7 @@ def test_text_that_competes_is_protected():
         ({"alpha": 1.5}, "alpha=1.5 must be between 0 and 1"),
         ({"window": "elit"}, "Did you mean 'elite'"),
         ({"window_size": 0}, "must be 1 or more"),
-        ({"budgets": "even"}, "Allowed: both, mean, pyramid, skewness, strength"),
+        ({"budgets": "even"}, "Allowed: both, pyramid, skewness, strength, uniform"),
     ],
 )
 def test_refused_settings(settings, message):

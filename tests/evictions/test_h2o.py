@@ -21,13 +21,13 @@ def test_golden_official_prompt(shared):
     params, tensors = load(shared, "h2o_official_decode")
     length = params["prompt_len"]
     prompt = {name: tensors[name][:, :, :length] for name in ("queries", "keys")}
-    method = build_eviction("h2o")
+    method = build_eviction("h2o", recent_share=0.0, window=params["recent_budget"] - 1)
     view = golden_view(method, prompt)
     kept = keep_of(method, [view], params["heavy_budget"] + params["recent_budget"] - 1)[0]
-    places = tensors["next_mask_step0"][:, :length].nonzero()[:, 1].view(len(kept), -1)
+    places = tensors["next_mask_step0"][:, :length].nonzero()[:, 1].view(*kept.shape[:2], -1)
     same_places(method, "h2o_official_decode prompt", kept, places)
-    accumulated = tensors["acc_scores_step0"]
-    ours = method.score(view).scores_BhN[0]
+    accumulated = tensors["acc_scores_step0"][None]  # of one sample: the original adds the samples of a batch up
+    ours = method.score(view).scores_BhN
     alive = accumulated != 0  # the original clears what it evicted
     assert bool((alive | ~kept).all())
     close(method, "h2o_official_decode prompt: scores", ours[alive], accumulated[alive])
@@ -37,14 +37,13 @@ def test_golden_official_prompt(shared):
     ("name", "keys"), [("h2o_factory_prompt", "keys_repeated"), ("h2o_factory_prompt_kvhead", "keys")]
 )
 def test_golden_factory(shared, name, keys):
-    """A fixed window of 8 is a recent share of 0.2 here; a set per query head or, reduced, per key-value head."""
+    """A fixed window; a set per query head or, reduced, per key-value head."""
     params, tensors = load(shared, name)
-    count = params["max_capacity_prompt"]
     method = build_eviction(
-        "h2o", recent_share=params["window_size"] / count, group=params.get("gqa_score_agg", "mean")
+        "h2o", recent_share=0.0, window=params["window_size"], group=params.get("gqa_score_agg", "mean")
     )
-    kept = keep_of(method, [golden_view(method, tensors, keys)], count)[0]
-    same_places(method, name, kept, tensors["kept_positions"][0])
+    kept = keep_of(method, [golden_view(method, tensors, keys)], params["max_capacity_prompt"])[0]
+    same_places(method, name, kept, tensors["kept_positions"])
 
 
 def test_golden_observed_attention(shared):
@@ -53,7 +52,7 @@ def test_golden_observed_attention(shared):
     view = golden_view(method, tensors)
     close(method, "kvpress_observed_attention: scores", method.score(view).scores_BhN, tensors["scores"])
     kept = keep_of(method, [view], params["n_kept"])[0]
-    same_places(method, "kvpress_observed_attention", kept, tensors["kept_positions"][0])
+    same_places(method, "kvpress_observed_attention", kept, tensors["kept_positions"])
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -83,7 +82,18 @@ def test_recent_share_is_exact_and_rounded_down(share, count, recent):
     length = 120
     same = torch.ones(1, 1, length, 4)
     view = LayerView(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
-    kept = keep_of(method, [view], count)[0][0].nonzero()[:, 0].tolist()
+    kept = keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist()
+    assert kept == [*range(count - recent), *range(length - recent, length)]
+
+
+@pytest.mark.parametrize(("window", "count", "recent"), [(16, 57, 16), (1, 7, 1), (7, 7, 7), (9, 7, 7)])
+def test_a_window_is_a_number_of_entries(window, count, recent):
+    """Which no share gives: 16 / 57 of 57, as a binary number, is 15 rounded down."""
+    method = build_eviction("h2o", window=window, recent_share=0.4)
+    length = 120
+    same = torch.ones(1, 1, length, 4)
+    view = LayerView(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
+    kept = keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist()
     assert kept == [*range(count - recent), *range(length - recent, length)]
 
 
@@ -114,6 +124,7 @@ def test_no_attention_matrix():
     ("settings", "message"),
     [
         ({"recent_share": 1.5}, r"h2o recent_share=1.5 must be in \[0, 1\]"),
+        ({"window": -1}, "h2o window=-1 must be 0 or more"),
         ({"group": "sum"}, "unknown h2o group 'sum'. Allowed: max, mean"),
     ],
 )

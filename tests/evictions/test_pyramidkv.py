@@ -27,7 +27,7 @@ def table_cases(shared, name):
 
 
 def test_golden_places(shared):
-    """The released code's counts in four layers, which are 4 entries more than four budgets."""
+    """The released code's counts and places in every layer; all layers together are off the budget, ours are not."""
     params, tensors = load(shared, "pyramidkv_factory")
     layers, budget = params["num_hidden_layers"], params["max_capacity_prompt"]
     shape = {"window": params["window_size"], "kernel": params["kernel_size"], "beta": params["beta"]}
@@ -35,15 +35,22 @@ def test_golden_places(shared):
     views = [golden_view(method, tensors, layer=layer) for layer in range(layers)]
     kept = keep_of(method, views, budget)
     for layer in range(layers):
-        same_places(method, f"pyramidkv_factory layer {layer}", kept[layer], tensors[f"kept_positions_layer{layer}"][0])
-    assert [int(each[0].sum()) for each in kept] == tensors["kept_count"].tolist() == [71, 51, 31, 11]
+        same_places(method, f"pyramidkv_factory layer {layer}", kept[layer], tensors[f"kept_positions_layer{layer}"])
+    for each, count in zip(kept, tensors["kept_count"].tolist(), strict=True):
+        assert (each.sum(-1) == count).all()
     exact = build_eviction("pyramidkv", pool_per="kv_head", **shape)
-    assert sum(int(each[0].sum()) for each in keep_of(exact, views, budget)) == layers * budget
+    total_Bh = torch.stack(keep_of(exact, views, budget)).sum((0, -1))
+    assert (total_Bh == layers * min(budget, views[0].entries_BN.shape[1])).all()
 
 
 def test_golden_original_counts(shared):
-    """All 756 rows; and where the original's total is the budget, the exact pyramid is the same one."""
+    """All rows; and where the original's total is the budget, the exact pyramid is the same one.
+
+    Where its total is more, which is why it is not the default, the exact pyramid still meets the budget. Where the
+    original fails (-1), there is nothing to compare.
+    """
     cases = table_cases(shared, "pyramidkv_factory_budgets")
+    cases = {case: counts for case, counts in cases.items() if -1 not in counts}
     worst, surplus = 0, []
     for (length, capacity, window, beta, layers), counts in cases.items():
         budget = min(capacity, length)
@@ -56,12 +63,11 @@ def test_golden_original_counts(shared):
         assert exact == counts or surplus[-1] > 1
     record("pyramidkv", f"pyramidkv_factory_budgets: counts of {sum(map(len, cases.values()))} rows", worst)
     assert worst == 0
-    assert min(surplus) == 1
-    assert max(surplus) == pytest.approx(1184 / 768)  # why it is not the default
+    assert min(surplus) >= 1
 
 
 def test_golden_kvpress_counts(shared):
-    """All 7,560 rows; the press rounds only the result, so its budgets may hold parts of an entry."""
+    """All rows; the press rounds only the result, so its budgets may hold parts of an entry."""
     cases = table_cases(shared, "kvpress_pyramid_budgets")
     worst = 0
     for (length, ratio, window, beta, layers), counts in cases.items():

@@ -22,7 +22,7 @@ def test_golden_original(shared):
     params, tensors = load(shared, "snapkv_original_avgpool")
     method = build(params)
     kept = keep_of(method, [golden_view(method, tensors, "keys_repeated")], params["max_capacity_prompt"])[0]
-    same_places(method, "snapkv_original_avgpool", kept, tensors["kept_positions"][0])
+    same_places(method, "snapkv_original_avgpool", kept, tensors["kept_positions"])
 
 
 def test_golden_original_max_pooling(shared):
@@ -30,13 +30,13 @@ def test_golden_original_max_pooling(shared):
     params, tensors = load(shared, "snapkv_original_maxpool")
     method = build(params)
     view = golden_view(method, tensors, "keys_repeated")
-    scores = method.score(view).scores_BhN[0]
+    scores = method.score(view).scores_BhN
     kept = keep_of(method, [view], params["max_capacity_prompt"])[0]
-    places = torch.zeros_like(kept).scatter(1, tensors["kept_positions"][0], True)
-    before = params["T"] - params["window_size"]
-    assert kept[:, before:].all()
-    assert places[:, before:].all()
-    ours, golden = (scores[chosen].view(len(scores), -1).sort(-1).values for chosen in (kept, places))
+    places = torch.zeros_like(kept).scatter(2, tensors["kept_positions"], True)
+    before = kept.shape[-1] - params["window_size"]
+    assert kept[..., before:].all()
+    assert places[..., before:].all()
+    ours, golden = (scores[chosen].view(*scores.shape[:2], -1).sort(-1).values for chosen in (kept, places))
     close(method, "snapkv_original_maxpool: kept scores", ours, golden, rtol=0, atol=0)
 
 
@@ -49,7 +49,7 @@ def test_golden_factory_per_kv_head(shared, group):
     scores = method.score(view).scores_BhN[..., :before]
     close(method, f"snapkv_factory_kvhead_{group}: scores", scores, tensors["pooled_scores"], rtol=1e-5)
     kept = keep_of(method, [view], params["max_capacity_prompt"])[0]
-    same_places(method, f"snapkv_factory_kvhead_{group}", kept, tensors["kept_positions"][0])
+    same_places(method, f"snapkv_factory_kvhead_{group}", kept, tensors["kept_positions"])
 
 
 @pytest.mark.parametrize("name", ["kvpress_snapkv", "kvpress_snapkv_from_attn"])
@@ -61,10 +61,10 @@ def test_golden_press(shared, name):
     params, tensors = load(shared, name)
     method = build(params, rows="mean")
     view = golden_view(method, tensors)
-    before = params["T"] - params["window_size"]
+    before = tensors["scores"].shape[-1] - params["window_size"]
     close(method, f"{name}: scores", method.score(view).scores_BhN[..., :before], tensors["scores"][..., :before])
     kept = keep_of(method, [view], params["n_kept"])[0]
-    same_places(method, name, kept, tensors["kept_positions"][0])
+    same_places(method, name, kept, tensors["kept_positions"])
 
 
 def plain_scores(query, key, method, scale):
@@ -122,8 +122,8 @@ def test_budget_below_the_window_keeps_its_end(count):
     method = build_eviction("snapkv", window=8)
     view = layer_views([[4] * 12], method.needs, layers=1)[0]
     kept = keep_of(method, [view], count)[0]
-    assert kept.sum(-1).tolist() == [count, count]
-    assert kept[:, -min(count, 8) :].all()
+    assert kept.sum(-1).tolist() == [[count, count]]
+    assert kept[..., -min(count, 8) :].all()
 
 
 def test_settings_disagree():

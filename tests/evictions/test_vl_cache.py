@@ -22,6 +22,8 @@ from tests.support.prompt_views import (
     plan,
 )
 
+SETTINGS = [{}, {"threshold": 0.2}, {"recent": 0.5, "least": 0.2}, {"window": "last", "window_size": 5}]
+SETTINGS += [{"budgets": "uniform"}, {"budgets": "pyramid"}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
 
 
@@ -52,6 +54,20 @@ def test_scores_and_density(name, threshold, dtype):
         assert torch.allclose(scores.scores_BhN[0, :, :length], sums.view(2, 2, length).mean(1), atol=1e-5)
         assert float(scores.weight_B[0]) == pytest.approx(float(density.mean()), abs=2e-3)
         assert not scores.protected_BN.any()
+
+
+@pytest.mark.parametrize(("window_size", "first"), [(1, 28), (4, 25), (10, 19), (50, 0)])
+def test_scores_of_the_last_rows(window_size, first):
+    """They need not end with the image's last token, as in the paper's speed study."""
+    method, codes = VLCache(window="last", window_size=window_size), PROMPTS["text before and after"]
+    for view in layer_views([codes, PROMPTS["image last"]], method.needs, "left"):
+        span = slice(view.regions_BN.shape[1] - len(codes), None)
+        query, key = view.query_BHNd[0, :, span], view.key_BhNd[0, :, span]
+        matrix = dense_attention(query, key, [True] * len(codes), view.scale)
+        sums, density = plain_statistics(matrix, range(first, len(codes)), method.threshold)
+        scores = method.score(view)
+        assert torch.allclose(scores.scores_BhN[0, :, span], sums.view(2, 2, -1).mean(1), atol=1e-5)
+        assert float(scores.weight_B[0]) == pytest.approx(float(density.mean()), abs=2e-3)
 
 
 def rows_below_vision(attention, before):
@@ -115,6 +131,17 @@ def test_budget_by_density(density, lengths, budget, expected):
     assert VLCache().counts(*budget_case(density, lengths, budget))[:, 0].tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("budgets", "expected"),
+    [("uniform", [10, 20, 30]), ("pyramid", [29, 29, 2]), ("sparsity", [1, 1, 58])],
+)
+def test_other_budgets(budgets, expected):
+    """Of unequal layers too: 1.95, 1 and 0.05 of 10, 20 and 30 are 19.5, 20 and 1.5, scaled to the 60 of the total."""
+    scores, candidates = budget_case([0.0, 0.0, 1.0], [100] * 3, [10, 20, 30])
+    counts = VLCache(budgets=budgets, least=0.0).counts(scores, candidates)[:, 0].tolist()
+    assert counts == expected
+
+
 @pytest.mark.parametrize(("recent", "window"), [(0.0, 0), (0.1, 2), (1.0, 20)])
 def test_recent_entries_are_part_of_the_budget(recent, window):
     scores, candidates = budget_case([1.0], [100], [20])
@@ -125,15 +152,16 @@ def test_recent_entries_are_part_of_the_budget(recent, window):
     assert kept[100 - window :].all()
 
 
-@pytest.mark.parametrize("settings", [{}, {"threshold": 0.2}, {"recent": 0.5, "least": 0.2}])
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_a_sample_does_not_depend_on_its_batch(settings):
     check_padding(VLCache(**settings), list(PROMPTS.values()))
     check_padding(VLCache(**settings), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
 
 
+@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
-def test_budgets(keep):
-    counts, candidates = check_budget(VLCache(), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
+def test_budgets(settings, keep):
+    counts, candidates = check_budget(VLCache(**settings), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
     assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
 
 
@@ -148,6 +176,9 @@ def test_heads_keep_different_entries():
         ({"threshold": 0.0}, "threshold=0 must be above 0"),
         ({"recent": 2.0}, "recent=2 must"),
         ({"least": -1.0}, "least"),
+        ({"window": "post"}, "Allowed: last, post_vision"),
+        ({"window_size": 0}, "window_size=0 must be 1 or more"),
+        ({"budgets": "density"}, "Allowed: pyramid, sparsity, uniform"),
     ],
 )
 def test_refused_settings(settings, message):

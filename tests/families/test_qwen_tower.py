@@ -17,8 +17,9 @@ def test_golden_of_the_qwen_release(shared):
     attention_HPP, window_index = golden["vit_attention_last_block"], golden["window_index"]
     # the softmax of log(A) against unit keys is A again
     query_PHd = attention_HPP.log().transpose(0, 1)
-    key_PHd = torch.eye(96)[:, None].expand(-1, 4, -1)
-    received = received_attention(query_PHd, key_PHd, [96], 1.0)
+    heads, patches, _ = attention_HPP.shape
+    key_PHd = torch.eye(patches)[:, None].expand(-1, heads, -1)
+    received = received_attention(query_PHd, key_PHd, [patches], 1.0)
     torch.testing.assert_close(per_token(received, window_index), golden["score_merged"], rtol=1e-5, atol=1e-6)
     keys = per_token(golden["vit_key_last_block"].transpose(0, 1), window_index).mean(1)
     torch.testing.assert_close(keys, golden["key_merged"][0], rtol=1e-5, atol=1e-6)

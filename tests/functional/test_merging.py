@@ -59,22 +59,30 @@ def test_targets_are_spread_evenly(rest, count, expected):
 
 
 def test_golden_of_the_clip_release(shared):
-    golden = load_file(shared / "golden" / "visionzip_clip" / "set_a.safetensors")
-    received, states = golden["attentions_m2"][0].sum(0)[0, 1:], golden["hidden_states_m2"][0]
-    dominant = dominant_tokens(received, 11)
-    rest = torch.ones(49, dtype=torch.bool)
-    rest[dominant] = False
-    targets = contextual_targets(38, 5)
-    merged = contextual_tokens(states[1:][rest], golden["metric_m2"][0, 1:][rest], targets)
-    expected = golden["tokens_out"][0]
-    torch.testing.assert_close(torch.cat([states[:1], states[1:][dominant], merged]), expected, rtol=1e-4, atol=1e-5)
+    folder = shared / "golden" / "visionzip_clip"
+    params = json.loads((folder / "set_a.json").read_text())["params"]
+    golden = load_file(folder / "set_a.safetensors")
+    for sample, expected in enumerate(golden["tokens_out"]):
+        received, states = golden["attentions_m2"][sample].sum(0)[0, 1:], golden["hidden_states_m2"][sample]
+        dominant = dominant_tokens(received, params["dominant_num"])
+        assert {0, *(dominant + 1).tolist()} == set(golden["all_indices"][sample].tolist())
+        rest = torch.ones(len(received), dtype=torch.bool)
+        rest[dominant] = False
+        targets = contextual_targets(int(rest.sum()), params["contextual"])
+        merged = contextual_tokens(states[1:][rest], golden["metric_m2"][sample, 1:][rest], targets)
+        ours = torch.cat([states[:1], states[1:][dominant], merged])
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_golden_of_the_qwen_release(shared):
     folder = shared / "golden" / "visionzip_qwen25vl_lightcompress"
     params = json.loads((folder / "set_a.json").read_text())["params"]
     golden = load_file(folder / "set_a.safetensors")
-    tokens = golden["inputs_embeds"][0][golden["input_ids"][0] == params["vision_token_index"]]
+    assert len(golden["input_ids"]) == 1  # the release takes one prompt at a time
+    ids, embeds, out = (golden[name][0] for name in ("input_ids", "inputs_embeds", "inputs_embeds_out"))
+    visual, text = ((ids == params["vision_token_index"]) == seen for seen in (True, False))
+    visual, text = visual.nonzero()[:, 0], text.nonzero()[:, 0]
+    tokens = embeds[visual]
     dominant = dominant_tokens(golden["score_merged"], int(params["dominant_ratio"] * len(tokens)))
     rest = torch.ones(len(tokens), dtype=torch.bool)
     rest[dominant] = False
@@ -82,8 +90,6 @@ def test_golden_of_the_qwen_release(shared):
     merged = contextual_tokens(tokens[rest], golden["key_merged"].mean(0)[rest], targets)
     places = rest.nonzero()[targets, 0]
     kept = sorted([*dominant.tolist(), *places.tolist()])
-    visual = (golden["input_ids"][0] == params["vision_token_index"]).nonzero()[:, 0]
-    text = (golden["input_ids"][0] != params["vision_token_index"]).nonzero()[:, 0]
     assert sorted([*visual[kept].tolist(), *text.tolist()]) == golden["kept_positions"].tolist()
-    expected = golden["inputs_embeds_out"][0][torch.isin(golden["kept_positions"], visual)]
-    torch.testing.assert_close(tokens.index_copy(0, places, merged)[kept], expected, rtol=1e-5, atol=1e-6)
+    ours = embeds.index_copy(0, visual, tokens.index_copy(0, places, merged))[golden["kept_positions"]]
+    torch.testing.assert_close(ours, out, rtol=1e-5, atol=1e-6)

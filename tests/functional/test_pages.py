@@ -1,5 +1,7 @@
 """Page scores and the choice of pages against plain loops and two released implementations."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -67,32 +69,42 @@ def test_pages_count_context_tokens_only():
     assert page_index(context, 2).tolist() == [[-1, 0, 0, 1, -1, 1, 2, -1]]
 
 
+def golden_case(shared, name):
+    folder = shared / "golden" / name
+    return json.loads((folder / "set_a.json").read_text())["params"], load_file(folder / "set_a.safetensors")
+
+
 def test_golden_of_quest(shared):
-    golden = load_file(shared / "golden" / "quest_official" / "set_a.safetensors")
-    check_heads(golden["query"], golden["keys"], golden["page_scores"][0, :, 0], 8)
+    params, golden = golden_case(shared, "quest_official")
+    check_heads(golden["query"], golden["keys"], golden["page_scores"][:, :, -1], params["chunk_size"])
 
 
 def test_golden_of_kvcache_factory(shared):
-    golden = load_file(shared / "golden" / "quest_factory_pages" / "set_a.safetensors")
-    keys = golden["keys_repeated"]
-    low, high = page_bounds(keys, page_index(torch.ones(1, 96, dtype=torch.bool), 8), 12)
+    params, golden = golden_case(shared, "quest_factory_pages")
+    keys, size = golden["keys_repeated"], params["page_size"]
+    batch, heads, length, _ = keys.shape
+    low, high = page_bounds(keys, page_index(torch.ones(batch, length, dtype=torch.bool), size), -(-length // size))
     assert torch.equal(low, golden["page_min"])
     assert torch.equal(high, golden["page_max"])
-    check_heads(golden["queries"][:, :, -1:], keys, golden["page_scores"][0], 8)
-    page = page_index(torch.arange(96)[None] < 88, 8)  # the last 8 tokens are its window, outside the choice
-    for head, expected in enumerate(golden["selected_pages"][0]):
-        kept = keep_pages(golden["page_scores"][:, head], page, torch.tensor([4]), torch.tensor([0]))
-        assert sorted(set(page[0][kept[0]].tolist())) == expected.tolist()
+    check_heads(golden["queries"][:, :, -1:], keys, golden["page_scores"], size)
+    choice = length - params["recent_size"]  # its window is outside the choice
+    page = page_index((torch.arange(length) < choice).expand(batch, -1), size)
+    count, none = torch.full((batch,), params["page_budget"]), torch.zeros(batch, dtype=torch.long)
+    for head in range(heads):
+        kept = keep_pages(golden["page_scores"][:, head], page, count, none)
+        for sample, expected in enumerate(golden["selected_pages"][:, head]):
+            assert page[sample][kept[sample]].unique().tolist() == sorted(expected.tolist())
 
 
-def check_heads(query, keys, expected_HP, page_size):
+def check_heads(query, keys, expected_BHP, page_size):
     """The released codes score every head for itself; a one-head call does the same."""
-    length = keys.shape[2]
-    page = page_index(torch.ones(1, length, dtype=torch.bool), page_size)
+    batch, _, length, _ = keys.shape
+    page = page_index(torch.ones(batch, length, dtype=torch.bool), page_size)
+    asks = torch.ones(batch, query.shape[2], dtype=torch.bool)
     for head in range(query.shape[1]):
-        low, high = page_bounds(keys[:, head : head + 1], page, expected_HP.shape[1])
-        scores = page_scores(query[:, head : head + 1], torch.ones(1, 1, dtype=torch.bool), low, high)
-        torch.testing.assert_close(scores[0], expected_HP[head], rtol=1e-5, atol=1e-5)
+        low, high = page_bounds(keys[:, head : head + 1], page, expected_BHP.shape[-1])
+        scores = page_scores(query[:, head : head + 1], asks, low, high)
+        torch.testing.assert_close(scores, expected_BHP[:, head], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("page_size", [4, 7])

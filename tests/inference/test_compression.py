@@ -15,7 +15,10 @@ from subtoken_train.types import Region
 from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
 from tests.support.text_families import text_batch, text_family
 
-PER_HEAD = ("h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_cache")
+PER_HEAD = (
+    "h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_cache",
+    "expected_attention", "compactor", "keydiff", "lagkv",
+)  # fmt: skip
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
 
 
@@ -30,6 +33,10 @@ PER_HEAD = ("h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_ca
         ({"unit": "token"}, "unknown unit of eviction_keep 'token'. Did you mean 'tokens'"),
         ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
         ({"scope": "visula"}, "unknown scope 'visula'. Did you mean 'visual'"),
+        ({"key_channels": 0.0}, r"key_channels=0.0 must lie in \(0, 1\]; 0.6 keeps 60 % of each key's channels"),
+        ({"key_channels": 1.1}, r"key_channels=1.1 must lie in \(0, 1\]"),
+        ({"key_channels": float("nan")}, r"must lie in \(0, 1\]"),
+        ({"key_window": 0}, "key_window=0 must be at least 1"),
         ({"eviction": None, "keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
     ],
 )
@@ -47,6 +54,14 @@ def test_methods_for_images_are_refused_by_language_models():
     Compression(FirstEntries(), 0.5, scope="context").check(family)
 
 
+def test_four_bits_need_an_even_number_of_key_channels():
+    family = text_family()
+    width = family.shape.head_dim
+    with pytest.raises(ValueError, match=rf"keeps {width - 1} of {width}; take key_channels=1, or kv_dtype int8"):
+        Compression(key_channels=1 - 1 / width, kv_dtype="int4").check(family)
+    Compression(key_channels=1 - 1 / width, kv_dtype="int8").check(family)
+
+
 def test_methods_for_images_are_refused_without_one(tiny_family):
     with pytest.raises(ValueError, match=r"'first_visual' reads .* and 'sample-1' has no image"):
         run(compress(tiny_family), make_batch([(1, 6), (0, 6)]), Compression(FirstVisual(), 0.5))
@@ -58,6 +73,8 @@ def test_methods_for_images_are_refused_without_one(tiny_family):
         (Compression(), "-"),
         (Compression(kv_dtype="int8"), "int8"),
         (Compression(FirstEntries(), 0.1), "first 0.1"),
+        (Compression(key_channels=0.6), "keys 0.6"),
+        (Compression(FirstEntries(), 0.1, key_channels=0.5, kv_dtype="int8"), "first 0.1 keys 0.5 int8"),
         (Compression(FirstVisual(), 0.1, scope="visual"), "first_visual 0.1"),
         (Compression(FirstVisual(), 4096, "bytes", "all", "int4"), "first_visual 4,096 bytes all int4"),
     ],

@@ -94,12 +94,12 @@ def corrupted(change, **levels: str) -> float:
 
 
 def swap_pieces(cache):
-    pieces = cache.layers[0].blocks[0].routed_values.pieces.data
+    pieces = cache.layers[0].blocks[0].parts[0].values.pieces.data
     pieces[:2] = pieces[:2].flip(0)
 
 
 def swap_heads(cache):
-    keys = cache.layers[1].blocks[0].whole_keys.data
+    keys = cache.layers[1].blocks[0].parts[-1].keys.data
     keys[:, :2] = keys[:, :2].flip(1)
 
 

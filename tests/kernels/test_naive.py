@@ -82,8 +82,8 @@ def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
         for i, row in enumerate(rows):
             for part, head in enumerate(range(2) if sets != "own" else [row % 2]):
                 sample = row if sets != "own" else row // 2
-                key[sample, head, keep[sample, head]] = block.whole_keys.read()[i, part]
-                value[sample, head, keep[sample, head]] = block.whole_values.read()[i, part]
+                for dense_states, stored in zip((key, value), block.parts[0].payloads, strict=True):
+                    dense_states[sample, head, keep[sample, head]] = stored.read()[i, part]
     expected = masked_attention(state, query, tail_key, tail_value, key, value)
     for chunk in (naive.CHUNK, 4, 1):
         monkeypatch.setattr(naive, "CHUNK", chunk)

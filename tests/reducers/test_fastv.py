@@ -67,11 +67,14 @@ class Golden:
         model = LlamaModel(config).eval()
         model.load_state_dict(weights, strict=True)
         self.family = GoldenFamily(model, self.tensors["inputs_embeds"])
-        length, system, visual = params["T"], params["sys_length"], params["image_token_length"]
-        regions = torch.full((1, length), int(Region.QUERY))
+        system, visual = params["sys_length"], params["image_token_length"]
+        batch, length = self.tensors["inputs_embeds"].shape[:2]
+        regions = torch.full((batch, length), int(Region.QUERY))
         regions[:, :system], regions[:, system : system + visual] = Region.SYSTEM, Region.VISUAL
-        ids, counts = torch.zeros(1, length, dtype=torch.long), torch.tensor([1])
-        self.batch = Batch(ids, ids - 100, regions, torch.tensor([length - 1]), None, counts, ["golden"])
+        ids, counts = torch.zeros(batch, length, dtype=torch.long), torch.ones(batch, dtype=torch.long)
+        names = [f"golden {sample}" for sample in range(batch)]
+        self.batch = Batch(ids, ids - 100, regions, torch.full((batch,), length - 1), None, counts, names)
+        self.visible, self.positions = torch.ones_like(regions, dtype=torch.bool), torch.arange(length)[None]
 
     def run(self, **settings):
         config = build_reducer("fastv", self.keep_ratio, layer=self.layer, **settings)
@@ -86,24 +89,24 @@ def golden(shared):
 
 @torch.no_grad()
 def test_golden_model_is_the_officials(golden):
-    visible = torch.ones(1, 40, dtype=torch.bool)
-    hidden = golden.family.run_layers(golden.family.embeds, visible, torch.arange(40)[None])
+    hidden = golden.family.run_layers(golden.family.embeds, golden.visible, golden.positions)
     assert torch.allclose(golden.family.model.norm(hidden), golden.tensors["full_last_hidden"], atol=1e-4)
 
 
 @torch.no_grad()
 def test_golden_attention_row(golden):
-    visible, positions = torch.ones(1, 40, dtype=torch.bool), torch.arange(40)[None]
-    below = golden.family.run_layers(golden.family.embeds, visible, positions, stop=golden.layer - 1)
-    row = attention_row(golden.family, golden.layer - 1, below, visible, positions, torch.tensor([39]))
-    assert torch.allclose(row[0], golden.tensors["attention_layer_Kminus1"][0].mean(0)[-1], atol=1e-6)
+    below = golden.family.run_layers(golden.family.embeds, golden.visible, golden.positions, stop=golden.layer - 1)
+    last_B = golden.batch.rank_position_B
+    row = attention_row(golden.family, golden.layer - 1, below, golden.visible, golden.positions, last_B)
+    assert torch.allclose(row, golden.tensors["attention_layer_Kminus1"].mean(1)[:, -1], atol=1e-6)
 
 
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @torch.no_grad()
 def test_golden_kept_positions(golden, stage):
+    """The official code keeps the same positions of every sample, those of the first: one sample is compared."""
     rows = golden.run(stage=stage).rows
-    assert rows.position[0].tolist() == golden.tensors["kept_positions"].tolist()
+    assert rows.position.tolist() == golden.tensors["kept_positions"][None].tolist()
     assert rows.visible_BM.all()
 
 

@@ -1,4 +1,9 @@
-"""Golden cases of methods that look at one layer: load, run, compare sets and scores, and note the difference."""
+"""Golden cases of methods that look at one layer: load, run, compare sets and scores, and note the difference.
+
+Nothing here knows how large a case is: batch, heads and counts are those of its file, and all of them are compared.
+
+Legend: B batch, h heads that have a set of their own, N entries, K kept entries.
+"""
 
 import json
 
@@ -17,32 +22,42 @@ def load(shared, name):
     return json.loads((folder / "set_a.json").read_text())["params"], load_file(folder / "set_a.safetensors")
 
 
-def golden_view(method, tensors, keys="keys", layer=0):
-    """The recorded layer; methods that read no query do without one."""
+def golden_view(method, tensors, keys="keys", layer=0, values=None, **surroundings):
+    """The recorded layer; methods that read no query or value do without one."""
     key = tensors[keys]
-    query = tensors.get("queries", key)
+    query = tensors.get("queries", tensors.get("query", key))
+    value = key if values is None else tensors[values]
     regions = torch.full(key.shape[::2], int(Region.QUERY))
-    return LayerView(layer, query, key, key, regions, key.shape[-1] ** -0.5, method.needs)
+    return LayerView(layer, query, key, value, regions, key.shape[-1] ** -0.5, method.needs, **surroundings)
 
 
 def keep_of(method, views, count):
-    """Kept entries of every layer where all entries compete, bool [h, N] each."""
+    """Kept entries of every layer where all entries compete, bool [B, h, N] each."""
     entries = [view.entries_BN for view in views]
-    budget = torch.full((len(views), 1), count)
+    budget = torch.full((len(views), len(entries[0])), count)
     candidates = Candidates([view.regions_BN for view in views], entries, budget)
-    return [kept[0] for kept in method.keep([method.score(view) for view in views], candidates)]
+    return method.keep([method.score(view) for view in views], candidates)
 
 
-def same_places(method, case, kept_hN, places_hK):
+def same_places(method, case, kept_BhN, places_BhK):
     """The kept sets are the original's (one set for all heads is compared with each of its heads)."""
-    expected = torch.zeros(len(places_hK), kept_hN.shape[-1], dtype=torch.bool).scatter(1, places_hK, True)
-    differing = int((kept_hN != expected).sum())
+    assert kept_BhN.dim() == places_BhK.dim() == 3, "every batch element and head: [B, h, N] and [B, h, K]"
+    expected = torch.zeros(*places_BhK.shape[:2], kept_BhN.shape[-1], dtype=torch.bool).scatter(2, places_BhK, True)
+    assert (expected.sum(-1) == places_BhK.shape[-1]).all()
+    assert len(kept_BhN) == len(expected)
+    assert kept_BhN.shape[1] in {1, expected.shape[1]}
+    differing = int((kept_BhN != expected).sum())
     record(method.name, f"{case}: places that differ", differing)
     assert differing == 0
-    assert expected.sum(-1).tolist() == [places_hK.shape[-1]] * len(places_hK)
+
+
+def same_sets(method, case, view, places_BhK):
+    """The sets that stay of one layer are the original's, with the original's counts."""
+    same_places(method, case, keep_of(method, [view], places_BhK.shape[-1])[0], places_BhK)
 
 
 def close(method, case, ours, golden, rtol=1e-4, atol=1e-6):
     """The numbers are the original's within the golden's tolerance."""
+    assert ours.shape == golden.shape
     record(method.name, case, float((ours - golden).abs().max()))
     assert torch.allclose(ours, golden, rtol=rtol, atol=atol)

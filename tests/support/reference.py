@@ -33,12 +33,14 @@ NAME = "truth_eager"
 class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
-    ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values.
+    ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
+    ``keys_hNd``: of keys, for generated tokens.
     """
 
     seen_N: Tensor
     entries_hN: Tensor
     factor_hNd: Tensor
+    keys_hNd: Tensor
 
 
 @dataclass
@@ -161,7 +163,8 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                 groups = torch.where(routed[:, None], groups * tap.gates[layer][sample, here], groups)
             groups[here < 0] = 1
             factor = groups[:, _group_of_channel(backbone, groups.shape[-1])].view_as(factor)
-        layers.append(LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor.transpose(0, 1)))
+        factor = factor.transpose(0, 1)
+        layers.append(LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor, torch.ones(factor.shape)))
         _check_plan(kept, mask, sample, rows.index_BM)
         for i, row in enumerate(kept.entries_BN[sample].tolist()):
             if row >= 0:
@@ -170,6 +173,8 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                     if kept.heads_BNh is None
                     else kept.heads_BNh[sample, i, :, None]
                 )
+                if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
+                    layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
     placed = _placed(backbone, tap, prompts, sample, origin)
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, **placed)
 
@@ -212,6 +217,10 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     routed = value.clone()
     routed[:, :, :count] *= layer.factor_hNd.to(value.dtype)
     out, _ = eager(module, query, key, routed, mask, scaling=scaling)
+    if bool((layer.keys_hNd != 1).any()):
+        cut = key.clone()
+        cut[:, :, :count] *= layer.keys_hNd.to(key.dtype)
+        out[:, count:] = eager(module, query, cut, routed, mask, scaling=scaling)[0][:, count:]
     if bool(sample.whole_N.any()):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])

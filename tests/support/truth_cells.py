@@ -67,9 +67,25 @@ class OwnSets(SharedSet):
         return kept
 
 
+@dataclass(frozen=True)
+class Emptied(SharedSet):
+    """Test only: every second layer keeps nothing of what competes, nor does the first head of the others."""
+
+    name: ClassVar[str] = "emptied"
+
+    @property
+    def may_empty(self) -> bool:
+        return True
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        count = candidates.budget_LB[..., None].repeat(1, 1, KV_HEADS[0])
+        count[::2], count[..., 0] = 0, 0
+        return count
+
+
 TEXT = ("llama", "qwen2", "mistral")
 KV_HEADS = [2]  # heads of the model under test; a method does not see the model
-OWN = {"shared_set": SharedSet, "own_sets": OwnSets}
+OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
 REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
@@ -97,7 +113,9 @@ FACTORS = {
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
     "precision": ["fp32", "bf16", "int8", "int4"],
+    "keys": ["whole", "cut"],
 }
+KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
 BOUNDS = {"bf16": 0.04, "int8": 0.06, "int4": 0.7}
 """Root mean square of the difference over that of the logits; both sides of bf16 round.
@@ -254,9 +272,9 @@ def compression_of(cell: Cell) -> Compression:
     name, precision = cell["eviction"], cell["precision"]
     kv_dtype = precision if precision.startswith("int") else "model"
     if name == "none":
-        return Compression(kv_dtype=kv_dtype)
+        return Compression(kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
     method = OWN[name]() if name in OWN else build_eviction(name)
-    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype)
+    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
 
 
 def batch_of(cell: Cell) -> Batch:
@@ -266,10 +284,11 @@ def batch_of(cell: Cell) -> Batch:
 
 
 @torch.no_grad()
-def difference(cell: Cell, steps: int) -> Difference:
-    """Decode a cell and recompute it."""
+def difference(cell: Cell, steps: int, compression: Compression | None = None) -> Difference:
+    """Decode a cell, under another compression than its own where one is given, and recompute it."""
     backbone = backbone_of(cell)
-    got = decoded(backbone, batch_of(cell), steps, compression_of(cell), cell["protocol"])
+    compression = compression_of(cell) if compression is None else compression
+    got = decoded(backbone, batch_of(cell), steps, compression, cell["protocol"])
     expected = torch.stack(
         [recompute(backbone, truth, tokens[:-1]) for truth, tokens in zip(got.truths, got.tokens_BT, strict=True)]
     ).float()

@@ -58,8 +58,9 @@ def solve(arm: Arm) -> Reducer:
     assert arm.routing is not None
     if arm.reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
-    value = KVBudget(1.0, arm.routing.num_groups, arm.routing.kept_groups).exact_total
-    ratio = exact(arm.reducer.keep_ratio) * value
+    whole = KVBudget(key_channels=arm.spec.key_channels)
+    routed = replace(whole, num_groups=arm.routing.num_groups, kept_groups=arm.routing.kept_groups)
+    ratio = exact(arm.reducer.keep_ratio) * routed.exact_total / whole.exact_total
     depth, cut = arm.shape.num_layers, arm.reducer.cut_layer
     # layers below the cut hold every token with every group, in both arms
     solve_anchor(arm.shape, arm.tokens, (cut + (depth - cut) * ratio) / depth, cut)
@@ -99,7 +100,7 @@ def _kind(reducer: Reducer) -> dict[str, object]:
 def _compression(spec: ArmSpec) -> tuple[object, ...]:
     keep = None if spec.eviction_keep is None else str(spec.eviction_keep)
     scope = "all" if spec.scope == "all" else "context"
-    return spec.eviction, keep, dict(spec.eviction_options), scope, spec.kv_dtype, spec.protocol
+    return spec.eviction, keep, dict(spec.eviction_options), scope, spec.kv_dtype, spec.key_channels, spec.protocol
 
 
 def _untrained(arm: Arm, solved: Reducer) -> ArmSpec:

@@ -131,7 +131,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=backbone.promised_fraction(tokens, reducer.kept_tokens(tokens)) * evicted,
+        nominal_kv=backbone.promised_fraction(tokens, reducer.kept_tokens(tokens), spec.key_channels) * evicted,
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=seed,
@@ -162,6 +162,7 @@ def arm_name(spec: ArmSpec) -> str:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
     if spec.eviction is not None:
         parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+    parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")

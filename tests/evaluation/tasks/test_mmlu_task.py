@@ -68,7 +68,7 @@ def test_all_real_questions_and_reference_prompts(shared):
         assert sample.prompt[: sample.context_characters].endswith("\n\n")
         assert forms["hendrycks", case["num_fewshot"]][name].prompt == case["hendrycks_prompt"]
     scored = [case for case in reference_cases(shared, "lm_loglikelihood") if case["kind"] == "multiple_choice"]
-    assert len(scored) >= 24
+    assert scored
     for case in scored:
         sample = forms["lm_eval", 0][f"{case['subject']}/{case['index']}"]
         assert (sample.prompt, list(sample.choices)) == (case["context"], case["continuations"])

@@ -1,0 +1,54 @@
+"""Elastic Cache (Liu et al., 2024): entries that gathered most attention stay, as anchors of those that go.
+
+Source: "Efficient Inference of Vision Instruction-Following Models with Elastic Cache" and its released code: an
+entry's score is the sum, over all rows of the prompt, of the mean over all query heads of the attention it receives,
+one set for all heads of a layer; the first entry and the last stay. A dropped entry is merged into the nearest that
+stays (``functional/merging.py``, the merge ``position`` of the cache).
+What it does not do: the released code takes ``argsort`` for a rank and so keeps entries by chance (a test shows it);
+here the best scores stay, as the paper says. While decoding, the release drops the entry at one fixed place per step;
+here nothing is evicted while decoding.
+Cost: the attention matrix is computed a second time, a block of rows at a time.
+
+Legend: B batch, N cached rows of the prompt, H query heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from subtoken_train.errors import MAX_TOKENS, check_range
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.observers import column_sums, last_marked
+
+
+@dataclass(frozen=True)
+class Elastic(Eviction):
+    """Attention summed over rows and averaged over heads, the ends of the prompt protected.
+
+    Attributes:
+        sinks: first entries of the prompt that always stay, inside the budget.
+        recent: last entries that always stay, inside the budget where they compete.
+
+    Raises:
+        ValueError: a negative number of either.
+    """
+
+    name: ClassVar[str] = "elastic"
+    needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+    heads_share: ClassVar[bool] = True
+
+    sinks: int = 1
+    recent: int = 1
+
+    def __post_init__(self) -> None:
+        for setting in ("sinks", "recent"):
+            check_range(f"{self.name} {setting}", getattr(self, setting), 0, MAX_TOKENS)
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Column sums of the head-mean attention over all rows, [B, 1, N]; the ends are protected."""
+        entries_BN = view.entries_BN
+        sums_BHN = column_sums(view.blocks(entries_BN))
+        ends_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks) | last_marked(entries_BN, self.recent)
+        return LayerScores(sums_BHN.mean(1, keepdim=True), ends_BN)
