@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
 
 if TYPE_CHECKING:
@@ -14,12 +14,28 @@ if TYPE_CHECKING:
 
 def add_compression_options(parser: ArgumentParser) -> None:
     """A plain backbone's token reducer, and for every model the eviction and the precision of its cache."""
-    reducers, evictions = ", ".join(REDUCERS), ", ".join(EVICTIONS)
+    reducers = ", ".join(REDUCERS)
     parser.add_argument(
         "--reducer", metavar="NAME", help=f"token reducer of a backbone alone: {reducers}; an adapter has its own"
     )
     parser.add_argument("--keep-ratio", type=float, metavar="R", help="share of the tokens that --reducer keeps")
-    parser.add_argument("--eviction", metavar="NAME", help=f"KV eviction after the prompt: {evictions} (default: none)")
+    add_eviction_options(parser)
+    parser.add_argument(
+        "--kv-dtype", default="model", metavar="model|int8|int4", help="precision of the stored prompt (default: model)"
+    )
+    parser.add_argument(
+        "--key-channels", type=float, metavar="SHARE", help="share of the key channels in scope that stay (default: 1)"
+    )
+
+
+def add_eviction_options(parser: ArgumentParser) -> None:
+    """The eviction, how much it keeps, its settings and its scope."""
+    evictions, wrappers = (", ".join(names) for names in (EVICTIONS, WRAPPERS))
+    parser.add_argument(
+        "--eviction",
+        metavar="NAME",
+        help=f"KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
+    )
     parser.add_argument(
         "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
     )
@@ -28,12 +44,6 @@ def add_compression_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--scope", metavar="context|all", help="what it chooses among (default: context, also written visual)"
-    )
-    parser.add_argument(
-        "--kv-dtype", default="model", metavar="model|int8|int4", help="precision of the stored prompt (default: model)"
-    )
-    parser.add_argument(
-        "--key-channels", type=float, metavar="SHARE", help="share of the key channels in scope that stay (default: 1)"
     )
 
 

@@ -51,6 +51,7 @@ class AirCache(Eviction):
 
     name: ClassVar[str] = "aircache"
     needs: ClassVar[frozenset[Need]] = frozenset({"rows", "blocks"})
+    heads_share: ClassVar[bool] = True
     needs_image: ClassVar[bool] = True
 
     alpha: float = 0.9

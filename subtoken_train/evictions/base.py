@@ -66,7 +66,7 @@ class Eviction(ABC):
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
     heads_share: ClassVar[bool] = False
-    """One set for all heads of a layer: scores are [B, 1, N]."""
+    """One set for all heads of a layer: scores, at their budget at the latest, are [B, 1, N]."""
     second_pass_advice: ClassVar[str] = ""
     """What to change where a second pass needs more positions than the model has."""
     needs_image: ClassVar[bool] = False
@@ -81,6 +81,10 @@ class Eviction(ABC):
     def may_empty(self) -> bool:
         """Whether a layer or head may keep nothing of what competes; otherwise one entry stays at least."""
         return False
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise a worded ``ValueError`` where the settings do not fit a backbone's cache; most fit any."""
+        return
 
     @abstractmethod
     def score(self, view: LayerView) -> LayerScores:
@@ -126,12 +130,14 @@ class Eviction(ABC):
         return kept
 
 
-def protect_last(scores: list[LayerScores], candidates: Candidates, count_LB: Tensor) -> list[LayerScores]:
-    """The same scores, with the last ``count_LB`` entries of each layer and prompt protected and no others."""
-    return [
-        replace(layer, protected_BN=last_marked(regions_BN != Region.PADDING, count_B[:, None]))
-        for layer, regions_BN, count_B in zip(scores, candidates.regions_LBN, count_LB, strict=True)
-    ]
+def protect_last(scores: LayerScores, entries_BN: Tensor, count_B: Tensor) -> LayerScores:
+    """The same scores, with the last ``count_B`` entries of each prompt protected and no others."""
+    return replace(scores, protected_BN=last_marked(entries_BN, count_B[:, None]))
+
+
+def layer_count(count_Bh: Tensor) -> Tensor:
+    """Entries per sample, int64 [B], of counts [B], or of [B, h]: the mean over the heads, rounded down."""
+    return count_Bh if count_Bh.dim() == 1 else count_Bh.sum(-1) // count_Bh.shape[-1]
 
 
 def keep_best_entries(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, protect_last
+from subtoken_train.evictions.base import Eviction, LayerScores, layer_count, protect_last
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups
 from subtoken_train.ledger.kv_budget import exact
@@ -66,12 +66,12 @@ class H2O(Eviction):
             viewers_BN = entries_BN.flip(-1).cumsum(-1).flip(-1)
             sums_BHN = sums_BHN / viewers_BN.clamp(min=1)[:, None]
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1], self.group)
-        return LayerScores(scores_BhN, entries_BN.new_zeros(entries_BN.shape))
+        return LayerScores(scores_BhN, entries_BN.new_zeros(entries_BN.shape), notes={"entries": entries_BN})
 
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
-        """As any method, once the budget says how long the recent window is."""
-        count_LB, share = self.counts(scores, candidates), exact(self.recent_share)
-        recent_LB = count_LB * share.numerator // share.denominator
+    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+        """The budget says how long the recent window is, which is protected."""
+        count_B, share = layer_count(count_Bh), exact(self.recent_share)
+        recent_B = count_B * share.numerator // share.denominator
         if self.window:
-            recent_LB = torch.full_like(count_LB, self.window)
-        return super().keep(protect_last(scores, candidates, recent_LB), candidates)
+            recent_B = torch.full_like(count_B, self.window)
+        return protect_last(scores, scores.notes["entries"], recent_B)

@@ -31,6 +31,7 @@ class StreamingLLM(Eviction):
     """
 
     name: ClassVar[str] = "streaming_llm"
+    heads_share: ClassVar[bool] = True
 
     sinks: int = 4
 

@@ -64,6 +64,7 @@ class TGVKV(Eviction):
 
     name: ClassVar[str] = "tgv_kv"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+    heads_share: ClassVar[bool] = True
     needs_image: ClassVar[bool] = True
 
     released: bool = False

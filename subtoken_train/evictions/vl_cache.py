@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, protect_last
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import Blocks, last_marked, over_groups, task_rows
@@ -76,7 +76,8 @@ class VLCache(Eviction):
         blocks = view.blocks(last_marked(view.entries_BN, self.window_size) if last else task_rows(view.regions_BN))
         sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
-        return LayerScores(scores_BhN, torch.zeros_like(view.entries_BN), density_BH.mean(1))
+        nothing_BN = torch.zeros_like(view.entries_BN)
+        return LayerScores(scores_BhN, nothing_BN, density_BH.mean(1), {"entries": view.entries_BN})
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B], by density (Algorithm 1) unless ``budgets`` says otherwise."""
@@ -89,10 +90,10 @@ class VLCache(Eviction):
         least_LB = torch.minimum((self.least * most_LB).long(), candidates.budget_LB).clamp(min=1)
         return divide_budget(weight_LB * candidates.budget_LB, candidates.budget_LB.sum(0), least_LB, most_LB)
 
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
-        """See ``Eviction.keep``; the protected window depends on how much a layer keeps."""
-        window_LB = (self.recent * self.counts(scores, candidates)).long()
-        return super().keep(protect_last(scores, candidates, window_LB), candidates)
+    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+        """How much a layer keeps says how long its window is, which is protected."""
+        window_B = (self.recent * layer_count(count_Bh)).long()
+        return protect_last(scores, scores.notes["entries"], window_B)
 
 
 def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word
 from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.notation import innermost
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
@@ -118,8 +119,7 @@ class ArmSpec:
             raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
         if type(self.key_channels) not in (int, float):
             raise ValueError(f"{self.spelled('key_channels')}{place} must be a number; got {self.key_channels!r}")
-        drawn = set(DRAWING) & {self.reducer, self.selector, self.eviction}
-        if self.seed is not None and (type(self.seed) is not int or not drawn):
+        if self.seed is not None and (type(self.seed) is not int or not self.drawing | set(DRAWING) & {self.selector}):
             raise ValueError(
                 f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction that draws: "
                 f"{' or '.join(DRAWING)}"
@@ -135,8 +135,8 @@ class ArmSpec:
             ValueError: names or settings that do not exist.
         """
         options = dict(self.eviction_options)
-        if self.eviction == "random" and self.seed is not None:
-            options["seed"] = self.seed
+        if self.seed is not None and self.eviction is not None and (drawn := innermost(self.eviction)) in DRAWING:
+            options[f"{drawn}.seed"] = self.seed
         try:
             method = None if self.eviction is None else build_eviction(self.eviction, **options)
         except TypeError as error:  # a text where a number belongs
@@ -166,6 +166,12 @@ class ArmSpec:
         where = backbone or (self.backbone if self.adapter is not None else None)
         loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device)
         return SubTokenModel(loaded, compression)
+
+    @property
+    def drawing(self) -> set[str]:
+        """Its reducer and its eviction, of ``DRAWING``: what takes the seed whatever selects groups."""
+        eviction = None if self.eviction is None else innermost(self.eviction)
+        return {name for name in (self.reducer, eviction) if name in DRAWING}
 
     @property
     def overrides(self) -> bool:

@@ -85,7 +85,10 @@ class Compression:
                 f"int4 stores two channels a byte, but key_channels={self.key_channels} keeps {kept} of {width}; take "
                 f"key_channels={(kept + 1) / width:.6g}, or kv_dtype int8"
             )
-        if self.eviction is None or family.image_token_id is not None:
+        if self.eviction is None:
+            return
+        self.eviction.check_shape(family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim)
+        if family.image_token_id is not None:
             return
         if self.eviction.needs_image:
             raise ValueError(

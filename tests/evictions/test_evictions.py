@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction
 from subtoken_train.evictions.base import Candidates
+from subtoken_train.evictions.notation import notation_names
 from subtoken_train.types import Region
 from tests.support.prompt_views import (
     PROMPTS,
@@ -23,14 +24,25 @@ from tests.support.prompt_views import (
 SETTINGS = {
     "snapkv": {"window": 4},
     "pyramidkv": {"window": 4, "beta": 4},
+    "chunk": {"length": 1},  # fits any budget; longer ones have their own tests
+    "per_layer": {"shares": (3, 1, 2)},
     "compactor": {"sinks": 2, "last": 1, "chunk": 4},
     "lagkv": {"sinks": 1, "lag": 4},
 }
 
 
-@pytest.fixture(params=list(EVICTIONS))
+CHAINS = [
+    *("ada(snapkv)", "ada(critical(knorm))", "ada(pyramidkv)", "ada(h2o)", "critical(h2o)", "critical(tgv_kv)"),
+    *("chunk(snapkv)", "chunk(critical(knorm))", "per_layer(aircache)", "per_layer(ada(vl_cache))"),
+]
+"""Wrappers around some of them."""
+
+
+@pytest.fixture(params=[*EVICTIONS, *CHAINS])
 def method(request):
-    return build_eviction(request.param, **SETTINGS.get(request.param, {}))
+    names = notation_names(request.param)
+    settings = {f"{name}.{key}": value for name in names for key, value in SETTINGS.get(name, {}).items()}
+    return build_eviction(request.param, **settings)
 
 
 @pytest.fixture
@@ -39,7 +51,8 @@ def prompts(method):
 
 
 def test_registered_by_its_name_and_frozen(method):
-    assert EVICTIONS[method.name] is type(method)
+    name = type(method).name
+    assert (EVICTIONS if name in EVICTIONS else WRAPPERS)[name] is type(method)
     for field in dataclasses.fields(method):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(method, field.name, None)
@@ -97,6 +110,12 @@ def test_deterministic(method, prompts):
     views = layer_views(prompts, method.needs)
     once, again = plan(method, views, 0.3)[2], plan(method, views, 0.3)[2]
     assert all(map(torch.equal, once, again))
+
+
+def test_heads_share_a_set_where_a_method_says_so(method, prompts):
+    views = layer_views(prompts, method.needs)
+    for view, kept in zip(views, plan(method, views, 0.3)[2], strict=True):
+        assert kept.shape[1] == (1 if method.heads_share else view.key_BhNd.shape[1])
 
 
 def test_scores_are_numbers_of_a_shape(method, prompts):

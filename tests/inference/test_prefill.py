@@ -19,7 +19,7 @@ from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import text_batch, text_family
-from tests.support.truth_cells import KV_HEADS, OwnSets, SharedSet
+from tests.support.truth_evictions import KV_HEADS, OwnSets, SharedSet
 from tests.support.truth_models import family_of, prompts
 
 ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]

@@ -106,7 +106,7 @@ def surroundings(real_BN, width=WIDTH, model=12):
 def candidates_of(method, views, keep):
     """A fraction ``keep`` per layer, rounded down, at least 1, of all entries: in most papers text competes too."""
     regions = [view.regions_BN for view in views]
-    competes = [codes == V if method.name == "aircache" else codes > 0 for codes in regions]
+    competes = [codes == V if "aircache" in method.name else codes > 0 for codes in regions]
     counts = torch.stack([each.sum(-1) for each in competes])
     budget = torch.minimum((counts * keep).long().clamp(min=1), counts)
     return Candidates(regions, competes, budget)

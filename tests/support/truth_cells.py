@@ -1,6 +1,6 @@
 """The matrix of packed = truth: its factors, which cells are allowed, and what a cell's difference is.
 
-Legend: B batch, h key-value heads, N rows, T steps, V vocabulary.
+Legend: B batch, T steps, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,76 +15,18 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import EVICTIONS, build_eviction
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Batch, Plan, Protocol, Region
+from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, recompute, tapped, truths
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
-
-@dataclass(frozen=True)
-class SharedSet(Eviction):
-    """Test only: entries at random, one set for all heads, layers with unequal counts."""
-
-    name: ClassVar[str] = "shared_set"
-
-    def score(self, view: LayerView) -> LayerScores:
-        generator = torch.Generator().manual_seed(view.layer)
-        scores = torch.rand(view.regions_BN.shape, generator=generator)[:, None]
-        protected = torch.zeros_like(view.entries_BN)
-        for sample, row in enumerate(view.last_rows(2)):
-            protected[sample, row[row >= 0]] = True
-        return LayerScores(scores, protected)
-
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        step = torch.arange(len(scores)) - len(scores) // 2
-        return (candidates.budget_LB + 2 * step[:, None]).clamp(min=1)
-
-
-@dataclass(frozen=True)
-class OwnSets(SharedSet):
-    """Test only: every head has entries of its own, and its own number of them."""
-
-    name: ClassVar[str] = "own_sets"
-
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
-        kept, heads = [], KV_HEADS[0]
-        for layer, regions in enumerate(candidates.regions_LBN):
-            generator = torch.Generator().manual_seed(100 + layer)
-            draws = torch.rand(len(regions), heads, regions.shape[1], generator=generator)
-            share = torch.linspace(0.2, 0.8, heads)[:, None]
-            best = torch.zeros_like(draws).scatter_(-1, draws.argmax(-1, keepdim=True), 1).bool()
-            chosen = (draws < share) | best | scores[layer].protected_BN[:, None]
-            chosen |= ~candidates.competes_LBN[layer][:, None]
-            kept.append(chosen & (regions != Region.PADDING)[:, None])
-        return kept
-
-
-@dataclass(frozen=True)
-class Emptied(SharedSet):
-    """Test only: every second layer keeps nothing of what competes, nor does the first head of the others."""
-
-    name: ClassVar[str] = "emptied"
-
-    @property
-    def may_empty(self) -> bool:
-        return True
-
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        count = candidates.budget_LB[..., None].repeat(1, 1, KV_HEADS[0])
-        count[::2], count[..., 0] = 0, 0
-        return count
-
-
 TEXT = ("llama", "qwen2", "mistral")
-KV_HEADS = [2]  # heads of the model under test; a method does not see the model
-OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
 REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
@@ -108,7 +49,7 @@ FACTORS = {
     "layout": ["contiguous", "per_head"],
     "groups": ["16/4", "2/1", "8/3", "8/8"],
     "budget": ["per_token", "global", "ranked"],
-    "eviction": ["none", *OWN, *EVICTIONS],
+    "eviction": ["none", *OWN, *EVICTIONS, *CHAINS],
     "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
@@ -273,7 +214,10 @@ def compression_of(cell: Cell) -> Compression:
     kv_dtype = precision if precision.startswith("int") else "model"
     if name == "none":
         return Compression(kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
-    method = OWN[name]() if name in OWN else build_eviction(name)
+    settings = dict(CHAINS.get(name, {}))
+    if "shares" in settings:
+        settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
+    method = OWN[name]() if name in OWN else build_eviction(name, **settings)
     return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
 
 

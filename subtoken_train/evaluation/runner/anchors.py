@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm
-from subtoken_train.inference.arm_spec import DRAWING, ArmSpec
+from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.kv_budget import KVBudget, exact
 from subtoken_train.ledger.ledger import solve_anchor
@@ -105,8 +105,7 @@ def _compression(spec: ArmSpec) -> tuple[object, ...]:
 
 def _untrained(arm: Arm, solved: Reducer) -> ArmSpec:
     """Named after the arm as it was trained: one anchor serves all selectors."""
-    drawn = set(DRAWING) & {arm.spec.reducer, arm.spec.eviction}
-    base = replace(arm.spec, selector=None, seed=arm.spec.seed if drawn else None)
+    base = replace(arm.spec, selector=None, seed=arm.spec.seed if arm.spec.drawing else None)
     return replace(
         base,
         name=f"{arm.spec.name or arm_name(base)}-{SUFFIX}",

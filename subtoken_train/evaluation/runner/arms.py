@@ -12,6 +12,7 @@ from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.tasks.task import Modality
+from subtoken_train.evictions.notation import notation_names
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import check_context_first
@@ -161,7 +162,8 @@ def arm_name(spec: ArmSpec) -> str:
     if spec.selector is not None:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
     if spec.eviction is not None:
-        parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+        method = "+".join(notation_names(spec.eviction))
+        parts.append(f"{method}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
     parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
