@@ -1,6 +1,6 @@
 """Write ``docs/evictions.md`` from the eviction methods' own docstrings, settings and declarations.
 
-    python docs/generate.py             # a test checks that the page is what it writes
+python docs/generate.py             # a test checks that the page is what it writes
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import re
 from pathlib import Path
 
-from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.evictions.base import Eviction
 
 PAGE = Path(__file__).resolve().parent / "evictions.md"
@@ -20,36 +20,47 @@ HEAD = """# KV evictions
 <!-- made by `python docs/generate.py` from the docstrings in `subtoken_train/evictions/`; edit those -->
 
 An eviction says, after the prompt's pass, which cached entries stay, per layer and head. What is evicted is not stored:
-its bytes are freed, in `cache_report()` and in the process. Every method works on whole entries and on entries whose
-value groups were routed, and chooses among the context (visual tokens, a text's context) unless `scope: all` is asked
-for. In a recipe's arm, a grid, `--eviction` and `SubTokenModel.from_pretrained` a method has the same name.
+its bytes are freed, in `cache_report()` and in the process. It chooses among the context (visual tokens, a text's
+context) unless `scope: all` is asked for, and works on whole entries and on entries whose value groups were routed
+alike. In an arm, a grid, `--eviction` and `SubTokenModel.from_pretrained` a method has the same name, and a wrapper is
+written around it: `ada(critical(expected_attention))`.
 
-| method | sets of a layer's heads | budget of a layer | passes over the context | blind to the question | what it is |
+*Question*: `needed`: refused where the context is compressed before the question is read (`context_first`); `if there`:
+attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read, and
+a question that is there is rows like all others.
+
+| method | heads of a layer | budget of a layer | question | passes | what it is |
 |---|---|---|---|---|---|
+"""
+WRAPPED = """
+| wrapper | what it is |
+|---|---|
 """
 
 
 def write() -> str:
     """The page's text."""
-    methods = sorted((EVICTIONS.find(name) for name in EVICTIONS), key=lambda method: method.name)
-    rows = [_row(method) for method in methods]
-    return HEAD + "\n".join(rows) + "\n" + "".join(_card(method) for method in methods)
+    methods = [EVICTIONS[name] for name in sorted(EVICTIONS)]
+    wrappers = [WRAPPERS[name] for name in sorted(WRAPPERS)]
+    rows = [f"| {_link(each)} | {' | '.join(_facts(each))} | {_about(each)[0]} |\n" for each in methods]
+    around = [f"| {_link(each)} | {_about(each)[0]} |\n" for each in wrappers]
+    return "".join([HEAD, *rows, WRAPPED, *around, *map(_card, [*methods, *wrappers])])
 
 
-def _row(method: type[Eviction]) -> str:
-    title, _ = _about(method)
-    return f"| [`{method.name}`](#{method.name}) | {' | '.join(_facts(method).values())} | {title} |"
+def _link(method: type[Eviction]) -> str:
+    return f"[`{method.name}`](#{method.name})"
 
 
-def _facts(method: type[Eviction]) -> dict[str, str]:
-    """What the method declares, in words."""
+def _facts(method: type[Eviction]) -> list[str]:
+    """What the method declares, in words, at its default settings."""
     default = method()
-    return {
-        "sets": "one for all" if method.heads_share else "one each",
-        "budget": "by all layers" if method.counts is not Eviction.counts else "its own",
-        "passes": "2 where no question is there" if "second_pass" in method.needs else "1",
-        "blind": "no" if default.reads_question else "yes",
-    }
+    question = "if there" if {"rows", "blocks"} & method.needs else "never"
+    return [
+        "one set" if method.heads_share else "a set each",
+        "its own" if method.counts is Eviction.counts else "by all layers",
+        "needed" if default.reads_question else question,
+        "2 without a question" if "second_pass" in method.needs else "1",
+    ]
 
 
 def _card(method: type[Eviction]) -> str:
@@ -78,6 +89,7 @@ def _settings(method: type[Eviction]) -> list[str]:
     return [
         f"| `{field.name}` | `{field.default!r}` | {_markdown(described[field.name])} |"
         for field in dataclasses.fields(method)
+        if field.name != "base"
     ]
 
 
@@ -91,7 +103,7 @@ def _attributes(docstring: str) -> dict[str, str]:
 
 
 def _markdown(text: str) -> str:
-    """reStructuredText's code marks as Markdown's; a cell's bars do not end it."""
+    """Text of docstrings, with reStructuredText's code marks as Markdown's; a cell's bars do not end it."""
     return text.replace("``", "`").replace("|", "\\|")
 
 
