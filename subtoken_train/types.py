@@ -44,6 +44,16 @@ def in_compressed_region(regions: Tensor) -> Tensor:
     return (regions == Region.VISUAL) | (regions == Region.CONTEXT)
 
 
+@dataclass(frozen=True)
+class Identity:
+    """A backbone's identity; ``digest`` covers model type and every parameter's name and shape, never its values."""
+
+    path: str
+    revision: str | None
+    model_type: str
+    digest: str
+
+
 @dataclass
 class CutKeys:
     """Key channels that a layer does not keep of some of its entries.

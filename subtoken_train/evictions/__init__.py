@@ -38,6 +38,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "lagkv": "lagkv:LagKV",
         "elastic": "elastic:Elastic",
         "prefixkv": "prefixkv:PrefixKV",
+        "duo_attention": "duo_attention:DuoAttention",
     },
 )
 

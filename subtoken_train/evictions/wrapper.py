@@ -9,10 +9,11 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, TaskView
 from subtoken_train.evictions.task_plan import TaskPlan
@@ -44,6 +45,7 @@ class Wrapper(Eviction):
             "name": f"{type(self).name}({base.name})",
             "needs": type(self).needs | base.needs,
             "needs_image": base.needs_image,
+            "merges": base.merges,
             "second_pass_advice": base.second_pass_advice,
             "heads_share": type(self).heads_share or base.heads_share,
             "heads_differ": any(getattr(type(each), "heads_differ", False) for each in (self, *self.inside)),
@@ -62,9 +64,24 @@ class Wrapper(Eviction):
         return self.base.reads_question
 
     @property
+    def calibrated(self) -> Calibration[Any] | None:
+        """See ``Eviction.calibrated``."""
+        return self.base.calibrated
+
+    @property
     def may_empty(self) -> bool:
         """See ``Eviction.may_empty``."""
         return self.base.may_empty
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``."""
+        return self.base.across_layers
+
+    @property
+    def observing_rows(self) -> int:
+        """See ``Eviction.observing_rows``."""
+        return self.base.observing_rows
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """See ``Eviction.check_shape``."""

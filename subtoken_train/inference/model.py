@@ -18,6 +18,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.functional.merging import Merge
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generate_arguments import check_settings, copies_asked
@@ -88,6 +89,9 @@ class SubTokenModel:
         scope: Scope | None = None,
         kv_dtype: KVDtype = "model",
         key_channels: float = 1.0,
+        merge: Merge | None = None,
+        prefill_chunk: int | None = None,
+        rerotate: bool = False,
         device_map: str | None = None,
     ) -> SubTokenModel:
         """Load an adapter with the backbone that it names, or a backbone alone.
@@ -107,13 +111,26 @@ class SubTokenModel:
                 ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
             key_channels: share of the channels that stay of the keys in scope.
+            merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
+            prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
+            rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
         Raises:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
-        compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype, key_channels=key_channels)
+        compression = Compression(
+            method,
+            eviction_keep,
+            eviction_unit,
+            scope,
+            kv_dtype,
+            key_channels=key_channels,
+            merge=merge,
+            prefill_chunk=prefill_chunk,
+            rerotate=rerotate,
+        )
         return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
 
     @property

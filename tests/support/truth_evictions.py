@@ -79,4 +79,6 @@ CHAINS = {
     "per_layer(ada(random))": {"shares": (3, 1, 2, 2)},
 }
 """Wrappers, with settings that leave them a choice in short prompts: heads, entries in runs, and layers differ."""
+SHORT = {"duo_attention": {"sinks": 1, "recent": 3}}
+"""Settings of methods whose defaults are made for longer prompts than these."""
 OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
