@@ -11,9 +11,13 @@ import inspect
 import re
 from pathlib import Path
 
+import torch
+
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.types import Region
 
+ASKED = torch.tensor([[Region.CONTEXT, Region.CONTEXT, Region.QUERY]])
 PAGE = Path(__file__).resolve().parent / "evictions.md"
 HEAD = """# KV evictions
 
@@ -26,8 +30,8 @@ alike. In an arm, a grid, `--eviction` and `SubTokenModel.from_pretrained` a met
 written around it: `ada(critical(expected_attention))`.
 
 *Question*: `needed`: refused where the context is compressed before the question is read (`context_first`); `if there`:
-attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read, and
-a question that is there is rows like all others.
+attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read,
+and a question that is there is rows like all others.
 
 | method | heads of a layer | budget of a layer | question | passes | what it is |
 |---|---|---|---|---|---|
@@ -54,12 +58,15 @@ def _link(method: type[Eviction]) -> str:
 def _facts(method: type[Eviction]) -> list[str]:
     """What the method declares, in words, at its default settings."""
     default = method()
+    passes = "2 without a question" if "second_pass" in method.needs else "1"
+    if default.second_pass(ASKED).any():
+        passes = "2"
     question = "if there" if {"rows", "blocks"} & method.needs else "never"
     return [
         "one set" if method.heads_share else "a set each",
-        "its own" if method.counts is Eviction.counts else "by all layers",
+        "by all layers" if default.across_layers else "its own",
         "needed" if default.reads_question else question,
-        "2 without a question" if "second_pass" in method.needs else "1",
+        passes,
     ]
 
 
