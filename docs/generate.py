@@ -24,17 +24,18 @@ HEAD = """# KV evictions
 <!-- made by `python docs/generate.py` from the docstrings in `subtoken_train/evictions/`; edit those -->
 
 An eviction says, after the prompt's pass, which cached entries stay, per layer and head. What is evicted is not stored:
-its bytes are freed, in `cache_report()` and in the process. It chooses among the context (visual tokens, a text's
+its bytes are freed (but under `quest_steps`, which reads less and stores all), in `cache_report()` and in the process. It chooses among the context (visual tokens, a text's
 context) unless `scope: all` is asked for, and works on whole entries and on entries whose value groups were routed
 alike. In an arm, a grid, `--eviction` and `SubTokenModel.from_pretrained` a method has the same name, and a wrapper is
 written around it: `ada(critical(expected_attention))`.
 
 *Question*: `needed`: refused where the context is compressed before the question is read (`context_first`); `if there`:
 attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read,
-and a question that is there is rows like all others.
+and a question that is there is rows like all others. *Chunks*: goes with `prefill_chunk`. *Decoding*: goes with
+`eviction_every`.
 
-| method | heads of a layer | budget of a layer | question | passes | what it is |
-|---|---|---|---|---|---|
+| method | bytes | heads of a layer | budget of a layer | question | passes | chunks | decoding | what it is |
+|---|---|---|---|---|---|---|---|---|
 """
 WRAPPED = """
 | wrapper | what it is |
@@ -63,10 +64,13 @@ def _facts(method: type[Eviction]) -> list[str]:
         passes = "2"
     question = "if there" if {"rows", "blocks"} & method.needs else "never"
     return [
+        "read less" if method.reads else "freed",
         "one set" if method.heads_share else "a set each",
         "by all layers" if default.across_layers else "its own",
         "needed" if default.reads_question else question,
         passes,
+        "no" if default.across_layers or "second_pass" in method.needs else "yes",
+        "yes" if default.online else "no",
     ]
 
 
