@@ -24,10 +24,10 @@ HEAD = """# KV evictions
 <!-- made by `python docs/generate.py` from the docstrings in `subtoken_train/evictions/`; edit those -->
 
 An eviction says, after the prompt's pass, which cached entries stay, per layer and head. What is evicted is not stored:
-its bytes are freed (but under `quest_steps`, which reads less and stores all), in `cache_report()` and in the process. It chooses among the context (visual tokens, a text's
-context) unless `scope: all` is asked for, and works on whole entries and on entries whose value groups were routed
-alike. In an arm, a grid, `--eviction` and `SubTokenModel.from_pretrained` a method has the same name, and a wrapper is
-written around it: `ada(critical(expected_attention))`.
+its bytes are freed, in `cache_report()` and in the process (`quest_steps` alone stores all and reads less). It chooses
+among the context (visual tokens, a text's context) unless `scope: all` is asked for, and works on whole entries and on
+entries whose value groups were routed alike. In an arm, a grid, `--eviction` and `SubTokenModel.from_pretrained` a
+method has the same name, and a wrapper is written around it: `ada(critical(expected_attention))`.
 
 *Question*: `needed`: refused where the context is compressed before the question is read (`context_first`); `if there`:
 attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read,
