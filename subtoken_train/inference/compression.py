@@ -123,8 +123,8 @@ class Compression:
         kind = getattr(family.decoder.rotary_emb, "rope_type", "default")
         if self.rerotate and kind in LENGTH_DEPENDENT:
             raise ValueError(
-                f"rerotate: {family.name} has positions of kind {kind!r}, whose angles depend on a prompt's length; leave "
-                "rerotate out"
+                f"rerotate: {family.name} has positions of kind {kind!r}, whose angles depend on a prompt's length; "
+                "leave rerotate out"
             )
         if self.rerotate and family.tower_positions == "mrope":
             raise ValueError(

@@ -79,10 +79,11 @@ def open_prompts(
     context = _taken(prompts, context_BN)
     first = prefill(backbone, context, cache, compression)
     index_Bq, valid_Bq = kept_index(rest_BN, pad_left=True)
-    padding_B: Tensor | None = (~valid_Bq).sum(-1)
-    for ids_Bq in take_rows(prompts.input_ids_BN, index_Bq).split(compression.prefill_chunk or index_Bq.shape[1], 1):
-        hidden = append(backbone, ids_Bq, cache, padding_B if padding_B is not None and bool(padding_B.any()) else None)
-        padding_B = None  # of the first of them
+    padding_B = (~valid_Bq).sum(-1)
+    ids_Bq, size = take_rows(prompts.input_ids_BN, index_Bq), compression.prefill_chunk or index_Bq.shape[1]
+    hidden = append(backbone, ids_Bq[:, :size], cache, padding_B if bool(padding_B.any()) else None)
+    for start in range(size, ids_Bq.shape[1], size):
+        hidden = append(backbone, ids_Bq[:, start : start + size], cache)
     return replace(first, logits_BV=next_logits(backbone, hidden))
 
 
