@@ -84,6 +84,9 @@ def open_prompts(
     hidden = append(backbone, ids_Bq[:, :size], cache, padding_B if bool(padding_B.any()) else None)
     for start in range(size, ids_Bq.shape[1], size):
         hidden = append(backbone, ids_Bq[:, start : start + size], cache)
+    for layer in cache.layers:
+        if layer.record is not None:
+            layer.record.given = index_Bq.shape[1]
     return replace(first, logits_BV=next_logits(backbone, hidden))
 
 

@@ -164,6 +164,7 @@ def arm_name(spec: ArmSpec) -> str:
     if spec.eviction is not None:
         method = "+".join(notation_names(spec.eviction))
         parts.append(f"{method}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+        parts += [] if spec.eviction_every is None else [f"every{spec.eviction_every}"]
     parts += [] if spec.merge is None else [f"merge_{spec.merge}"]
     parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
