@@ -40,6 +40,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "elastic": "elastic:Elastic",
         "prefixkv": "prefixkv:PrefixKV",
         "duo_attention": "duo_attention:DuoAttention",
+        "q_filter": "q_filter:QFilter",
     },
 )
 
