@@ -59,8 +59,7 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "kvcompose": ("kvcompose", {}),
     "kvcompose, kvpress": ("kvcompose", {"kvpress": True}),
     "kvcompose, causal": ("kvcompose", {"task": "causal"}),
-    "kvzip": ("kvzip", {}),
-    "kvzip, kvpress": ("kvzip", {"lower_bound": 0}),
+    "kvzip, chunks of 256": ("kvzip", {"chunk": 256}),
     "ada(expected_attention)": ("ada(expected_attention)", {"epsilon": 1e-2}),
     "ada(snapkv)": ("ada(snapkv)", {}),
 }
@@ -78,15 +77,14 @@ PAIRS = [
     ("kvcompose, kvpress", "KVCompose"),
     ("kvcompose", "KVCompose"),
     ("kvcompose, causal", "KVCompose"),
-    ("kvzip, kvpress", "KVzip"),
-    ("kvzip", "KVzip"),
+    ("kvzip, chunks of 256", "KVzip"),
     ("ada(expected_attention)", "AdaKV(ExpectedAttention)"),
     ("ada(snapkv)", "AdaKV(SnapKV)"),
 ]
 """Ours and theirs, compared question by question."""
 SAME_SETS = (
     "expected_attention", "keydiff", "tova, kvpress", "snapkv", "knorm", "lagkv", "kvcompose, kvpress",
-    "kvzip, kvpress", "ada(expected_attention)", "ada(snapkv)",
+    "ada(expected_attention)", "ada(snapkv)",
 )  # fmt: skip
 """Ours that are to keep the very entries of their pair."""
 
