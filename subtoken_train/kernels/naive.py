@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from subtoken_train.kernels.paged import read_pages
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
 
 CHUNK = 2048  # entries of a rounded payload that are read back at a time
@@ -58,7 +59,7 @@ def packed_attention(
     lone: list[Block] = []
     for block in blocks:
         shared = block.heads == kv_heads
-        if not shared and block.numbers is not None and len(block.numbers) == 1:
+        if not shared and block.pages is None and block.numbers is not None and len(block.numbers) == 1:
             lone.append(block)
             continue
         # where heads have entries of their own, a row is one head
@@ -134,6 +135,8 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, star
     ``states`` are the rows' queries [R, c, G * q, d] and their tail's keys and values [R, c, T, d].
     """
     query, tail_keys, tail_values = states
+    if block.pages is not None and new == 1:
+        block = read_pages(block, query)
     query = query * scale
     thin = query if block.channels is None else _channels_of(query, block.channels)
     stretches = [_scores(thin if part.cut else query, part.keys) for part in block.parts]
