@@ -26,6 +26,18 @@ def add_compression_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--key-channels", type=float, metavar="SHARE", help="share of the key channels in scope that stay (default: 1)"
     )
+    parser.add_argument(
+        "--merge", metavar="KIND", help="of what is evicted: none, weighted, pivot or position (default: the method's)"
+    )
+    parser.add_argument(
+        "--prefill-chunk",
+        type=int,
+        metavar="ROWS",
+        help="rows of a prompt that run at a time, e.g. 4096 (default: all)",
+    )
+    parser.add_argument(
+        "--rerotate", action="store_true", default=None, help="turn the keys that stay to closed-up positions"
+    )
 
 
 def add_eviction_options(parser: ArgumentParser) -> None:
@@ -40,6 +52,9 @@ def add_eviction_options(parser: ArgumentParser) -> None:
         "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
     )
     parser.add_argument(
+        "--eviction-every", type=int, metavar="TOKENS", help="evict again whenever this many tokens were generated"
+    )
+    parser.add_argument(
         "--eviction-option", action="append", default=[], metavar="KEY=VALUE", help="a method's setting; repeatable"
     )
     parser.add_argument(
@@ -52,8 +67,9 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     from subtoken_train.inference.written_settings import parse_settings
 
     models = ("backbone", "reducer", "keep_ratio", "selector")
-    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "protocol")
-    given = {name: value for name in (*models, *caches) if (value := getattr(args, name, None)) is not None}
+    caches = ("eviction", "eviction_keep", "eviction_every", "scope", "kv_dtype", "key_channels", "merge")
+    runs = ("protocol", "prefill_chunk", "rerotate")
+    given = {name: value for name in (*models, *caches, *runs) if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
     return given

@@ -45,6 +45,7 @@ class Wrapper(Eviction):
             "name": f"{type(self).name}({base.name})",
             "needs": type(self).needs | base.needs,
             "needs_image": base.needs_image,
+            "merges": base.merges,
             "second_pass_advice": base.second_pass_advice,
             "heads_share": type(self).heads_share or base.heads_share,
             "heads_differ": any(getattr(type(each), "heads_differ", False) for each in (self, *self.inside)),
@@ -68,9 +69,24 @@ class Wrapper(Eviction):
         return self.base.calibrated
 
     @property
+    def online(self) -> None:
+        """None: wrappers are made for prompts, whose heads hold the same entries."""
+        return None
+
+    @property
     def may_empty(self) -> bool:
         """See ``Eviction.may_empty``."""
         return self.base.may_empty
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``."""
+        return self.base.across_layers
+
+    @property
+    def observing_rows(self) -> int:
+        """See ``Eviction.observing_rows``."""
+        return self.base.observing_rows
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """See ``Eviction.check_shape``."""

@@ -13,9 +13,12 @@ an entry, P pieces of an entry in all heads of the row, w channels of a piece, n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from subtoken_train.kernels.page_index import PageIndex
 
 
 @dataclass
@@ -147,6 +150,19 @@ class BlockPart:
         """Entries of each row, M."""
         return self.keys.data.shape[2]
 
+    @cached_property
+    def halves(self) -> Tensor | None:
+        """The keys of a part of one head as two halves of ceil(M / 2), which share an entry where M is odd; views.
+
+        None where there is not one head, nothing to halve, or where keys are rounded.
+        """
+        data = self.keys.data
+        length, width = data.shape[2:]
+        if self.keys.scale is not None or data.shape[:2] != (1, 1) or length < 2:
+            return None
+        half = -(-length // 2)
+        return data.as_strided((2, half, width), ((length - half) * width, width, 1))
+
     @property
     def payloads(self) -> list[Payload]:
         """What is stored of keys and values."""
@@ -168,11 +184,18 @@ class Block:
         parts: one or more, possibly without entries; all have the same R and c. Attention sums them.
         channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
             [R, c, k]; None where no part is cut.
+        pages: of the only part, which is stored whole: what one new token reads of it; None: all.
+        numbers: the rows on the host; None where ``rows`` is.
     """
 
     rows: Tensor | None
     parts: list[BlockPart]
     channels: Tensor | None = None
+    pages: PageIndex | None = None
+    numbers: list[int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = None if self.rows is None else self.rows.tolist()
 
     @property
     def num_rows(self) -> int:
@@ -191,6 +214,14 @@ class Block:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, and of the numbers of rows and key channels."""
-        numbers = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels))
-        return sum(part.index_bytes for part in self.parts) + numbers
+        """Bytes of what finds the stored pieces, of the page index, and of the numbers of rows and key channels."""
+        beside = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels, self.pages))
+        return sum(part.index_bytes for part in self.parts) + beside
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that one new token does not read: keys and values of the pages that it does not choose."""
+        if self.pages is None:
+            return 0
+        entries = self.pages.size * (self.pages.low.shape[2] - self.pages.count)
+        return sum(payload.nbytes for payload in self.payloads) * entries // self.parts[0].entries

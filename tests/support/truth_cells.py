@@ -21,12 +21,14 @@ from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
+from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
-from tests.support.reference import SampleTruth, recompute, tapped, truths
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, SHORT
+from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 TEXT = ("llama", "qwen2", "mistral")
+KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
@@ -55,8 +57,8 @@ FACTORS = {
     "protocol": ["query_aware", "context_first"],
     "precision": ["fp32", "bf16", "int8", "int4"],
     "keys": ["whole", "cut"],
+    "merge": ["own", "none", "weighted", "pivot", "position"],
 }
-KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
 BOUNDS = {"bf16": 0.04, "int8": 0.06, "int4": 0.7}
 """Root mean square of the difference over that of the logits; both sides of bf16 round.
@@ -126,8 +128,14 @@ def _piece_fits(cell: Cell) -> bool:
 
 
 def _eviction_fits(cell: Cell) -> bool:
-    if cell.get("eviction") == "none" and cell.get("scope") == "all":
+    if cell.get("precision") == "bf16" and cell.get("merge") in ("weighted", "pivot"):
+        return False  # two passes in bf16 find other nearest keys
+    if cell.get("eviction") == "none" and (cell.get("scope") == "all" or cell.get("merge", "own") != "own"):
         return False
+    if cell.get("eviction") in READING:
+        # rounded keys can have other pages chosen than those that the truth reads
+        plain = {"precision": "fp32", "keys": "whole", "merge": "own", "selector": "none"}
+        return all(cell.get(name, level) == level for name, level in plain.items())
     method = EVICTIONS.get(cell.get("eviction", "none"))
     if method is None:
         return True
@@ -183,7 +191,10 @@ def decoded(
     cache = PackedCache(backbone.family.shape.num_layers)
     with tapped(backbone) as tap:
         first = open_prompts(backbone, batch, cache, compression, protocol)
-    saved = truths(backbone, tap, first.plan, batch)
+    saved = truths(backbone, tap, first.plan, batch, compression.merging)
+    if compression.eviction is not None and compression.eviction.reads:
+        note_pages(saved, tap, compression)
+    saved = list(map(closed_up, saved)) if compression.rerotate else saved
     logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
     while len(tokens) < steps:
         logits.append(decode(backbone, tokens[-1][:, None], cache))
@@ -209,16 +220,18 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
 
 
 def compression_of(cell: Cell) -> Compression:
-    """A cell's eviction and precision."""
+    """A cell's eviction and precision; ``chunk`` and ``rerotate`` are for cells of their own."""
     name, precision = cell["eviction"], cell["precision"]
-    kv_dtype = precision if precision.startswith("int") else "model"
+    own = {"prefill_chunk": cell.get("chunk"), "rerotate": "rerotate" in cell, **KEYS[cell.get("keys", "whole")]}
+    own["kv_dtype"] = precision if precision.startswith("int") else "model"
     if name == "none":
-        return Compression(kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
+        return Compression(**own)
     settings = dict({**CHAINS, **SHORT}.get(name, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
     method = OWN[name]() if name in OWN else build_eviction(name, **settings)
-    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype, **KEYS[cell.get("keys", "whole")])
+    merge = None if cell.get("merge", "own") == "own" else cell["merge"]
+    return Compression(method, 0.5, scope=cell.get("scope"), merge=merge, **own)
 
 
 def batch_of(cell: Cell) -> Batch:
