@@ -5,6 +5,7 @@ Legend: B batch, L layers, M rows of a layer, h key-value heads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
@@ -22,9 +23,9 @@ from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.merging import Merge
-from subtoken_train.inference.byte_budget import entries_for_bytes
+from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choice, prompt_bytes
 from subtoken_train.ledger.kv_budget import KVBudget, check_key_channels, kept_channels
-from subtoken_train.types import Batch, Region, in_compressed_region
+from subtoken_train.types import Batch, Layout, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]
@@ -196,11 +197,15 @@ class EvictionPass:
         replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
         first.scores_BhN = torch.where(replaced_B1M, self.method.score_task(view), first.scores_BhN)
 
-    def keep(self, groups: KVBudget) -> list[Tensor]:
+    def keep(
+        self, groups: KVBudget, masks: Mapping[int, Tensor] | None = None, layout: Layout = "contiguous"
+    ) -> list[Tensor]:
         """Entries that stay, per layer bool [B, h, M] (h = 1: one set for all heads).
 
         Args:
             groups: what a routed entry stores; what a budget in bytes counts with.
+            masks: value groups of the rows of the layers that route, bool [B, M, S]: what a budget in bytes holds.
+            layout: of the groups.
 
         Raises:
             ValueError: a budget that does not hold what never competes.
@@ -213,8 +218,23 @@ class EvictionPass:
         # the decimal that was written, not its binary neighbours
         whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
         budget = torch.minimum(whole.long().clamp(min=1), most)
-        candidates = Candidates(regions, competes, budget, torch.minimum(exact.clamp(min=0), most))
-        return self.method.keep([self.scores[layer] for layer in order], candidates)
+        exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
+
+        def choose(most_B: Tensor | None) -> list[Tensor]:
+            caps = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
+            return self.method.keep(scores, Candidates(regions, competes, *caps))
+
+        if self.compression.unit != "bytes" or not masks:
+            return choose(None)
+        bytes_of = partial(
+            prompt_bytes,
+            masks=[masks.get(layer) for layer in order],
+            cuts_LBM=[self.compression.cuts_keys(x) for x in regions],
+            key_channels=self.compression.key_channels,
+            shape=self.shape,
+            layout=layout,
+        )
+        return largest_choice(choose, bytes_of, budget.amax(0), self.compression.keep)
 
     def _last_row(self, regions_BM: Tensor) -> Tensor:
         """The last row of each prompt, which the next token is read from, bool [B, M]."""

@@ -80,7 +80,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         for task in eviction.tasks:
             rows = rows_of_task(family, result, task)
             second_pass(family, dense, entries, rows, partial(eviction.observe_task, task))
-    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget)
+    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, *result.groups())
     plan = result.plan(kept_LBhM)
     packing = Packing(plan.layout, BITS[compression.kv_dtype])
     for layer, (states, packed, kept) in enumerate(zip(dense.layers, cache.layers, plan.layers, strict=True)):
