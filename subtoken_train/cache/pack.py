@@ -109,8 +109,8 @@ def _places(chosen_RM: Tensor, count: int) -> Tensor:
 
 def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
     """Entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
-    _, heads, _, width = vectors_RcNd.shape
-    taken = vectors_RcNd.gather(2, index_RM[:, None, :, None].expand(-1, heads, -1, width))
+    rows, heads = (torch.arange(size, device=index_RM.device) for size in vectors_RcNd.shape[:2])
+    taken = vectors_RcNd[rows[:, None, None], heads[:, None], index_RM[:, None]]  # gather takes twice as long
     if channels_Rck is None:
         return taken
     return taken.gather(3, channels_Rck.long()[:, :, None].expand(-1, -1, index_RM.shape[1], -1))

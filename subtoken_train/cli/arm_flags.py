@@ -29,6 +29,15 @@ def add_compression_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--merge", metavar="KIND", help="of what is evicted: none, weighted, pivot or position (default: the method's)"
     )
+    parser.add_argument(
+        "--prefill-chunk",
+        type=int,
+        metavar="ROWS",
+        help="rows of a prompt that run at a time, e.g. 4096 (default: all)",
+    )
+    parser.add_argument(
+        "--rerotate", action="store_true", default=None, help="turn the keys that stay to closed-up positions"
+    )
 
 
 def add_eviction_options(parser: ArgumentParser) -> None:
@@ -55,8 +64,9 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     from subtoken_train.inference.written_settings import parse_settings
 
     models = ("backbone", "reducer", "keep_ratio", "selector")
-    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "merge", "protocol")
-    given = {name: value for name in (*models, *caches) if (value := getattr(args, name, None)) is not None}
+    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "merge")
+    runs = ("protocol", "prefill_chunk", "rerotate")
+    given = {name: value for name in (*models, *caches, *runs) if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
     return given

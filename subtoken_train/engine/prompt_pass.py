@@ -16,7 +16,7 @@ from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.reducers.base import PositionPolicy, ReducerView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
-from subtoken_train.types import Batch, LayerPlan, Layout, Plan, Region, in_compressed_region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
 
 
 def rows_read(batch: Batch) -> Tensor:
@@ -160,18 +160,16 @@ class PromptPass:
             keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
                 where nothing is evicted.
         """
-        masks, layout = self.groups()
+        masks = self.groups()
         layers = []
         for layer, (rows, regions_BM) in enumerate(self.layer_rows()):
             keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
             layers.append(layer_plan(keep_BhM, masks.get(layer), rows.index_BM))
-        return Plan(layers, layout)
+        return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
 
-    def groups(self) -> tuple[dict[int, Tensor], Layout]:
-        """Value groups of the rows of the layers that route, bool [B, M, S], and their layout."""
-        if self.state is None or self.routing is None:
-            return {}, "contiguous" if self.routing is None else self.routing.layout
-        return self.state.masks, self.routing.layout
+    def groups(self) -> dict[int, Tensor]:
+        """Value groups of the rows of the layers that route, bool [B, M, S]."""
+        return {} if self.state is None or self.routing is None else self.state.masks
 
     def labels(self, labels_BN: Tensor) -> Tensor:
         """Labels of the surviving rows, [B, M]; padding gets -100."""

@@ -116,9 +116,8 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
             each.kept_BhN = kept_BhN & competes_BN[:, None]
         return [(regions_BN != Region.PADDING)[:, None] for regions_BN in candidates.regions_LBN]
 
-    own = {"score": score, "keep": keep, "needs": method.needs | {"blocks"}}
-    copy: Eviction = object.__new__(type(kind.__name__, (kind,), own))
-    copy.__dict__.update(method.__dict__)
+    copy: Eviction = object.__new__(type(kind.__name__, (kind,), {"score": score, "keep": keep}))
+    copy.__dict__.update(method.__dict__, needs=method.needs | {"blocks"})  # a wrapper's are those of what it wraps
     return copy
 
 

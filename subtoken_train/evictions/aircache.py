@@ -1,8 +1,8 @@
 """AirCache: visual entries stay by how much a few key text tokens attend to them; layers with more of it keep more.
 
 Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations 4-11
-and Table 5. One shot, after the prompt; only visual entries are compressed. It does not merge evicted entries
-(Table 11 of the paper: that is worse).
+and Table 5. One shot, after the prompt; only visual entries are compressed. Evicted entries are let go; merging them
+into those that stay (Table 11 of the paper: that is worse) is the option ``merge`` of any eviction.
 
 The copy of the paper that was at hand has lost its equations. These choices are a reconstruction, each in one place:
   - instruction text is what follows the last visual token (``task_rows``); what stands before an image is left out;
@@ -87,6 +87,11 @@ class AirCache(Eviction):
             return last_marked(torch.where(visual_BN.any(-1, keepdim=True), visual_BN, text_BN), self.window_size)
         last_B1 = view.last_rows(1)
         return elite_tokens(view.rows(last_B1, text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
+        return self.budgets != "uniform"
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]: the budgets of a sample, divided anew (equation 11)."""

@@ -118,6 +118,11 @@ class DuoAttention(Eviction):
         scores_BhN = place_BN[:, None].float().expand(-1, heads, -1)
         return LayerScores(scores_BhN, view.entries_BN & (place_BN <= sinks), notes={"alpha": alpha_Bh})
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: heads of all layers share the budget."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries of every head, int64 [L, B, h]."""
         alpha_LBh = torch.stack([layer.notes["alpha"] for layer in scores])

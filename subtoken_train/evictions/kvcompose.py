@@ -98,6 +98,11 @@ class KVCompose(Eviction):
         norm_BhN = view.value_norms() if self.value_norm else None
         return token_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN)
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: all layers are one pool."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]; not structured: of every head, [L, B, h]."""
         found = [each.scores_BhN for each in scores]

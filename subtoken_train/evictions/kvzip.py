@@ -91,6 +91,11 @@ class KVzip(Eviction):
         """See ``Eviction.may_empty``."""
         return not self.lower_bound
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: with a pool of all layers."""
+        return self.pool == "global"
+
     def score(self, view: LayerView) -> LayerScores:
         """1 for entries outside of the context; the others are scored by the tasks, [B, h, N]."""
         outside_BN = view.entries_BN & ~repeated_context(view.regions_BN)

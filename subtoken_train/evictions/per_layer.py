@@ -50,6 +50,11 @@ class PerLayer(Wrapper):
         if not any(self.shares):
             raise ValueError("per_layer shares are all 0; a layer must get something")
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: the shares are of all layers."""
+        return True
+
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """As many shares as layers."""
         if len(self.shares) != num_layers:

@@ -92,6 +92,11 @@ class PrefixKV(Elastic):
         """See ``Eviction.calibrated``."""
         return None if self.calibration is None else read_calibration(self.calibration, self.name, LayerShares)
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]: by the layers' shares, or the prompt's own prefixes."""
         most_LB, total_B = competing_counts(candidates), candidates.budget_LB.sum(0)

@@ -68,6 +68,11 @@ class SnapKV(Eviction):
         for setting, allowed in words.items():
             check_word(f"{self.name} {setting}", getattr(self, setting), get_args(allowed))
 
+    @property
+    def observing_rows(self) -> int:
+        """The window."""
+        return self.window
+
     def score(self, view: LayerView) -> LayerScores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
         window_BN = view.window(self.window)

@@ -1,8 +1,8 @@
 """StreamingLLM (Xiao et al., 2024): the first few entries and the most recent ones, whatever they hold.
 
 Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks"; the released code keeps 4 sinks.
-What it does not do: it never looks at attention. Keys are cached rotated here and keep their original positions; the
-released code caches unrotated keys and renumbers them inside the cache, which matters only beyond the trained length.
+What it does not do: it never looks at attention. Keys are cached rotated here and keep their original positions, unless
+``rerotate`` is set: the released code caches unrotated keys and renumbers them inside the cache, which is the same.
 Nothing is evicted while decoding. KVCache-Factory's class of that name has a fixed window, and all that this leaves of
 the capacity are first entries: here ``sinks`` = capacity - window. Where only the context competes, the sinks are still
 the first of the whole prompt, and the most recent entries are the last of the context.

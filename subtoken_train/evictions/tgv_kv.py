@@ -118,6 +118,11 @@ class TGVKV(Eviction):
         layer_B = summed_BN.masked_fill(~columns_BN, 0.0).sum(-1)
         return LayerScores(order_BN[:, None], torch.zeros_like(text_BN), layer_B, notes)
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
+        return self.budgets != "uniform"
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B] (TVB), or as ``budgets`` says."""
         if self.budgets == "uniform":

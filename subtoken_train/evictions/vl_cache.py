@@ -79,6 +79,11 @@ class VLCache(Eviction):
         nothing_BN = torch.zeros_like(view.entries_BN)
         return LayerScores(scores_BhN, nothing_BN, density_BH.mean(1), {"entries": view.entries_BN})
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
+        return self.budgets != "uniform"
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B], by density (Algorithm 1) unless ``budgets`` says otherwise."""
         if self.budgets == "uniform":

@@ -73,6 +73,16 @@ class Wrapper(Eviction):
         """See ``Eviction.may_empty``."""
         return self.base.may_empty
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``."""
+        return self.base.across_layers
+
+    @property
+    def observing_rows(self) -> int:
+        """See ``Eviction.observing_rows``."""
+        return self.base.observing_rows
+
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """See ``Eviction.check_shape``."""
         self.base.check_shape(num_layers, num_kv_heads, head_dim)

@@ -54,6 +54,8 @@ class ArmSpec:
             eviction does of itself.
         protocol: ``query_aware``: the question is there when the cache is compressed; ``context_first``: the context is
             compressed before the question is read.
+        prefill_chunk: rows of a prompt that run through a layer at a time; None: all.
+        rerotate: turn the keys that an eviction leaves to closed-up positions.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
         written: how messages spell the options.
     """
@@ -73,6 +75,8 @@ class ArmSpec:
     key_channels: float = 1.0
     merge: Any = None
     protocol: Protocol = "query_aware"
+    prefill_chunk: int | None = None
+    rerotate: bool = False
     seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 
@@ -120,6 +124,8 @@ class ArmSpec:
             check_file_name(self.name, "name of an arm")
         if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
             raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
+        if not isinstance(self.rerotate, bool):
+            raise ValueError(f"rerotate{place} must be true or false; got {self.rerotate!r}")
         if type(self.key_channels) not in (int, float):
             raise ValueError(f"{self.spelled('key_channels')}{place} must be a number; got {self.key_channels!r}")
         if self.seed is not None and (type(self.seed) is not int or not self.drawing | set(DRAWING) & {self.selector}):
@@ -145,7 +151,18 @@ class ArmSpec:
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up, self.key_channels, self.merge)
+        return Compression(
+            method,
+            keep,
+            unit,
+            self.scope,
+            self.kv_dtype,
+            round_up,
+            self.key_channels,
+            self.merge,
+            prefill_chunk=self.prefill_chunk,
+            rerotate=self.rerotate,
+        )
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None

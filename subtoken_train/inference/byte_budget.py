@@ -9,7 +9,7 @@ Legend: B batch, M rows of a layer, h key-value heads, S value groups, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -92,7 +92,7 @@ def largest_choice(
 
 def prompt_bytes(
     kept_LBhM: list[Tensor],
-    masks: list[Tensor | None],
+    masks: Sequence[Tensor | None],
     cuts_LBM: list[Tensor],
     key_channels: float,
     shape: KVShape,

@@ -1,31 +1,25 @@
 """How a prompt's cache is compressed after prefill: the eviction method, how much stays, and the precision.
 
-Legend: B batch, L layers, M rows of a layer, h key-value heads.
+Legend: B batch, M rows of a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from subtoken_train.artifact.identity import check_calibration
-from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import check_word, unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Scope, TaskView
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.observers import last_marked
-from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
-from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.merging import Merge
-from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choice, prompt_bytes
-from subtoken_train.ledger.kv_budget import KVBudget, check_key_channels, kept_channels
-from subtoken_train.types import Batch, Layout, Region, in_compressed_region
+from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
+from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]
@@ -51,6 +45,9 @@ class Compression:
         merge: what becomes of evicted entries: ``none`` lets them go; ``weighted``, ``pivot`` and ``position`` merge
             them into entries that stay (``functional/merging.py``). None: what the method does of itself.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
+        prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
+            one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
+        rerotate: turn the keys that stay to closed-up positions, see ``inference/rerotation.py``.
     """
 
     eviction: Eviction | None = None
@@ -62,6 +59,8 @@ class Compression:
     key_channels: float = 1.0
     merge: Merge | None = None
     key_window: int = 32
+    prefill_chunk: int | None = None
+    rerotate: bool = False
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
@@ -81,9 +80,49 @@ class Compression:
             raise ValueError(f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1")
         if self.eviction is None and self.keep != 1:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+        if self.prefill_chunk is not None:
+            self._check_chunk(self.prefill_chunk)
+        if self.rerotate:
+            self._check_rerotation()
+
+    def _check_rerotation(self) -> None:
+        if self.eviction is None or self.eviction.across_layers:
+            reason = "needs an eviction"
+            if self.eviction is not None:
+                reason = f"needs as many entries in every layer, and eviction {self.eviction.name!r} divides them"
+            raise ValueError(f"rerotate {reason}; take for instance streaming_llm, snapkv or h2o")
+        if self.key_channels < 1:
+            raise ValueError("rerotate turns pairs of key channels, and key_channels cuts single ones; leave one out")
+        if self.merging != "none":
+            raise ValueError(
+                f"rerotate turns a key by one position, and merge {self.merging!r} makes keys of several; leave one out"
+            )
+
+    def _check_chunk(self, chunk: int) -> None:
+        if type(chunk) is not int or chunk < 1:
+            raise ValueError(f"prefill_chunk={chunk!r} must be a whole number of at least 1, for instance 4096")
+        method = self.eviction
+        if method is None:
+            return
+        if method.across_layers or "second_pass" in method.needs:
+            reason = "divides its budget between layers" if method.across_layers else "runs a prompt twice"
+            raise ValueError(
+                f"prefill_chunk={chunk}: eviction {method.name!r} {reason} and in chunks a layer is packed before the "
+                "next one runs; leave prefill_chunk out, or take snapkv, h2o or another method that decides by layer"
+            )
+        if chunk < method.observing_rows:
+            raise ValueError(
+                f"prefill_chunk={chunk} is smaller than the window of {method.observing_rows} rows in which eviction "
+                f"{method.name!r} observes; take at least {method.observing_rows}"
+            )
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
+        if self.rerotate and family.tower_positions == "mrope":
+            raise ValueError(
+                f"rerotate: {family.name} gives the tokens of an image places in a grid, which cannot be closed up; "
+                "leave rerotate out"
+            )
         width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
         if self.kv_dtype == "int4" and kept % 2:
             raise ValueError(
@@ -123,7 +162,8 @@ class Compression:
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
             merged = [] if self.merge is None else [f"merge {self.merge}"]
-            parts = [self.eviction.name, amount, *(["all"] if self.scope == "all" else []), *merged, *parts]
+            words = [word for word, said in (("all", self.scope == "all"), ("rerotated", self.rerotate)) if said]
+            parts = [self.eviction.name, amount, *words, *merged, *parts]
         return " ".join(parts) or "-"
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
@@ -143,112 +183,3 @@ class Compression:
         if self.scope == "all":
             return regions_BM != Region.PADDING
         return in_compressed_region(regions_BM)
-
-
-class EvictionPass:
-    """The observer of one prompt pass: scores layer after layer, then says what stays.
-
-    ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``), ``tasks`` are its
-    rows; none where no sample is marked.
-
-    Args:
-        compression: with an eviction.
-        family: the backbone.
-        prompts: whole, or their first part (``followed``), whose last rows may be dropped.
-    """
-
-    def __init__(self, compression: Compression, family: Family, prompts: Batch) -> None:
-        assert compression.eviction is not None
-        self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
-        self.followed = prompts.followed
-        self.again_B = self.method.second_pass(prompts.regions_BN)
-        self.tasks = self.method.tasks(prompts.regions_BN) if bool(self.again_B.any()) else []
-        assert not self.tasks or "second_pass" in self.method.needs
-        self.scores: dict[int, LayerScores] = {}
-        self.rows: dict[int, Rows] = {}
-
-    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Score one layer, see ``PromptObserver``."""
-        self.rows[layer] = rows
-        self.scores[layer] = self.method.score(
-            LayerView(
-                layer,
-                query,
-                key,
-                value,
-                rows.regions_BM,
-                scale,
-                self.method.needs,
-                self.compression.in_scope(rows.regions_BM),
-                position=rows.position,
-                next_position=rows.next_position,
-                rotate=self.family.rotation,
-                output_weight=partial(self.family.output_weight, layer),
-            )
-        )
-
-    def observe_task(
-        self, plan: TaskPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
-    ) -> None:
-        """Score what a task is about in one layer again, see ``TaskObserver``."""
-        rows, first = self.rows[layer], self.scores[layer]
-        about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
-        view = TaskView(layer, query, key, value, rows.regions_BM, rows_BS, scale, about_BM & rows.visible_BM)
-        replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
-        first.scores_BhN = torch.where(replaced_B1M, self.method.score_task(view), first.scores_BhN)
-
-    def keep(
-        self, groups: KVBudget, masks: Mapping[int, Tensor] | None = None, layout: Layout = "contiguous"
-    ) -> list[Tensor]:
-        """Entries that stay, per layer bool [B, h, M] (h = 1: one set for all heads).
-
-        Args:
-            groups: what a routed entry stores; what a budget in bytes counts with.
-            masks: value groups of the rows of the layers that route, bool [B, M, S]: what a budget in bytes holds.
-            layout: of the groups.
-
-        Raises:
-            ValueError: a budget that does not hold what never competes.
-        """
-        order = sorted(self.scores)
-        regions = [self.rows[layer].regions_BM for layer in order]
-        competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
-        exact = torch.stack([self._exact(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
-        most = torch.stack([choose.sum(-1) for choose in competes])
-        # the decimal that was written, not its binary neighbours
-        whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
-        budget = torch.minimum(whole.long().clamp(min=1), most)
-        exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
-
-        def choose(most_B: Tensor | None) -> list[Tensor]:
-            caps = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
-            return self.method.keep(scores, Candidates(regions, competes, *caps))
-
-        if self.compression.unit != "bytes" or not masks:
-            return choose(None)
-        bytes_of = partial(
-            prompt_bytes,
-            masks=[masks.get(layer) for layer in order],
-            cuts_LBM=[self.compression.cuts_keys(x) for x in regions],
-            key_channels=self.compression.key_channels,
-            shape=self.shape,
-            layout=layout,
-        )
-        return largest_choice(choose, bytes_of, budget.amax(0), self.compression.keep)
-
-    def _last_row(self, regions_BM: Tensor) -> Tensor:
-        """The last row of each prompt, which the next token is read from, bool [B, M]."""
-        return last_marked(regions_BM != Region.PADDING, int(not self.followed))
-
-    def _exact(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
-        """Competing entries that may stay in a layer, fp64 [B]; a last row that is in scope takes one of them."""
-        keep = self.compression.keep
-        count_B = self.compression.in_scope(regions_BM).sum(-1)
-        if self.compression.unit == "bytes":  # which count what always stays themselves
-            budget = replace(groups, key_channels=self.compression.key_channels)
-            cut_BM = self.compression.cuts_keys(regions_BM)
-            return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, budget).double()
-        share_B = (
-            count_B.double() * keep if self.compression.unit == "fraction" else torch.full_like(count_B, int(keep))
-        )
-        return share_B.double() - (count_B - competes_BM.sum(-1))

@@ -90,6 +90,8 @@ class SubTokenModel:
         kv_dtype: KVDtype = "model",
         key_channels: float = 1.0,
         merge: Merge | None = None,
+        prefill_chunk: int | None = None,
+        rerotate: bool = False,
         device_map: str | None = None,
     ) -> SubTokenModel:
         """Load an adapter with the backbone that it names, or a backbone alone.
@@ -110,6 +112,8 @@ class SubTokenModel:
             kv_dtype: ``model``, ``int8`` or ``int4``.
             key_channels: share of the channels that stay of the keys in scope.
             merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
+            prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
+            rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
         Raises:
@@ -117,7 +121,15 @@ class SubTokenModel:
         """
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
         compression = Compression(
-            method, eviction_keep, eviction_unit, scope, kv_dtype, key_channels=key_channels, merge=merge
+            method,
+            eviction_keep,
+            eviction_unit,
+            scope,
+            kv_dtype,
+            key_channels=key_channels,
+            merge=merge,
+            prefill_chunk=prefill_chunk,
+            rerotate=rerotate,
         )
         return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
 

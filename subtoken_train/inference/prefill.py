@@ -5,27 +5,25 @@ Legend: B batch, M rows of the prompt's pass, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.pack import Packing, pack_layer
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
-from subtoken_train.engine.compressed_backbone import CompressedBackbone, PromptObserver
+from subtoken_train.engine.chunks import Chunks
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, layer_plan
+from subtoken_train.engine.spans import PromptObserver
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.functional.merging import merged
-from subtoken_train.inference.compression import BITS, Compression, EvictionPass
-from subtoken_train.inference.key_cut import KeyCut
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
-from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import Batch, Plan, Region
 
 
@@ -49,7 +47,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     """Run a batch of prompts once, with reducer and routers, and fill ``cache`` with what stays.
 
     The eviction sees the whole pass, and a second one where it needs it, then acts: the next token's logits are those
-    of the unevicted cache. Dense keys and values exist until their layer is packed.
+    of the unevicted cache. Dense keys and values exist until their layer is packed: those of all layers, in chunks
+    (``Compression.prefill_chunk``) those of one.
 
     Args:
         backbone: in evaluation mode.
@@ -61,54 +60,78 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         ValueError: the compression does not fit the backbone or the prompts, or a prompt is longer than the model's
             positions, or with what a second pass runs after it.
     """
-    family, shape = backbone.family, backbone.family.shape
+    family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
         raise ValueError("the prompts have visual tokens and no pixels; a cache's batch lets them go, build it anew")
     compression.check(family)
     compression.check_prompts(prompts)
     check_length(prompts, family)
     use_packed_attention(family.decoder.config)
-    dense = DynamicCache(config=family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
-    if eviction is not None:
-        check_tasks(prompts, eviction, family)
-    cut = KeyCut(compression) if kept_channels(shape.head_dim, compression.key_channels) < shape.head_dim else None
-    observers = [watch.observe for watch in (eviction, cut) if watch is not None]
-    result = backbone.run(prompts, cache=dense, pad_left=True, observer=_all(observers) if observers else None)
-    if eviction is not None:
-        entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
-        for task in eviction.tasks:
-            rows = rows_of_task(family, result, task)
-            second_pass(family, dense, entries, rows, partial(eviction.observe_task, task))
-    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, *result.groups())
-    plan = result.plan(kept_LBhM)
-    packing = Packing(plan.layout, BITS[compression.kv_dtype])
-    for layer, (states, packed, kept) in enumerate(zip(dense.layers, cache.layers, plan.layers, strict=True)):
-        assert isinstance(packed, PackedLayer)
-        if kept_LBhM is not None:
-            entries_BM = result.layer_rows()[layer][1] != Region.PADDING
-            states.keys, states.values = merged(
-                compression.merging, states.keys, states.values, kept_LBhM[layer], entries_BM
-            )
-        if cut is not None:
-            cut.cut(layer, kept, states.keys)
-        packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
-        states.keys = states.values = None  # the dense layer goes before the next one is packed
-    cache.next_position = result.rows.next_position
+    packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
+    run = _whole if compression.prefill_chunk is None else _chunked
+    result, plan = run(backbone, prompts, eviction, packer)
+    rerotation = packer.rerotation
+    cache.next_position = result.rows.next_position if rerotation is None else rerotation.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
     return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
 
 
-def _all(observers: Sequence[PromptObserver]) -> PromptObserver:
-    """One observer that hands every layer to all of them, in order."""
+def _whole(
+    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
+) -> tuple[PromptPass, Plan]:
+    """All rows of all layers, then the plan, then each layer packed."""
+    family, dense = backbone.family, packer.dense
+    if eviction is not None:
+        check_tasks(prompts, eviction, family)
+    result = backbone.run(prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer))
+    if eviction is not None:
+        entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
+        for task in eviction.tasks:
+            read = rows_of_task(family, result, task)
+            second_pass(family, dense, entries, read, partial(eviction.observe_task, task))
+    masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
+    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
+    plan = result.plan(kept_LBhM)
+    for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
+        entries_BM = regions_BM != Region.PADDING
+        keep_BhM = entries_BM[:, None] if kept_LBhM is None else kept_LBhM[layer]
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
+    return result, plan
+
+
+def _chunked(
+    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
+) -> tuple[PromptPass, Plan]:
+    """Layer after layer, each planned and packed before the next one runs."""
+    size, plan = packer.compression.prefill_chunk, Plan([], packer.packing.layout)
+    assert size is not None
+
+    def finished(layer: int, rows: Rows, groups_BMS: Tensor | None) -> None:
+        entries_BM = rows.regions_BM != Region.PADDING
+        keep_BhM = entries_BM[:, None]
+        groups_BMS = None if backbone.active_routing is None else groups_BMS
+        if eviction is not None:
+            (keep_BhM,) = eviction.keep(backbone.group_budget, [groups_BMS], packer.packing.layout)
+            eviction.forget()
+        plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
+
+    watch, chunks = _observer(eviction, packer), Chunks(size, finished)
+    return backbone.run(prompts, cache=packer.dense, pad_left=True, observer=watch, chunks=chunks), plan
+
+
+def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:
+    """What watches a prompt's pass; None where nothing does."""
+    observers = [watch.observe for watch in (eviction, packer.key_cut) if watch is not None]
 
     def observe(*layer: Any) -> None:
         for observer in observers:
             observer(*layer)
 
-    return observe
+    return observe if observers else None
 
 
 @torch.no_grad()

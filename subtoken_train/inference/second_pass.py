@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from subtoken_train.engine.chunks import QueryNotes, run_chunks
 from subtoken_train.engine.prompt_pass import PromptPass, one_past
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.types import Region
 
-BLOCK = 1024  # rows whose attention mask exists at a time
+BLOCK = 1024  # rows that run through a layer at a time
 
 TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
 """Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale,
@@ -136,19 +137,7 @@ def _layer(
     family: Family, cache: DynamicCache, layer: int, entries_BN: Tensor, task: TaskRows, hidden_BSD: Tensor
 ) -> tuple[Tensor, Tensor, float]:
     """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
-    outputs: list[Tensor] = []
-    queries: list[Tensor] = []
-    scales: list[float] = []
-
-    def note(_: int, query: Tensor, __: Tensor, ___: Tensor, scale: float) -> None:
-        queries.append(query)
-        scales.append(scale)
-
-    for start in range(0, hidden_BSD.shape[1], BLOCK):
-        part = slice(start, start + BLOCK)
-        seen_BK = torch.cat([entries_BN, task.rows_BS[:, : part.stop]], 1)
-        position = task.position[..., part]
-        outputs.append(
-            family.run_layers(hidden_BSD[:, part], seen_BK, position, cache, layer, layer + 1, observer=note)
-        )
-    return torch.cat(outputs, 1), torch.cat(queries, 2), scales[0]
+    notes = QueryNotes()
+    seen_BK = torch.cat([entries_BN, task.rows_BS], 1)
+    out_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes)
+    return out_BSD, notes.taken(), notes.scale

@@ -13,11 +13,11 @@ from typing import Any
 from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.written_settings import parse_settings
+from subtoken_train.inference.written_settings import SWITCHES, parse_settings
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
@@ -105,6 +105,12 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
             raise unknown_name("model argument", name, known)
     for name in {"keep_ratio", "key_channels"} & set(texts):
         texts[name] = _number(name, texts[name])
+    if (chunk := texts.get("prefill_chunk")) is not None:
+        _whole("prefill_chunk", chunk, "rows of a prompt that run at a time")
+        texts["prefill_chunk"] = int(chunk)
+    if (rerotate := texts.get("rerotate")) is not None:
+        check_word("value of rerotate", rerotate.lower(), SWITCHES)
+        texts["rerotate"] = SWITCHES[rerotate.lower()]
     if (options := texts.get("eviction_options")) is not None:
         texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

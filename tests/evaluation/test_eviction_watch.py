@@ -69,7 +69,7 @@ def test_a_sample_that_ends_is_read_no_further(monkeypatch):
     assert int(whole[0].seen_B[0]) > 0
 
 
-@pytest.mark.parametrize("name", EVICTIONS)
+@pytest.mark.parametrize("name", [*EVICTIONS, "ada(snapkv)"])
 def test_a_watched_method_scores_and_plans_as_it_does(name):
     prompts = [PROMPTS["text before and after"], PROMPTS["two images"]]
     method, layers = build_eviction(name), []

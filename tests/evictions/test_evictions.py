@@ -80,6 +80,15 @@ def test_everything_stays_at_the_full_budget(method, prompts):
         assert torch.equal(kept, view.entries_BN[:, None].expand_as(kept))
 
 
+def test_layers_that_decide_alone_keep_the_same(method, prompts):
+    """Unless a method says that what a layer keeps depends on others, a layer is planned before others have run."""
+    for dropped in ([], [(1, 0.5), (2, 0.9)]):
+        views = layer_views(prompts, method.needs, "left", dropped=dropped)
+        together = plan(method, views, 0.3)[2]
+        alone = [plan(method, [view], 0.3)[2][0] for view in views]
+        assert method.across_layers or all(map(torch.equal, together, alone))
+
+
 @pytest.mark.parametrize("scope", ["visual", "all"])
 def test_any_scope(method, scope):
     """Whatever a method compresses by default, it can be given other candidates; the rest stays."""

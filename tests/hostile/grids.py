@@ -35,6 +35,8 @@ MORE: dict[str, tuple[Any, ...]] = {
     "protocol": ("nope", 5, []),
     "kv_dtype": ("nope", 5, []),
     "scope": ("nope", 5, []),
+    "prefill_chunk": ("x", 0, -1, 1.5, True, []),
+    "rerotate": ("x", 5, True, []),
     "name": (5, "../x", "a/b", "", ".", "..", []),
     "seed": ("x", 1.5, []),
     "unknown": (1,),

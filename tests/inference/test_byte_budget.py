@@ -37,4 +37,4 @@ def test_bytes_are_never_exceeded(tiny_family, routing, chain, options):
     budget = 80_000
     found = bytes_of(tiny_family, ROUTINGS[routing], chain, budget, **options)
     assert max(found) <= budget
-    assert min(found) > 0.9 * budget
+    assert min(found) > 0.65 * budget  # heads that choose entries of few groups leave some

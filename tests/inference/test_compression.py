@@ -17,7 +17,7 @@ from tests.support.text_families import text_batch, text_family
 
 PER_HEAD = (
     "h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_cache",
-    "expected_attention", "compactor", "keydiff", "lagkv",
+    "expected_attention", "compactor", "keydiff", "lagkv", "kvzip",
 )  # fmt: skip
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
 
@@ -40,6 +40,34 @@ PER_HEAD = (
         ({"eviction": None, "merge": "pivot"}, "merge 'pivot' needs an eviction method"),
         ({"key_window": 0}, "key_window=0 must be at least 1"),
         ({"eviction": None, "keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
+        ({"prefill_chunk": 0}, "prefill_chunk=0 must be a whole number of at least 1, for instance 4096"),
+        ({"prefill_chunk": 2.5}, "prefill_chunk=2.5 must be a whole number"),
+        ({"prefill_chunk": True}, "prefill_chunk=True must be a whole number"),
+        (
+            {"prefill_chunk": 63, "eviction": build_eviction("snapkv")},
+            "prefill_chunk=63 is smaller than the window of 64 rows in which eviction 'snapkv' observes; take at least",
+        ),
+        (
+            {"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")},
+            "prefill_chunk=64: eviction 'pyramidkv' divides its budget between layers and in chunks a layer is packed",
+        ),
+        ({"prefill_chunk": 64, "eviction": build_eviction("ada(pyramidkv)")}, r"'ada\(pyramidkv\)' divides its budget"),
+        (
+            {"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")},
+            "smaller than the window of 64 rows in",
+        ),
+        (
+            {"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")},
+            "'kvzip' runs a prompt twice",
+        ),
+        ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache' divides its budget"),
+        ({"rerotate": True, "merge": "pivot"}, "rerotate turns a key by one position, and merge 'pivot' makes keys of"),
+        ({"rerotate": True, "key_channels": 0.5}, "rerotate turns pairs of key channels, and key_channels cuts single"),
+        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; take for instance streaming_llm"),
+        (
+            {"rerotate": True, "eviction": build_eviction("pyramidkv")},
+            "rerotate needs as many entries in every layer, and eviction 'pyramidkv' divides them",
+        ),
     ],
 )
 def test_wrong_settings(settings, words):
@@ -87,6 +115,7 @@ def test_methods_for_images_are_refused_without_one(tiny_family):
         (Compression(FirstEntries(), 0.1, merge="pivot"), "first 0.1 merge pivot"),
         (Compression(FirstEntries(), 0.1, key_channels=0.5, kv_dtype="int8"), "first 0.1 keys 0.5 int8"),
         (Compression(FirstVisual(), 0.1, scope="visual"), "first_visual 0.1"),
+        (Compression(FirstVisual(), 0.1, scope="all", rerotate=True), "first_visual 0.1 all rerotated"),
         (Compression(FirstVisual(), 4096, "bytes", "all", "int4"), "first_visual 4,096 bytes all int4"),
     ],
 )

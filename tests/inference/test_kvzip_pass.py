@@ -12,7 +12,8 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, HINT, LATER, KVzip
 from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch
-from subtoken_train.inference.compression import Compression, EvictionPass
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.second_pass import rows_of_task, task_tokens
 from subtoken_train.types import Region

@@ -41,7 +41,7 @@ def test_the_cache_is_packed_from_the_plan_that_is_returned(eviction, monkeypatc
         made.append(plan_of(*given))
         return made[-1]
 
-    monkeypatch.setattr("subtoken_train.inference.prefill.pack_layer", packed)
+    monkeypatch.setattr("subtoken_train.inference.layer_packer.pack_layer", packed)
     monkeypatch.setattr(PromptPass, "plan", planned)
     cache = PackedCache(2)
     first = prefill(backbone, text_batch([(600, 30, 0), (500, 20, 0)]), cache, Compression(eviction))

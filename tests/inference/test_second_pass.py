@@ -17,7 +17,8 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference import prefill
 from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch
-from subtoken_train.inference.compression import Compression, EvictionPass
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.second_pass import rows_of_task, second_pass

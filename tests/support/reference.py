@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class SampleTruth:
     """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context.
 
     ``rest_q``: tokens of the prompt that come after those rows; ``position``, [N + q] or [3, N + q], is of both.
+    ``closed_up``: later tokens see the entries as if they stood at 0, 1, 2, ... in each head, and count from there.
     """
 
     hidden_ND: Tensor
@@ -58,6 +59,7 @@ class SampleTruth:
     rest_q: Tensor
     whole_N: Tensor
     layers: list[LayerTruth]
+    closed_up: bool = False
 
 
 @dataclass
@@ -78,7 +80,12 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
     def noting(batch, *args, **kwargs):
         tap.batch.append(batch)
         tap.result.append(run(batch, *args, **kwargs))
-        return tap.result[-1]
+        result, parts = tap.result[-1], [tap.hidden.pop()]
+        rows = result.spans[0][2] if result.spans else result.rows
+        while sum(part.shape[1] for part in parts) < rows.index_BM.shape[1]:  # in chunks
+            parts.insert(0, tap.hidden.pop())
+        tap.hidden.append(torch.cat(parts, 1))
+        return result
 
     def entering(_, args):
         if len(tap.batch) > len(tap.result):  # not what is appended after the pass
@@ -104,6 +111,14 @@ def truths(
     ``merge`` is what becomes of what an eviction drops.
     """
     return [_sample(backbone, tap, plan, prompts, sample, merge) for sample in range(len(tap.hidden[-1]))]
+
+
+def closed_up(truth: SampleTruth) -> SampleTruth:
+    """The same, after key re-rotation: what follows the kept entries stands right after them."""
+    count, rows, rest = int(truth.layers[0].entries_hN[0].sum()), len(truth.hidden_ND), len(truth.rest_q)
+    assert all(bool((layer.entries_hN.sum(-1) == count).all()) for layer in truth.layers)
+    position = torch.cat([truth.position[:rows], count + torch.arange(rest)])
+    return replace(truth, position=position, next_position=count + rest, closed_up=True)
 
 
 def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
@@ -208,6 +223,8 @@ def _group_of_channel(backbone: CompressedBackbone, num_groups: int) -> Tensor:
 
 
 _active: list[SampleTruth] = []
+FREQUENCIES: list[Tensor] = []
+"""Of the model that runs: radians that a pair of channels turns by from a position to the next, [d / 2]."""
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, **_):
@@ -238,7 +255,22 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     if bool(sample.whole_N.any()):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
+    if sample.closed_up:
+        near, _ = eager(module, query, _moved(key, layer, sample), routed, mask, scaling=scaling)
+        out[:, count:] = near[:, count:]
     return out, None
+
+
+def _moved(key: Tensor, layer: LayerTruth, sample: SampleTruth) -> Tensor:
+    """Keys [1, h, n, d] whose kept entries are turned on from their own places to 0, 1, 2, ..., head by head."""
+    moved, half = key.clone(), key.shape[-1] // 2
+    for head, kept_N in enumerate(layer.entries_hN):
+        own = kept_N.nonzero()[:, 0]
+        angle = (torch.arange(len(own)) - sample.position[own])[:, None] * FREQUENCIES[-1]
+        first, second = key[0, head, own, :half], key[0, head, own, half:]
+        moved[0, head, own, :half] = first * angle.cos() - second * angle.sin()
+        moved[0, head, own, half:] = second * angle.cos() + first * angle.sin()
+    return moved
 
 
 AttentionInterface.register(NAME, _attention)
@@ -255,11 +287,13 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
     loaded, config._attn_implementation = config._attn_implementation, NAME
     _active.append(sample)
+    FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
         # one sample: [1, N], or [3, 1, N]
         out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False)
     finally:
         config._attn_implementation = loaded
         _active.pop()
+        FREQUENCIES.pop()
     logits = family.model.get_output_embeddings()(out.last_hidden_state[0])
     return logits[sample.position.shape[-1] - 1 :]

@@ -22,7 +22,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
 from tests.support.pairwise import Cell
-from tests.support.reference import SampleTruth, recompute, tapped, truths
+from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, SHORT
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
@@ -187,6 +187,7 @@ def decoded(
     with tapped(backbone) as tap:
         first = open_prompts(backbone, batch, cache, compression, protocol)
     saved = truths(backbone, tap, first.plan, batch, compression.merging)
+    saved = list(map(closed_up, saved)) if compression.rerotate else saved
     logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
     while len(tokens) < steps:
         logits.append(decode(backbone, tokens[-1][:, None], cache))
@@ -212,17 +213,18 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
 
 
 def compression_of(cell: Cell) -> Compression:
-    """A cell's eviction and precision."""
-    name, precision, stored = cell["eviction"], cell["precision"], KEYS[cell.get("keys", "whole")]
-    kv_dtype = precision if precision.startswith("int") else "model"
+    """A cell's eviction and precision; ``chunk`` and ``rerotate`` are for cells of their own."""
+    name, precision = cell["eviction"], cell["precision"]
+    own = {"prefill_chunk": cell.get("chunk"), "rerotate": "rerotate" in cell, **KEYS[cell.get("keys", "whole")]}
+    own["kv_dtype"] = precision if precision.startswith("int") else "model"
     if name == "none":
-        return Compression(kv_dtype=kv_dtype, **stored)
+        return Compression(**own)
     settings = dict({**CHAINS, **SHORT}.get(name, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
     method = OWN[name]() if name in OWN else build_eviction(name, **settings)
     merge = None if cell.get("merge", "own") == "own" else cell["merge"]
-    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype, merge=merge, **stored)
+    return Compression(method, 0.5, scope=cell.get("scope"), merge=merge, **own)
 
 
 def batch_of(cell: Cell) -> Batch:

@@ -167,6 +167,8 @@ def arm_name(spec: ArmSpec) -> str:
     parts += [] if spec.merge is None else [f"merge_{spec.merge}"]
     parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
+    parts += ["rerotated"] if spec.rerotate else []
+    parts += [] if spec.prefill_chunk is None else [f"chunk{spec.prefill_chunk}"]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
 
