@@ -69,13 +69,14 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
             device = block.parts[0].keys.data.device
             index = torch.tensor([old for old, _ in wanted], device=device)
             rows = torch.tensor([new for _, new in wanted], device=device)
-            parts = [_select_part(part, index) for part in block.parts]
+            parts = [select_part(part, index) for part in block.parts]
             channels = None if block.channels is None else block.channels[index]
-            chosen.append(Block(None if len(wanted) == len(samples) * per_sample else rows, parts, channels))
+            pages = None if block.pages is None else block.pages.select(index)
+            chosen.append(Block(None if len(wanted) == len(samples) * per_sample else rows, parts, channels, pages))
     return chosen
 
 
-def _select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
+def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
     """The rows' entries and pieces."""
     values = part.values
     chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.select(index_R)
@@ -111,6 +112,7 @@ class Share:
         index_bytes: of them, those that find the pieces.
         routed_channels: value channels that are stored of those entries, in all heads.
         channel_bytes: of ``total_bytes``, the numbers of the channels that cut keys keep.
+        unread_bytes: of ``total_bytes``, what one new token does not read.
     """
 
     total_bytes: int = 0
@@ -118,6 +120,7 @@ class Share:
     index_bytes: int = 0
     routed_channels: int = 0
     channel_bytes: int = 0
+    unread_bytes: int = 0
 
 
 def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
@@ -132,11 +135,12 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
         rows = range(count) if block.rows is None else block.rows.tolist()
         per_sample = 1 if block.heads == heads else heads
         index_row = 0 if block.rows is None else block.rows.element_size()
-        channels = 0 if block.channels is None else block.channels.nbytes // count
+        channels, pages = (0 if x is None else x.nbytes // count for x in (block.channels, block.pages))
         for place, row in enumerate(rows):
             share = shares[row // per_sample]
-            share.total_bytes += index_row + channels
+            share.total_bytes += index_row + channels + pages
             share.channel_bytes += channels
+            share.unread_bytes += block.unread_bytes // count
             for part in block.parts:
                 if isinstance(part.values, RoutedValues):
                     _add_routed(share, part.keys, part.values, place, width)

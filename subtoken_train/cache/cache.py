@@ -52,6 +52,12 @@ class PackedCache(Cache):  # type: ignore[misc]
             assert layer.tail_length == 0
             layer.tail_start_B = padding_B
 
+    def choose_pages(self, chooses: bool) -> None:
+        """Whether the token that comes next reads the pages that it chooses, where there are pages, or everything."""
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            layer.chooses_pages = chooses
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
         self.batch_select_indices(beam_idx)

@@ -8,6 +8,7 @@ Legend: B batch, h key-value heads, T tail tokens, d head width, q new tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -33,6 +34,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.prompt_length = 0
         self.tail_length = 0
         self.tail_start_B: Tensor | None = None
+        self.chooses_pages = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """An empty tail like the given [B, h, q, d] states."""
@@ -66,7 +68,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
         """Attention of the last q tokens over everything stored, [B, H, q, d]; ``update`` comes first."""
         keys, values = (tail[:, :, : self.tail_length] for tail in (self.keys, self.values))
-        return packed_attention(query_BHqd, self.blocks, keys, values, scale, self.tail_start_B)
+        blocks = self.blocks if self.chooses_pages else [replace(block, pages=None) for block in self.blocks]
+        return packed_attention(query_BHqd, blocks, keys, values, scale, self.tail_start_B)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""
@@ -153,6 +156,11 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def index_bytes(self) -> int:
         """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
         return sum(block.index_bytes for block in self.blocks)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
+        return sum(block.unread_bytes for block in self.blocks)
 
     @property
     def tail_bytes(self) -> tuple[int, int]:

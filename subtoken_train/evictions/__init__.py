@@ -29,6 +29,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "aircache": "aircache:AirCache",
         "kvcompose": "kvcompose:KVCompose",
         "kvzip": "kvzip:KVzip",
+        "quest_steps": "quest_steps:QuestSteps",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
         "expected_attention": "expected_attention:ExpectedAttention",

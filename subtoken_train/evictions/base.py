@@ -76,6 +76,9 @@ class Eviction(ABC):
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 
+    reads: ClassVar[bool] = False
+    """All entries stay, and nothing is freed: the budget is what a step of decoding reads of them, by ``pages``."""
+
     @property
     def reads_question(self) -> bool:
         """Whether it says nothing of a prompt whose question is not there yet: refused under ``context_first``."""
@@ -123,6 +126,10 @@ class Eviction(ABC):
     def score_task(self, view: TaskView) -> Tensor:
         """Look at one layer of a task: scores that replace those of what it is about, [B, h, N] or [B, 1, N]."""
         raise AssertionError(f"{self.name} needs no second pass")
+
+    def pages(self, layer: int) -> tuple[int, int] | None:
+        """Where ``reads``: (entries of a page, pages that a step reads at least) in a layer; None: it reads all."""
+        return None
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries that stay per layer and sample, int64 [L, B]: the same budget in every layer unless overridden.

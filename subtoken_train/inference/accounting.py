@@ -40,6 +40,7 @@ class PromptBytes:
             highest bit of the first digit, zeros fill the last. None without visual tokens, and where the reducer
             merges them into tokens without a place (VisionZip on LLaVA).
         emptied: region -> layers that keep nothing of it, see ``emptied_regions``.
+        unread_bytes: of ``kv_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
     """
 
     kv_bytes: int
@@ -52,6 +53,7 @@ class PromptBytes:
     values_after: float
     kept_visual: str | None
     emptied: dict[str, int] = field(default_factory=dict)
+    unread_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
         made.append(
             KeptPrompt(
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
+                unread_bytes=sum(share.unread_bytes for share in shares),
                 dense_kv_bytes=total_B[b] * shape.token_bytes,
                 region_bytes=sum(share.routed_bytes + share.channel_bytes for share in shares) + whole_bytes,
                 region_dense_bytes=region * shape.token_bytes,

@@ -35,6 +35,7 @@ class CacheReport:
         slack_bytes: room that the tail holds in advance, at most 64 tokens.
         dense_bytes: an uncompressed cache of the same prompts and tail.
         plan_bytes: what describes the prompts beside the cache: their ids and regions, and the plan.
+        unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
     """
 
     ledger: Ledger
@@ -45,6 +46,7 @@ class CacheReport:
     slack_bytes: int
     dense_bytes: int
     plan_bytes: int
+    unread_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -74,8 +76,10 @@ class CacheReport:
         compressed = f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
         if self._region is None:
             compressed = "no visual token and no context to compress"
+        took = share_words(held / self.dense_bytes, 1)
+        took += f"; a step of decoding reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({share_words(held / self.dense_bytes, 1)}); {compressed}; "
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {compressed}; "
             f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes"
         )
 
@@ -110,6 +114,7 @@ def report(
         slack_bytes=sum(slack for _, slack in tail),
         dense_bytes=int(tokens_B.sum()) * shape.token_bytes + sum(used for used, _ in tail),
         plan_bytes=_bytes(vars(prompts).values()) + sum(map(_plan_bytes, plan.layers)),
+        unread_bytes=sum(layer.unread_bytes for layer in layers),
     )
 
 

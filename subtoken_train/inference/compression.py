@@ -161,6 +161,7 @@ class Compression:
         parts += [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
+            amount = f"reads {amount}" if self.eviction.reads else amount
             merged = [] if self.merge is None else [f"merge {self.merge}"]
             words = [word for word, said in (("all", self.scope == "all"), ("rerotated", self.rerotate)) if said]
             parts = [self.eviction.name, amount, *words, *merged, *parts]

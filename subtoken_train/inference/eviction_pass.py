@@ -29,7 +29,8 @@ class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
     ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``), ``tasks`` are its
-    rows; none where no sample is marked.
+    rows; none where no sample is marked. ``budgets`` are, per layer that was kept, what competed (bool [B, M]) and how
+    much of it may stay (int64 [B]).
 
     Args:
         compression: with an eviction.
@@ -46,6 +47,7 @@ class EvictionPass:
         assert not self.tasks or "second_pass" in self.method.needs
         self.scores: dict[int, LayerScores] = {}
         self.rows: dict[int, Rows] = {}
+        self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
@@ -102,8 +104,9 @@ class EvictionPass:
         exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
 
         def choose(most_B: Tensor | None) -> list[Tensor]:
-            caps = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
-            return self.method.keep(scores, Candidates(regions, competes, *caps))
+            own, real = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
+            self.budgets.update(zip(order, zip(competes, own, strict=True), strict=True))
+            return self.method.keep(scores, Candidates(regions, competes, own, real))
 
         if self.compression.unit != "bytes" or all(mask is None for mask in masks):
             return choose(None)

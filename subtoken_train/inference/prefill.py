@@ -23,6 +23,7 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.page_reading import add_pages, check_reading
 from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.types import Batch, Plan, Region
 
@@ -66,11 +67,14 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     compression.check(family)
     compression.check_prompts(prompts)
     check_length(prompts, family)
+    check_reading(backbone, compression)
     use_packed_attention(family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
     run = _whole if compression.prefill_chunk is None else _chunked
     result, plan = run(backbone, prompts, eviction, packer)
+    if eviction is not None and eviction.method.reads:
+        add_pages(cache, plan, eviction)
     rerotation = packer.rerotation
     cache.next_position = result.rows.next_position if rerotation is None else rerotation.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
@@ -136,7 +140,11 @@ def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObser
 
 @torch.no_grad()
 def append(
-    backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache, padding_B: Tensor | None = None
+    backbone: CompressedBackbone,
+    token_ids_Bq: Tensor,
+    cache: PackedCache,
+    padding_B: Tensor | None = None,
+    chooses_pages: bool = False,
 ) -> Tensor:
     """Append tokens to a filled cache; their hidden states before the final norm, [B, q, D].
 
@@ -148,6 +156,7 @@ def append(
         cache: with the prompts.
         padding_B: how many of the tokens are padding on the left, int64; they are seen by none. Only right after the
             prompt. None: none is.
+        chooses_pages: read chosen pages of a cache that has pages; for one token.
     """
     family = backbone.family
     assert cache.next_position is not None
@@ -157,14 +166,15 @@ def append(
         cache.pad_tail(padding_B)
         start = start - padding_B[:, None]
     positions = start + torch.arange(new, device=token_ids_Bq.device)
+    cache.choose_pages(chooses_pages)
     hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
     cache.next_position = start + new
     return hidden
 
 
 def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
-    """The same; logits of the last token, [B, V]."""
-    return next_logits(backbone, append(backbone, token_ids_Bq, cache))
+    """The same; logits of the last token, [B, V]. A token that comes alone chooses the pages that it reads."""
+    return next_logits(backbone, append(backbone, token_ids_Bq, cache, chooses_pages=token_ids_Bq.shape[1] == 1))
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subtoken_train.kernels.paged import read_pages
 from subtoken_train.kernels.storage import Block, Payload, RoutedValues
 
 CHUNK = 2048  # entries of a rounded payload that are read back at a time
@@ -74,6 +75,8 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, star
     ``states`` are the rows' queries [R, c, G * q, d] and their tail's keys and values [R, c, T, d].
     """
     query, tail_keys, tail_values = states
+    if block.pages is not None and new == 1:
+        block = read_pages(block, query)
     query = query * scale
     thin = query if block.channels is None else _channels_of(query, block.channels)
     logits = [_scores(thin if part.cut else query, part.keys) for part in block.parts]

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from subtoken_train.kernels.page_index import PageIndex
+
 
 @dataclass
 class Payload:
@@ -168,11 +170,13 @@ class Block:
         parts: one or more, possibly without entries; all have the same R and c. Attention sums them.
         channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
             [R, c, k]; None where no part is cut.
+        pages: of the only part, which is stored whole: what one new token reads of it; None: all.
     """
 
     rows: Tensor | None
     parts: list[BlockPart]
     channels: Tensor | None = None
+    pages: PageIndex | None = None
 
     @property
     def num_rows(self) -> int:
@@ -191,6 +195,14 @@ class Block:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, and of the numbers of rows and key channels."""
-        numbers = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels))
-        return sum(part.index_bytes for part in self.parts) + numbers
+        """Bytes of what finds the stored pieces, of the page index, and of the numbers of rows and key channels."""
+        beside = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels, self.pages))
+        return sum(part.index_bytes for part in self.parts) + beside
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that one new token does not read: keys and values of the pages that it does not choose."""
+        if self.pages is None:
+            return 0
+        entries = self.pages.size * (self.pages.low.shape[2] - self.pages.count)
+        return sum(payload.nbytes for payload in self.payloads) * entries // self.parts[0].entries

@@ -20,6 +20,7 @@ PER_HEAD = (
     "expected_attention", "compactor", "keydiff", "lagkv", "kvzip",
 )  # fmt: skip
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
+FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_budgets_over_everything_count_what_the_reducer_left(tiny_family):
 
 
 @pytest.mark.parametrize("scope", [None, "all"])
-@pytest.mark.parametrize("name", sorted(EVICTIONS))
+@pytest.mark.parametrize("name", FREEING)
 def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, scope):
     batch = make_batch([(1, 9), (2, 12)], pad_left=True)
     plan, _ = run(compress(tiny_family), batch, Compression(build_eviction(name), 0.25, scope=scope))
@@ -173,7 +174,7 @@ def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, sc
 
 
 @pytest.mark.parametrize("scope", ["context", "all"])
-@pytest.mark.parametrize("name", sorted(EVICTIONS))
+@pytest.mark.parametrize("name", FREEING)
 def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, scope):
     """A prompt that ends with its image: in every head of every layer."""
     batch = make_batch([(1, 6), (1, 6)])
@@ -247,3 +248,13 @@ def test_prompts_must_fit_the_positions():
     family = text_family(max_position_embeddings=32)
     with pytest.raises(ValueError, match="the prompt has 37 tokens and the model 32 positions; shorten the prompt"):
         run(compress(family), text_batch([(30, 6, 0)]), Compression())
+
+
+@pytest.mark.parametrize(("exact", "expected"), [(False, 3 * 7), (True, 22)])
+def test_a_share_is_rounded_in_every_layer_or_once(exact, expected):
+    """0.3 of 25 tokens in three layers: 7 each, or 22 of 22.5."""
+    method = build_eviction("kvcompose", exact_total=exact)
+    batch = text_batch([(25, 4, 0)])
+    plan, _ = run(compress(text_family()), batch, Compression(method, 0.3))
+    heads = [layer.heads_BNh[0, :, 0].sum() for layer in plan.layers]
+    assert int(sum(heads)) - 3 * 5 == expected  # beside the first token and the question

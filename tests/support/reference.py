@@ -23,9 +23,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
-from subtoken_train.families.family import Family
 from subtoken_train.types import Batch, Plan, Region
+from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
+from tests.support.plain_positions import prompt_positions
 
 NAME = "truth_eager"
 
@@ -35,7 +36,8 @@ class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
-    ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows.
+    ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
+    where they choose.
     """
 
     seen_N: Tensor
@@ -43,6 +45,7 @@ class LayerTruth:
     factor_hNd: Tensor
     keys_hNd: Tensor
     merge: str
+    pages: PageTruth | None = None
 
 
 @dataclass
@@ -119,26 +122,6 @@ def closed_up(truth: SampleTruth) -> SampleTruth:
     assert all(bool((layer.entries_hN.sum(-1) == count).all()) for layer in truth.layers)
     position = torch.cat([truth.position[:rows], count + torch.arange(rest)])
     return replace(truth, position=position, next_position=count + rest, closed_up=True)
-
-
-def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
-    """Positions of a sample's real tokens, [n], or [3, n]: an image's tokens are a grid, what follows is beyond it."""
-    ids = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING].tolist()
-    if prompts.image_grid_I3 is None and family.name != "qwen2_5_vl":
-        return torch.arange(len(ids))
-    first = int(prompts.images_per_sample_B[:sample].sum())
-    grids = [] if prompts.image_grid_I3 is None else prompts.image_grid_I3[first:].tolist()
-    placed: list[tuple[int, int, int]] = []
-    start = 0
-    while len(placed) < len(ids):
-        if ids[len(placed)] != family.image_token_id:
-            placed.append((start, start, start))
-            start += 1
-            continue
-        _, high, wide = (n // 2 for n in grids.pop(0))
-        placed += [(start, start + row, start + column) for row in range(high) for column in range(wide)]
-        start += max(high, wide)
-    return torch.tensor(placed).T
 
 
 def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int, origin: Tensor) -> dict[str, object]:
@@ -237,6 +220,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed = causal.repeat(key.shape[1], 1, 1)
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
+    if layer.pages is not None:
+        layer.pages.hide_unread(allowed, query[0], key[0], count + len(sample.rest_q))
     shared = query.shape[1] // key.shape[1]
     hidden = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
     mask = hidden.repeat_interleave(shared, dim=0)[None]

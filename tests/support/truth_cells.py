@@ -21,9 +21,10 @@ from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
+from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, SHORT
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 TEXT = ("llama", "qwen2", "mistral")
@@ -131,6 +132,10 @@ def _eviction_fits(cell: Cell) -> bool:
         return False  # two passes in bf16 find other nearest keys
     if cell.get("eviction") == "none" and (cell.get("scope") == "all" or cell.get("merge", "own") != "own"):
         return False
+    if cell.get("eviction") in READING:
+        # rounded keys can have other pages chosen than those that the truth reads
+        plain = {"precision": "fp32", "keys": "whole", "merge": "own", "selector": "none"}
+        return all(cell.get(name, level) == level for name, level in plain.items())
     method = EVICTIONS.get(cell.get("eviction", "none"))
     if method is None:
         return True
@@ -187,6 +192,8 @@ def decoded(
     with tapped(backbone) as tap:
         first = open_prompts(backbone, batch, cache, compression, protocol)
     saved = truths(backbone, tap, first.plan, batch, compression.merging)
+    if compression.eviction is not None and compression.eviction.reads:
+        note_pages(saved, tap, compression)
     saved = list(map(closed_up, saved)) if compression.rerotate else saved
     logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
     while len(tokens) < steps:

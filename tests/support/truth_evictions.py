@@ -6,6 +6,7 @@ Legend: h key-value heads, N rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.quest_steps import QuestSteps
 from subtoken_train.types import Region
 
 KV_HEADS = [2]  # heads of the model under test; a method does not see the model
@@ -81,4 +83,11 @@ CHAINS = {
 """Wrappers, with settings that leave them a choice in short prompts: heads, entries in runs, and layers differ."""
 SHORT = {"duo_attention": {"sinks": 1, "recent": 3}}
 """Settings of methods whose defaults are made for longer prompts than these."""
-OWN = {"shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied}
+OWN = {
+    "shared_set": SharedSet,
+    "own_sets": OwnSets,
+    "emptied": Emptied,
+    "read_pages": partial(QuestSteps, page_size=4, least_pages=1, dense_layers=1),
+}
+READING = ("read_pages", "quest_steps")
+"""What frees nothing and reads pages."""
