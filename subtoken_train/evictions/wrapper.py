@@ -42,7 +42,9 @@ class Wrapper(Eviction):
         if type(base).keep is not Eviction.keep:
             raise ValueError(f"{base.name} says itself what stays, so {type(self).name} cannot be put around it")
         if base.reads:
-            raise ValueError(f"{base.name} keeps every entry and reads some, so {type(self).name} has nothing to divide")
+            raise ValueError(
+                f"{base.name} keeps every entry and reads some, so {type(self).name} has nothing to divide"
+            )
         said = {
             "name": f"{type(self).name}({base.name})",
             "needs": type(self).needs | base.needs,
@@ -69,6 +71,11 @@ class Wrapper(Eviction):
     def calibrated(self) -> Calibration[Any] | None:
         """See ``Eviction.calibrated``."""
         return self.base.calibrated
+
+    @property
+    def online(self) -> None:
+        """None: wrappers are made for prompts, whose heads hold the same entries."""
+        return None
 
     @property
     def may_empty(self) -> bool:

@@ -6,7 +6,7 @@ Legend: B batch, L layers, M rows of a layer, h key-value heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -23,6 +23,25 @@ from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choi
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.types import Batch, Layout, Region
+
+
+@dataclass
+class LastingLayer:
+    """What is still needed of a layer where tokens are evicted while decoding.
+
+    Attributes:
+        scale: factor of its attention scores.
+        regions_BM: ``Region`` codes of its rows.
+        competes_BM: those that compete, bool.
+        budget_B: competing entries that may stay, int64: what a share or bytes gave for the prompt.
+        carried: see ``LayerScores``.
+    """
+
+    scale: float
+    regions_BM: Tensor
+    competes_BM: Tensor = field(init=False)
+    budget_B: Tensor = field(init=False)
+    carried: Tensor | None = None
 
 
 class EvictionPass:
@@ -47,11 +66,14 @@ class EvictionPass:
         assert not self.tasks or "second_pass" in self.method.needs
         self.scores: dict[int, LayerScores] = {}
         self.rows: dict[int, Rows] = {}
+        self.lasting: dict[int, LastingLayer] = {}
         self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
         self.rows[layer] = rows
+        if self.compression.every is not None:
+            self.lasting[layer] = LastingLayer(scale, rows.regions_BM)
         self.scores[layer] = self.method.score(
             LayerView(
                 layer,
@@ -104,9 +126,14 @@ class EvictionPass:
         exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
 
         def choose(most_B: Tensor | None) -> list[Tensor]:
-            own, real = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
-            self.budgets.update(zip(order, zip(competes, own, strict=True), strict=True))
-            return self.method.keep(scores, Candidates(regions, competes, own, real))
+            capped, real = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
+            for i, layer in enumerate(order if self.lasting else ()):
+                own = self.lasting[layer]
+                own.competes_BM, own.budget_B, own.carried = competes[i], capped[i], scores[i].carried
+                if self.compression.unit == "tokens":  # of a short prompt, more than it has
+                    own.budget_B = whole[i].long().clamp(min=1)
+            self.budgets.update(zip(order, zip(competes, capped, strict=True), strict=True))
+            return self.method.keep(scores, Candidates(regions, competes, capped, real))
 
         if self.compression.unit != "bytes" or all(mask is None for mask in masks):
             return choose(None)
