@@ -20,7 +20,6 @@ from torch import Tensor
 from subtoken_train.kernels.paged import read_pages
 from subtoken_train.kernels.storage import Block, Payload, RoutedValues
 
-CHUNK = 2048  # entries of a rounded payload that are read back at a time
 MANY = 4  # query rows of a head from which one product per piece beats one bag per query row
 
 
@@ -102,8 +101,7 @@ def _stretches(payload: Payload, dtype: torch.dtype) -> Iterator[tuple[int, Tens
 
     A prompt that ran under autocast left keys and values of unlike dtypes.
     """
-    length = payload.data.shape[2]
-    step = length if payload.scale is None else CHUNK
+    length, step = payload.entries, payload.stretch
     for start in range(0, max(1, length), max(1, step)):
         yield start, payload.narrow(2, start, min(step, length - start)).read().to(dtype)
 

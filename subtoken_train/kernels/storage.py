@@ -19,6 +19,8 @@ from torch import Tensor
 
 from subtoken_train.kernels.page_index import PageIndex
 
+CHUNK = 2048  # entries of a rounded payload that are read back at a time
+
 
 @dataclass
 class Payload:
@@ -74,6 +76,16 @@ class Payload:
     def select(self, index: Tensor) -> Payload:
         """Entries of the first axis, copied."""
         return Payload(self.data[index], None if self.scale is None else self.scale[index], self.dtype)
+
+    @property
+    def entries(self) -> int:
+        """Vectors of each head, where the axes are [R, c, M, d]."""
+        return self.data.shape[2]
+
+    @property
+    def stretch(self) -> int:
+        """Of these, how many are read at a time: all where reading copies nothing."""
+        return self.entries if self.scale is None else CHUNK
 
     @property
     def nbytes(self) -> int:
