@@ -8,12 +8,23 @@ Legend: B batch.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples
 from subtoken_train.cache.packed_layer import PackedLayer
+
+
+class Evictor(Protocol):
+    """What evicts while tokens are decoded; ``evictions`` counts how often it did."""
+
+    evictions: int
+
+    def before_append(self, cache: PackedCache) -> None:
+        """Called before tokens are appended."""
 
 
 class PackedCache(Cache):  # type: ignore[misc]
@@ -23,12 +34,14 @@ class PackedCache(Cache):  # type: ignore[misc]
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
         origin_B: which prompt each sample's packed entries belong to. Beams of a prompt are alike, so that reordering
             them moves the tails only.
+        evictor: evicts while tokens are decoded, by the layers' records; None: nothing does.
     """
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[PackedLayer() for _ in range(num_layers)])
         self.next_position: Tensor | None = None
         self.origin_B: Tensor | None = None
+        self.evictor: Evictor | None = None
 
     @property
     def is_filled(self) -> bool:
@@ -81,7 +94,7 @@ class PackedCache(Cache):  # type: ignore[misc]
     def reset(self) -> None:
         """Empty again: the next prompt fills it."""
         super().reset()
-        self.next_position = self.origin_B = None
+        self.next_position = self.origin_B = self.evictor = None
 
     def _select(self, samples: Tensor) -> None:
         assert self.origin_B is not None

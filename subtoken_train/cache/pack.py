@@ -142,14 +142,26 @@ def _routed_values(
 ) -> RoutedValues:
     """Keep the pieces that the flags name, piece by piece, and find them by the faster index that is small enough."""
     rows, heads, entries, _ = value_RcMd.shape
-    flags_RPM = flags_RSM.index_select(1, piece_bit)
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, len(piece_bit) // heads, -1).transpose(2, 3).flatten(1, 2)
+    pieces = Payload.store(pieces_RPMw[flags_RSM.index_select(1, piece_bit)], kv_bits)
+    return with_index(pieces, flags_RSM, piece_bit, keys)
+
+
+def with_index(pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload) -> RoutedValues:
+    """Stored pieces with what finds their entries.
+
+    Args:
+        pieces: in the order of ``RoutedValues.pieces``.
+        flags_RSM: what each entry stores, bool, by its S bits.
+        piece_bit: which of the bits rules each piece.
+        keys: of the same entries.
+    """
+    flags_RPM, heads = flags_RSM.index_select(1, piece_bit), keys.data.shape[1]
     counts = flags_RPM.sum(-1).flatten()
-    pieces = Payload.store(pieces_RPMw[flags_RPM], kv_bits)
     index = places_of(flags_RPM, heads).to(torch.int32)
     if index.nbytes > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = _pack_bits(flags_RSM)
-    return RoutedValues(index, pieces, (counts.cumsum(0) - counts).int(), piece_bit.int(), entries, heads)
+    return RoutedValues(index, pieces, (counts.cumsum(0) - counts).int(), piece_bit.int(), flags_RSM.shape[-1], heads)
 
 
 def _pack_bits(flags_RSM: Tensor) -> Tensor:

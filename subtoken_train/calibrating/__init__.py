@@ -18,6 +18,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
     builtin={
         "prefixkv": "layer_shares:PrefixCalibrator",
         "duo_attention": "head_alphas:DuoCalibrator",
+        "q_filter": "query_directions:DirectionCalibrator",
     },
 )
 """By the name of the method that reads the calibration."""

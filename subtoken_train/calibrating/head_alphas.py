@@ -58,8 +58,8 @@ class DuoCalibrator(Calibrator):
     answers: ClassVar[bool] = True
 
     samples: int = 200
-    sinks: int = 16
-    recent: int = 64
+    sinks: int = 4
+    recent: int = 28
     learning_rate: float = 0.02
     regularisation: float = 0.05
 

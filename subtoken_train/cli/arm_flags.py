@@ -52,6 +52,9 @@ def add_eviction_options(parser: ArgumentParser) -> None:
         "--eviction-keep", metavar="BUDGET", help="what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB"
     )
     parser.add_argument(
+        "--eviction-every", type=int, metavar="TOKENS", help="evict again whenever this many tokens were generated"
+    )
+    parser.add_argument(
         "--eviction-option", action="append", default=[], metavar="KEY=VALUE", help="a method's setting; repeatable"
     )
     parser.add_argument(
@@ -64,7 +67,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     from subtoken_train.inference.written_settings import parse_settings
 
     models = ("backbone", "reducer", "keep_ratio", "selector")
-    caches = ("eviction", "eviction_keep", "scope", "kv_dtype", "key_channels", "merge")
+    caches = ("eviction", "eviction_keep", "eviction_every", "scope", "kv_dtype", "key_channels", "merge")
     runs = ("protocol", "prefill_chunk", "rerotate")
     given = {name: value for name in (*models, *caches, *runs) if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:

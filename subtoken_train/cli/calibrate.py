@@ -18,6 +18,7 @@ HELP = """Find the numbers that an eviction method reads of a backbone, and writ
 
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
   duo_attention   how much each head needs its whole cache: trained (a language model's, on recall)
+  q_filter        where the queries of each head point
 
   subtoken-train calibrate duo_attention --backbone PATH --out duo.json
   subtoken-train generate --backbone PATH --eviction duo_attention --eviction-option calibration=duo.json ...
@@ -28,7 +29,7 @@ on the records of --data FILE. The file holds for the backbone that it names, wi
 options of --option KEY=VALUE, with their defaults:
   all             samples=10 (duo_attention: 200), batch_size=2, context_length=512, seed=0
   prefixkv        scope=context, sinks=1, recent=1
-  duo_attention   sinks=16, recent=64, learning_rate=0.02, regularisation=0.05"""
+  duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -40,6 +40,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "elastic": "elastic:Elastic",
         "prefixkv": "prefixkv:PrefixKV",
         "duo_attention": "duo_attention:DuoAttention",
+        "q_filter": "q_filter:QFilter",
     },
 )
 
@@ -140,3 +141,29 @@ def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str
         raise ValueError(f"several methods of {notation} have the setting {option!r}; write {written}")
     check_word(f"setting of {notation}", option, [key for name in names for key in _fields(name)])
     return holders[0], option
+
+
+def check_online(method: Eviction | None, every: object, tokens: int | None) -> None:
+    """Raise a worded ``ValueError`` unless a method can evict again after ``every`` generated tokens.
+
+    Args:
+        method: None is none.
+        every: what was written; None asks for nothing.
+        tokens: the budget, where it is a number of tokens.
+    """
+    if every is None:
+        return
+    if type(every) is not int or every < 1:
+        raise ValueError(f"eviction_every={every!r} must be a whole number of at least 1, for instance 128 tokens")
+    if method is None:
+        raise ValueError(f"eviction_every={every} needs an eviction method, for instance eviction='snapkv'")
+    if method.online is None:
+        can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
+        raise ValueError(
+            f"eviction {method.name!r}, as it is set, cannot evict while tokens are decoded; with their own settings "
+            f"these can: {', '.join(can)}. Leave eviction_every out, or take one of them"
+        )
+    if tokens is not None and every > tokens:
+        raise ValueError(
+            f"eviction_every={every} is more than the budget, eviction_keep={tokens} tokens; take {tokens} or less"
+        )

@@ -2,10 +2,10 @@
 
 A method sees one layer at a time (``LayerView``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
-the first generated token; it never sees a generated token. A method that wants to know what a reader would look for,
-where no question is there to say it, has rows run after the prompt (``TaskPlan``: the prompt once more, or pieces of it
-after a text): it declares ``second_pass`` in ``needs``, says for which samples (``second_pass``) and which rows
-(``tasks``), and scores their entries anew (``score_task``).
+the first generated token; one that says how (``online``) evicts again while tokens are decoded. A method that wants to
+know what a reader would look for, where no question is there to say it, has rows run after the prompt (``TaskPlan``:
+the prompt once more, or pieces of it after a text): it declares ``second_pass`` in ``needs``, says for which samples
+(``second_pass``) and which rows (``tasks``), and scores their entries anew (``score_task``).
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
@@ -22,6 +22,7 @@ from torch import Tensor
 from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import last_marked
+from subtoken_train.evictions.online_views import Online
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
@@ -36,12 +37,15 @@ class LayerScores:
         protected_BN: entries that always stay and count in the budget (a recent window, attention sinks), bool.
         weight_B: the layer's claim on the budget, for methods that divide it between layers; fp32.
         notes: further numbers of a method, by name.
+        carried: what the method wants to find again when it evicts while tokens are decoded: k numbers of each head's
+            entries, [B, h * k, N], a head's together; fp32.
     """
 
     scores_BhN: Tensor
     protected_BN: Tensor
     weight_B: Tensor | None = None
     notes: dict[str, Tensor] = field(default_factory=dict)
+    carried: Tensor | None = None
 
 
 @dataclass
@@ -54,12 +58,14 @@ class Candidates:
         budget_LB: entries that may stay of them, int64, per layer and sample, the same in every layer of a sample
             unless layers have different numbers of entries. A method may move entries between layers, not add any.
         exact_LB: the same before it was rounded to whole entries, fp64; None where it is whole anyway.
+        heads: while tokens are decoded, rows of the batch that are heads of one sample, see ``OnlineView``.
     """
 
     regions_LBN: list[Tensor]
     competes_LBN: list[Tensor]
     budget_LB: Tensor
     exact_LB: Tensor | None = None
+    heads: int = 1
 
 
 class Eviction(ABC):
@@ -83,6 +89,11 @@ class Eviction(ABC):
     def reads_question(self) -> bool:
         """Whether it says nothing of a prompt whose question is not there yet: refused under ``context_first``."""
         return self.needs_image
+
+    @property
+    def online(self) -> Online | None:
+        """How it evicts while tokens are decoded, by ``score`` and ``keep`` on ``OnlineView``; None: it cannot."""
+        return None
 
     @property
     def across_layers(self) -> bool:

@@ -5,9 +5,9 @@ once to the prompt: an entry's score is the sum of its column of the causal atte
 paper splits the budget in two halves, heavy hitters and recent entries; the released code and KVCache-Factory hold a
 number of recent entries fixed (``window``). Recent are the last of the prompt: those that stay anyway, since only the
 context competes, cost nothing of the budget.
-What it does not do: nothing is evicted while decoding (the released code goes on accumulating, with masks that free no
-memory). The released code adds up the samples of a batch; here every sample has its own scores. Early entries are seen
-by more rows and so gather more attention; ``normalise`` removes that.
+While tokens are decoded (``eviction_every``) sums go on, as in the released code, whose masks free no memory. That code
+adds up the samples of a batch; here every sample has its own scores. Early entries are seen by more rows and so gather
+more attention; ``normalise`` removes that.
 Cost: the attention matrix is computed a second time, a block of rows at a time.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
@@ -25,6 +25,7 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, LayerScores, layer_count, protect_last
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups
+from subtoken_train.evictions.online_views import Online
 from subtoken_train.ledger.kv_budget import exact
 
 
@@ -58,15 +59,22 @@ class H2O(Eviction):
             raise ValueError(f"h2o window={self.window} must be 0 or more")
         check_word("h2o group", self.group, get_args(GroupReduction))
 
+    @property
+    def online(self) -> Online:
+        """See ``Eviction.online``."""
+        return Online()
+
     def score(self, view: LayerView) -> LayerScores:
         """Column sums of the attention over all rows of the prompt, [B, h, N]; nothing is protected yet."""
         entries_BN = view.entries_BN
-        sums_BHN = column_sums(view.blocks(entries_BN))
-        if self.normalise:
-            viewers_BN = entries_BN.flip(-1).cumsum(-1).flip(-1)
-            sums_BHN = sums_BHN / viewers_BN.clamp(min=1)[:, None]
-        scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1], self.group)
-        return LayerScores(scores_BhN, entries_BN.new_zeros(entries_BN.shape), notes={"entries": entries_BN})
+        sums, kv_heads = column_sums(view.blocks(entries_BN)), view.key_BhNd.shape[1]
+        if self.group == "mean":  # a sum for each key-value head is enough to go on with
+            sums = over_groups(sums, kv_heads)
+        if view.carried is not None:
+            sums = sums + view.carried
+        scores = sums / view.viewers().clamp(min=1)[:, None] if self.normalise else sums
+        scores_BhN = over_groups(scores, kv_heads, self.group)
+        return LayerScores(scores_BhN, torch.zeros_like(entries_BN), notes={"entries": entries_BN}, carried=sums)
 
     def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
         """The budget says how long the recent window is, which is protected."""

@@ -42,6 +42,8 @@ class LayerView:
         position: position ids of the rows, [B, N], or [3, B, N] under mRoPE.
         next_position: id of the first token after the prompt, [B, 1] or [3, B, 1].
         rotate: what turns queries and keys at given position ids.
+        carried: ``LayerScores.carried`` of these entries from the last time that the method saw them, while tokens are
+            decoded; 0 for entries since.
         output_weight: gives the weight of the layer's output projection, [D, H * d] in fp32.
         entries_BN: rows that are entries of the cache, bool.
     """
@@ -58,6 +60,7 @@ class LayerView:
     next_position: Tensor | None = None
     rotate: Callable[[Tensor], Rotation] | None = None
     output_weight: Callable[[], Tensor] | None = None
+    carried: Tensor | None = None
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +104,14 @@ class LayerView:
         assert self.rotate is not None
         assert self.position is not None
         return self.rotate(self.position)
+
+    def viewers(self) -> Tensor:
+        """How many rows can see each entry, int64 [B, N]."""
+        return self.entries_BN.flip(-1).cumsum(-1).flip(-1)
+
+    def head_mean(self, scores_BhN: Tensor) -> Tensor:
+        """Mean of an entry's scores over the key-value heads, broadcast over them."""
+        return scores_BhN.mean(1, keepdim=True)
 
     def window(self, count: int) -> Tensor:
         """An observation window: the last ``count`` entries of the prompt, bool [B, N].

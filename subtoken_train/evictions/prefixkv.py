@@ -7,7 +7,7 @@ together are the budget. The release searches the level by bisection, to within 
 scales; here all curves' values are sorted once, which gives the exact level and the exact budget.
 The paper finds the layers' shares offline, from 10 samples: ``calibration`` names such a file
 (``subtoken-train calibrate prefixkv``). Without one every prompt has its own, as in the release's profiling.
-What it does not do: as ``elastic``.
+What it does not do: nothing is merged unless it is asked for, as in the release; otherwise as ``elastic``.
 
 Legend: B batch, N cached rows of the prompt, L layers, R tabulated budgets.
 """
@@ -26,6 +26,7 @@ from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_ta
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.elastic import Elastic
+from subtoken_train.functional.merging import Merge
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class PrefixKV(Elastic):
     """
 
     name: ClassVar[str] = "prefixkv"
+    merges: ClassVar[Merge] = "none"
 
     calibration: str | None = None
 

@@ -52,6 +52,11 @@ class PyramidKV(SnapKV):
         check_word("pyramidkv budgets", self.budgets, get_args(Convention))
 
     @property
+    def online(self) -> None:
+        """None: a pyramid is cut from layers of equal length, and after the first cut they have none."""
+        return None
+
+    @property
     def across_layers(self) -> bool:
         """See ``Eviction.across_layers``: the pyramid is of all layers."""
         return True

@@ -3,8 +3,9 @@
 Source: "Transformers are Multi-State RNNs" (2401.06104) and its released code (``tova_cache.py`` @9c7d09b): attention
 of the last row, mean over all query heads, the best of them stay, the last entry on the same terms as every other.
 NVIDIA's kvpress 0.5.4 keeps the last entry in any case, which is a setting.
-What it does not do: the paper evicts at every step while decoding; this acts once, on the prompt. With a question in
-the prompt the last row is the question's, and only the entries in scope compete; without one it is the context's own.
+The paper evicts at every step while decoding; here after ``eviction_every`` tokens, by the last one's row (1 is the
+paper's). With a question in the prompt the last row is the question's, and only the entries in scope compete; without
+one it is the context's own.
 
 Legend: B batch, N cached rows of the prompt.
 """
@@ -19,6 +20,7 @@ import torch
 from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import last_marked
+from subtoken_train.evictions.online_views import Online
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class TOVA(Eviction):
     heads_share: ClassVar[bool] = True
 
     protect_last: bool = False
+
+    @property
+    def online(self) -> Online:
+        """See ``Eviction.online``."""
+        return Online(rows=1)
 
     def score(self, view: LayerView) -> LayerScores:
         """The last row's attention, [B, 1, N]."""

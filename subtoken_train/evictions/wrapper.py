@@ -69,6 +69,11 @@ class Wrapper(Eviction):
         return self.base.calibrated
 
     @property
+    def online(self) -> None:
+        """None: wrappers are made for prompts, whose heads hold the same entries."""
+        return None
+
+    @property
     def may_empty(self) -> bool:
         """See ``Eviction.may_empty``."""
         return self.base.may_empty

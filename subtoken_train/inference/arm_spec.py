@@ -27,6 +27,12 @@ DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
 Written = Literal["key", "flag", "argument"]
 """How an option is spelled: ``eviction: snapkv``, ``--eviction snapkv`` or ``eviction=snapkv``."""
+NUMBERS = (
+    ("keep_ratio", (int, float), "a number"),
+    ("key_channels", (int, float), "a number"),
+    ("eviction_every", (int,), "a whole number of tokens"),
+)
+"""Options that are numbers, and of which types."""
 _TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "merge", "protocol")
 
 
@@ -46,6 +52,7 @@ class ArmSpec:
             router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
         eviction: KV eviction after the prompt; None: none.
         eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, ``20MB``.
+        eviction_every: evict again after this many generated tokens; None: only after the prompt.
         eviction_options: settings of the eviction.
         scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
         kv_dtype: precision of the stored prompt: ``model``, ``int8`` or ``int4``.
@@ -69,6 +76,7 @@ class ArmSpec:
     selector: str | None = None
     eviction: str | None = None
     eviction_keep: str | float | None = None
+    eviction_every: int | None = None
     eviction_options: Mapping[str, Any] = field(default_factory=dict)
     scope: Any = None
     kv_dtype: Any = "model"
@@ -92,8 +100,10 @@ class ArmSpec:
                 raise ValueError(
                     f"arm {self.backbone}: selector {self.selector!r} needs an adapter, whose S and K it takes"
                 )
-        if self.eviction is None and (self.eviction_keep is not None or self.eviction_options or self.scope):
-            options = f"{say('eviction_keep')}, {say('eviction_options')} and {say('scope')}"
+        given = self.eviction_keep is not None or self.eviction_every is not None or self.eviction_options or self.scope
+        if self.eviction is None and given:
+            names = ("eviction_keep", "eviction_every", "eviction_options")
+            options = f"{', '.join(map(say, names))} and {say('scope')}"
             raise ValueError(f"{options} need {say('eviction', 'NAME')}, for instance snapkv")
         if self.eviction is not None and self.eviction_keep is None:
             example = "for instance 0.1, 256tokens or 20MB"
@@ -122,12 +132,12 @@ class ArmSpec:
                 raise ValueError(f"{self.spelled(key)}{place} must be text; got {value!r}")
         if self.name is not None:
             check_file_name(self.name, "name of an arm")
-        if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
-            raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
         if not isinstance(self.rerotate, bool):
             raise ValueError(f"rerotate{place} must be true or false; got {self.rerotate!r}")
-        if type(self.key_channels) not in (int, float):
-            raise ValueError(f"{self.spelled('key_channels')}{place} must be a number; got {self.key_channels!r}")
+        for key, kinds, kind in NUMBERS:
+            value = getattr(self, key)
+            if type(value) not in kinds and (value is not None or key == "key_channels"):
+                raise ValueError(f"{self.spelled(key)}{place} must be {kind}; got {value!r}")
         if self.seed is not None and (type(self.seed) is not int or not self.drawing | set(DRAWING) & {self.selector}):
             raise ValueError(
                 f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction that draws: "
@@ -160,6 +170,7 @@ class ArmSpec:
             round_up,
             self.key_channels,
             self.merge,
+            every=self.eviction_every,
             prefill_chunk=self.prefill_chunk,
             rerotate=self.rerotate,
         )

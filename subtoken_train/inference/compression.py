@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subtoken_train.artifact.identity import check_calibration
 from subtoken_train.errors import check_word, unknown_name
+from subtoken_train.evictions import check_online
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.observers import last_marked
@@ -45,6 +46,7 @@ class Compression:
         merge: what becomes of evicted entries: ``none`` lets them go; ``weighted``, ``pivot`` and ``position`` merge
             them into entries that stay (``functional/merging.py``). None: what the method does of itself.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
+        every: evict again whenever this many tokens were generated, see ``online_eviction.py``; None: only the prompt.
         prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
             one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
         rerotate: turn the keys that stay to closed-up positions, see ``inference/rerotation.py``.
@@ -61,6 +63,7 @@ class Compression:
     key_window: int = 32
     prefill_chunk: int | None = None
     rerotate: bool = False
+    every: int | None = None
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
@@ -80,6 +83,7 @@ class Compression:
             raise ValueError(f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1")
         if self.eviction is None and self.keep != 1:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+        check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
         if self.rerotate:
@@ -91,6 +95,11 @@ class Compression:
             if self.eviction is not None:
                 reason = f"needs as many entries in every layer, and eviction {self.eviction.name!r} divides them"
             raise ValueError(f"rerotate {reason}; take for instance streaming_llm, snapkv or h2o")
+        if self.every is not None:
+            raise ValueError(
+                f"rerotate closes the positions of a prompt, and eviction_every={self.every} opens them again while "
+                "tokens are decoded; leave one out"
+            )
         if self.key_channels < 1:
             raise ValueError("rerotate turns pairs of key channels, and key_channels cuts single ones; leave one out")
         if self.merging != "none":
@@ -165,6 +174,7 @@ class Compression:
             merged = [] if self.merge is None else [f"merge {self.merge}"]
             words = [word for word, said in (("all", self.scope == "all"), ("rerotated", self.rerotate)) if said]
             parts = [self.eviction.name, amount, *words, *merged, *parts]
+        parts += [] if self.every is None else [f"every {self.every:,}"]
         return " ".join(parts) or "-"
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Legend: B batch, L layers, M rows of a layer, h key-value heads.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -22,6 +22,25 @@ from subtoken_train.inference.byte_budget import entries_for_bytes
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.types import Batch, Region
+
+
+@dataclass
+class LastingLayer:
+    """What is still needed of a layer where tokens are evicted while decoding.
+
+    Attributes:
+        scale: factor of its attention scores.
+        regions_BM: ``Region`` codes of its rows.
+        competes_BM: those that compete, bool.
+        budget_B: competing entries that may stay, int64: what a share or bytes gave for the prompt.
+        carried: see ``LayerScores``.
+    """
+
+    scale: float
+    regions_BM: Tensor
+    competes_BM: Tensor = field(init=False)
+    budget_B: Tensor = field(init=False)
+    carried: Tensor | None = None
 
 
 class EvictionPass:
@@ -46,11 +65,14 @@ class EvictionPass:
         assert not self.tasks or "second_pass" in self.method.needs
         self.scores: dict[int, LayerScores] = {}
         self.rows: dict[int, Rows] = {}
+        self.lasting: dict[int, LastingLayer] = {}
         self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
         self.rows[layer] = rows
+        if self.compression.every is not None:
+            self.lasting[layer] = LastingLayer(scale, rows.regions_BM)
         self.scores[layer] = self.method.score(
             LayerView(
                 layer,
@@ -96,6 +118,11 @@ class EvictionPass:
         whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
         budget = torch.minimum(whole.long().clamp(min=1), most)
         candidates = Candidates(regions, competes, budget, torch.minimum(exact.clamp(min=0), most))
+        for i, layer in enumerate(order if self.lasting else ()):
+            own = self.lasting[layer]
+            own.competes_BM, own.budget_B, own.carried = competes[i], budget[i], self.scores[layer].carried
+            if self.compression.unit == "tokens":  # of a short prompt, more than it has
+                own.budget_B = whole[i].long().clamp(min=1)
         self.budgets.update(zip(order, zip(competes, budget, strict=True), strict=True))
         return self.method.keep([self.scores[layer] for layer in order], candidates)
 

@@ -85,6 +85,7 @@ class SubTokenModel:
         eviction: str | None = None,
         eviction_keep: float = 1.0,
         eviction_unit: KeepUnit = "fraction",
+        eviction_every: int | None = None,
         eviction_options: dict[str, Any] | None = None,
         scope: Scope | None = None,
         kv_dtype: KVDtype = "model",
@@ -106,6 +107,7 @@ class SubTokenModel:
             eviction: name of an eviction method; None: none.
             eviction_keep: what stays, see ``Compression.keep``.
             eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
+            eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
             eviction_options: settings of the method, by name.
             scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
                 ``all``.
@@ -128,6 +130,7 @@ class SubTokenModel:
             kv_dtype,
             key_channels=key_channels,
             merge=merge,
+            every=eviction_every,
             prefill_chunk=prefill_chunk,
             rerotate=rerotate,
         )
@@ -170,6 +173,9 @@ class SubTokenModel:
         # the model's own generate never sees them, because prompts run here
         images = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
         beams, _ = copies_asked(inputs, model.generation_config)
+        if beams > 1 and self.compression.every is not None:
+            every = f"eviction_every={self.compression.every}"
+            raise ValueError(f"num_beams={beams} does not go with {every}: beams share entries; leave one of them out")
         if past is None:
             visible = visible_tokens(ids, mask, inputs, model.generation_config)
             batch = batch_from_inputs(family, ids, visible, images, context_length)

@@ -83,6 +83,9 @@ def open_prompts(
     hidden = append(
         backbone, take_rows(prompts.input_ids_BN, index_Bq), cache, padding_B if bool(padding_B.any()) else None
     )
+    for layer in cache.layers:
+        if layer.record is not None:
+            layer.record.given = index_Bq.shape[1]
     return replace(first, logits_BV=next_logits(backbone, hidden))
 
 

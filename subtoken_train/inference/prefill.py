@@ -23,6 +23,7 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.online_eviction import evict_while_decoding
 from subtoken_train.inference.page_reading import add_pages, check_reading
 from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.types import Batch, Plan, Region
@@ -73,6 +74,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
     run = _whole if compression.prefill_chunk is None else _chunked
     result, plan = run(backbone, prompts, eviction, packer)
+    if eviction is not None and compression.every is not None:
+        evict_while_decoding(cache, eviction, plan, prompts.record_ids)
     if eviction is not None and eviction.method.reads:
         add_pages(cache, plan, eviction)
     rerotation = packer.rerotation
@@ -159,6 +162,8 @@ def append(
     """
     family = backbone.family
     assert cache.next_position is not None
+    if cache.evictor is not None:
+        cache.evictor.before_append(cache)
     new = token_ids_Bq.shape[1]
     start = cache.next_position
     if padding_B is not None:

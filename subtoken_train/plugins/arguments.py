@@ -111,6 +111,8 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     if (rerotate := texts.get("rerotate")) is not None:
         check_word("value of rerotate", rerotate.lower(), SWITCHES)
         texts["rerotate"] = SWITCHES[rerotate.lower()]
+    if (every := texts.get("eviction_every")) is not None:
+        texts["eviction_every"] = _whole("eviction_every", every, "generated tokens between two evictions")
     if (options := texts.get("eviction_options")) is not None:
         texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -121,9 +123,10 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     return ModelArguments(**texts, written="argument")
 
 
-def _whole(name: str, text: str, meaning: str) -> None:
+def _whole(name: str, text: str, meaning: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{name}={text} must be a whole number of at least 1: {meaning}")
+    return int(text)
 
 
 def _number(name: str, text: str) -> float:

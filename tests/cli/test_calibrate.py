@@ -13,6 +13,7 @@ from subtoken_train.datasets.scene_files import write_scenes
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 SHORT = {
+    "q_filter": ["--option", "samples=2", "--option", "context_length=300"],
     "prefixkv": ["--option", "samples=2", "--option", "context_length=300"],
     "duo_attention": ["--option", "samples=4", "--option", "context_length=300"],
 }
@@ -85,6 +86,17 @@ def test_an_adapter_s_file_names_its_backbone(text_adapter, tmp_path, capsys):
     assert json.loads(out.read_text())["backbone"] == config["identity"]
     assert main(["calibrate", "duo_attention", "--adapter", str(text_adapter), "--out", str(tmp_path / "b.json")]) == 2
     assert "calibrated on whole caches" in capsys.readouterr().err
+
+
+def test_the_shipped_file_is_of_the_shipped_model(capsys):
+    path = CHECKPOINTS / "calibrations/tiny-llama_duo_attention.json"
+    words = ["generate", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--prompt", "Code baran amber falcon."]
+    evict = ["--eviction", "duo_attention", "--eviction-keep", "0.5", "--eviction-option", f"calibration={path}"]
+    assert main([*words, "--max-new-tokens", "1", *evict]) == 0
+    content = json.loads(path.read_text())
+    assert content["backbone"]["path"] == "checkpoints/tiny-llama"
+    assert (content["data"]["samples"], content["settings"]["samples"]) == (200, 200)
+    assert "duo_attention 0.5" in capsys.readouterr().out
 
 
 WRONG = [

@@ -29,6 +29,7 @@ INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
 MORE: dict[str, tuple[Any, ...]] = {
     "eviction": ("nope", 5, [], {}, "snapkv"),
     "eviction_keep": (0.5, "x", -1, []),
+    "eviction_every": (0, -1, 1.5, "x", True, []),
     "keep_ratio": (0, -1, 2, "x", NAN, []),
     "reducer": ("nope", 5, []),
     "selector": ("nope", 5, []),

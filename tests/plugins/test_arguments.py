@@ -30,8 +30,14 @@ def test_values_that_a_parser_made_numbers_of_are_read():
         ({"backbone": "x", "reducer": "fastv"}, "reducer and keep_ratio go together"),
         ({"backbone": "x", "keep_ratio": 0.5}, "reducer and keep_ratio go together"),
         ({"backbone": "x", "reducer": "fastv", "keep_ratio": "half"}, "keep_ratio=half must be a number"),
-        ({"backbone": "x", "eviction_keep": 0.1}, "eviction_keep, eviction_options and scope need eviction=NAME"),
-        ({"backbone": "x", "scope": "all"}, "eviction_keep, eviction_options and scope need eviction=NAME"),
+        (
+            {"backbone": "x", "eviction_keep": 0.1},
+            "eviction_keep, eviction_every, eviction_options and scope need eviction=NAME",
+        ),
+        (
+            {"backbone": "x", "scope": "all"},
+            "eviction_keep, eviction_every, eviction_options and scope need eviction=NAME",
+        ),
         ({"backbone": "x", "eviction": "snapkv"}, "eviction=snapkv needs eviction_keep"),
         ({"backbone": "x", "selector": "random"}, "unknown model argument 'selector'"),
         ({"backbone": "x", "eviction": "snapkv", "eviction_options": "window"}, "'window' of snapkv must be written"),

@@ -37,7 +37,7 @@ class LayerTruth:
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
     ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
-    where they choose.
+    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more.
     """
 
     seen_N: Tensor
@@ -46,6 +46,7 @@ class LayerTruth:
     keys_hNd: Tensor
     merge: str
     pages: PageTruth | None = None
+    lost: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 @dataclass
@@ -220,6 +221,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed = causal.repeat(key.shape[1], 1, 1)
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
+    for row, lost_hN in layer.lost:
+        allowed[:, row:, :row] &= ~lost_hN[:, None]
     if layer.pages is not None:
         layer.pages.hide_unread(allowed, query[0], key[0], count + len(sample.rest_q))
     shared = query.shape[1] // key.shape[1]

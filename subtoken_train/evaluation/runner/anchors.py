@@ -100,8 +100,8 @@ def _kind(reducer: Reducer) -> dict[str, object]:
 def _compression(spec: ArmSpec) -> tuple[object, ...]:
     keep = None if spec.eviction_keep is None else str(spec.eviction_keep)
     scope = "all" if spec.scope == "all" else "context"
-    stored = spec.kv_dtype, spec.key_channels, spec.merge, spec.rerotate
-    return spec.eviction, keep, dict(spec.eviction_options), scope, *stored, spec.protocol
+    eviction = spec.eviction, keep, spec.eviction_every, dict(spec.eviction_options), scope
+    return *eviction, spec.kv_dtype, spec.key_channels, spec.merge, spec.rerotate, spec.protocol
 
 
 def _untrained(arm: Arm, solved: Reducer) -> ArmSpec:

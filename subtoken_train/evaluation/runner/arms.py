@@ -39,6 +39,7 @@ class Arm:
         shape: cache geometry.
         modality: what its model sees.
         adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
+        calibration_sha256: digest of the file that its eviction reads; None where it reads none.
     """
 
     spec: ArmSpec
@@ -49,6 +50,7 @@ class Arm:
     shape: KVShape
     modality: Modality
     adapter_sha256: str | None
+    calibration_sha256: str | None
 
     @property
     def kept(self) -> int:
@@ -146,6 +148,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         shape=family.shape,
         modality="text" if family.image_token_id is None else "image",
         adapter_sha256=None if spec.adapter is None else adapter_digest(adapter_folder(spec.adapter)),
+        calibration_sha256=_calibration(compression),
     )
 
 
@@ -164,6 +167,7 @@ def arm_name(spec: ArmSpec) -> str:
     if spec.eviction is not None:
         method = "+".join(notation_names(spec.eviction))
         parts.append(f"{method}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+        parts += [] if spec.eviction_every is None else [f"every{spec.eviction_every}"]
     parts += [] if spec.merge is None else [f"merge_{spec.merge}"]
     parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
@@ -171,6 +175,12 @@ def arm_name(spec: ArmSpec) -> str:
     parts += [] if spec.prefill_chunk is None else [f"chunk{spec.prefill_chunk}"]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
+
+
+def _calibration(compression: Compression) -> str | None:
+    """Digest of the file that the eviction reads."""
+    made = None if compression.eviction is None else compression.eviction.calibrated
+    return None if made is None else made.digest
 
 
 def adapter_name(path: str) -> str:
