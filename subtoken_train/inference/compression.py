@@ -24,6 +24,8 @@ from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of rotary embedding that turn a position by another angle in a longer prompt."""
 BITS: dict[KVDtype, int] = {"model": 0, "int8": 8, "int4": 4}
 
 
@@ -127,6 +129,12 @@ class Compression:
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
+        kind = getattr(family.decoder.rotary_emb, "rope_type", "default")
+        if self.rerotate and kind in LENGTH_DEPENDENT:
+            raise ValueError(
+                f"rerotate: {family.name} has positions of kind {kind!r}, whose angles depend on a prompt's length; "
+                "leave rerotate out"
+            )
         if self.rerotate and family.tower_positions == "mrope":
             raise ValueError(
                 f"rerotate: {family.name} gives the tokens of an image places in a grid, which cannot be closed up; "

@@ -155,6 +155,14 @@ def test_generation_stays_within_the_models_positions(monkeypatch):
         family.tokenizer.eos_token_id = end
 
 
+def test_angles_that_depend_on_the_length_are_refused():
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    family = text_family(layers=1, rope_parameters=scaled, max_position_embeddings=64)
+    with pytest.raises(ValueError, match="has positions of kind 'dynamic', whose angles depend on a prompt's length"):
+        Compression(build_eviction("knorm"), 0.5, rerotate=True).check(family)
+    Compression(build_eviction("knorm"), 0.5).check(family)
+
+
 @pytest.mark.parametrize(
     ("family", "reducer", "eviction", "words"),
     [
