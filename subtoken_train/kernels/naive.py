@@ -19,7 +19,6 @@ from torch import Tensor
 from subtoken_train.kernels.paged import read_pages
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
 
-CHUNK = 2048  # entries of a rounded payload that are read back at a time
 FEW = 2  # query rows of a head up to which a CPU multiplies matrices in a batch faster than one alone
 MANY = 4  # query rows of a head from which one product per piece beats one bag per query row
 
@@ -163,12 +162,12 @@ def _stretches(payload: Payload, dtype: torch.dtype) -> Iterator[tuple[int, Tens
 
     A prompt that ran under autocast left keys and values of unlike dtypes.
     """
-    if payload.scale is None:
-        yield 0, payload.data.to(dtype)
+    length, step = payload.entries, payload.stretch
+    if step >= length:
+        yield 0, payload.read().to(dtype)
         return
-    length = payload.data.shape[2]
-    for start in range(0, max(1, length), CHUNK):
-        yield start, payload.narrow(2, start, min(CHUNK, length - start)).read().to(dtype)
+    for start in range(0, length, step):
+        yield start, payload.narrow(2, start, min(step, length - start)).read().to(dtype)
 
 
 def _scores(query_RcGd: Tensor, keys: Payload) -> list[Tensor]:
@@ -199,7 +198,8 @@ def _weighted(weight_RcMG: Tensor, values: Payload) -> Tensor:
     One query row of a head is a bag of values on a CPU, which reads them faster than a product with one row.
     """
     rows, heads, length, columns = weight_RcMG.shape
-    if columns == 1 and length and weight_RcMG.device.type == "cpu" and values.scale is None:
+    as_stored = values.scale is None and values.data.shape[2] == length and values.data.is_contiguous()
+    if columns == 1 and length and weight_RcMG.device.type == "cpu" and as_stored:
         vectors = values.data.to(weight_RcMG.dtype).view(rows * heads * length, -1)
         offsets = torch.arange(0, len(vectors), length, dtype=torch.int32)
         return _bags(vectors, offsets, weight_RcMG.reshape(-1)).view(rows, heads, 1, -1)

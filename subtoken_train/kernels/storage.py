@@ -20,6 +20,8 @@ from torch import Tensor
 
 from subtoken_train.kernels.page_index import PageIndex
 
+CHUNK = 2048  # entries of a rounded payload that are read back at a time
+
 
 @dataclass
 class Payload:
@@ -75,6 +77,16 @@ class Payload:
     def select(self, index: Tensor) -> Payload:
         """Entries of the first axis, copied."""
         return Payload(self.data[index], None if self.scale is None else self.scale[index], self.dtype)
+
+    @property
+    def entries(self) -> int:
+        """Vectors of each head, where the axes are [R, c, M, d]."""
+        return self.data.shape[2]
+
+    @property
+    def stretch(self) -> int:
+        """Of these, how many are read at a time: all where reading copies nothing."""
+        return self.entries if self.scale is None else CHUNK
 
     @property
     def nbytes(self) -> int:
@@ -148,7 +160,7 @@ class BlockPart:
     @property
     def entries(self) -> int:
         """Entries of each row, M."""
-        return self.keys.data.shape[2]
+        return self.keys.entries
 
     @cached_property
     def halves(self) -> Tensor | None:
