@@ -55,6 +55,7 @@ ARMS = {
     "tinylm_lora_only-compactor0.21875": "Compactor 21.9 %",
     "tinylm_quest25_s16k12-none-compactor0.248": "Compactor 24.8 % + S16K12 router",
     "tinylm_lora_only-expected_attention0.21875": "ExpectedAttention 21.9 %",
+    "tinylm_quest25_s16k12-none-expected_attention0.2424": "ExpectedAttention 24.2 % + S16K12 router",
     "tinylm_lora_only-ada+expected_attention0.21875": "Ada(ExpectedAttention) 21.9 %",
     "tinylm_lora_only-keydiff0.21875": "KeyDiff 21.9 %",
     "tinylm_quest25_s16k12-none-keydiff0.256": "KeyDiff 25.6 % + S16K12 router",
@@ -66,6 +67,9 @@ ARMS = {
         "Compactor 24.2 % + S16K12 by value norm, context first"
     ),
     "tinylm_lora_only-expected_attention0.21875-context_first": "ExpectedAttention 21.9 %, context first",
+    "tinylm_quest25_s16k12-none-value_norm-expected_attention0.2384-context_first": (
+        "ExpectedAttention 23.8 % + S16K12 by value norm, context first"
+    ),
     "tinylm_lora_only-ada+expected_attention0.21875-context_first": "Ada(ExpectedAttention) 21.9 %, context first",
     "tinylm_lora_only-keydiff0.21875-context_first": "KeyDiff 21.9 %, context first",
     "tinylm_quest25_s16k12-none-value_norm-keydiff0.2535-context_first": (
