@@ -29,7 +29,7 @@ class Wrapper(Eviction):
         base: the method that it is put around.
 
     Raises:
-        ValueError: a base that leaves nothing to wrap, since it overrides ``keep``.
+        ValueError: a base that leaves nothing to wrap, since it overrides ``keep`` or keeps everything (``reads``).
     """
 
     heads_differ: ClassVar[bool] = False
@@ -41,6 +41,10 @@ class Wrapper(Eviction):
         base = self.base
         if type(base).keep is not Eviction.keep:
             raise ValueError(f"{base.name} says itself what stays, so {type(self).name} cannot be put around it")
+        if base.reads:
+            raise ValueError(
+                f"{base.name} keeps every entry and reads some, so {type(self).name} has nothing to divide"
+            )
         said = {
             "name": f"{type(self).name}({base.name})",
             "needs": type(self).needs | base.needs,
