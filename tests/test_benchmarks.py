@@ -27,6 +27,9 @@ def tables() -> dict[str, str]:
         "memory": importlib.import_module("benchmarks.prefill").memory(
             json.loads((RESULTS / "speed/statistics_memory.json").read_text())
         ),
+        "chunked": importlib.import_module("benchmarks.chunked_prefill").table(
+            json.loads((RESULTS / "speed/chunked-prefill-cpu-float32.json").read_text())
+        ),
         "training": importlib.import_module("benchmarks.training_cost").markdown(
             json.loads((RESULTS / "speed/training-cpu-float32.json").read_text())
         ),
@@ -41,7 +44,7 @@ def tables() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["decode", "prefill", "memory", "training", "eviction", "compression_step", "recall_peers"]
+    "name", ["decode", "prefill", "memory", "chunked", "training", "eviction", "compression_step", "recall_peers"]
 )
 def test_the_page_shows_the_records(tables, name):
     text = (FOLDER / "README.md").read_text()
