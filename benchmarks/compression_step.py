@@ -197,7 +197,11 @@ def main() -> None:
             assert worker.process.stdin is not None
             worker.process.stdin.close()
             worker.process.wait()
-    write({"hardware": hardware(), "versions": versions, "pairs": args.pairs, "kept": KEPT, "rows": rows}, args.out)
+    record = {"hardware": hardware(), "versions": versions, "pairs": args.pairs, "kept": KEPT, "rows": rows}
+    write(record, args.out)
+    if args.out == RECORD:
+        before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
+        PAGE.write_text(f"{before}{START}\n{table(record)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -37,8 +37,12 @@ PRESSES: dict[str, Callable[..., Any]] = {
     "ExpectedAttention": kvpress.ExpectedAttentionPress,
     "KVzip": kvpress.KVzipPress,
     "Compactor": kvpress.CompactorPress,
+    "AdaKV(ExpectedAttention)": lambda compression_ratio: kvpress.AdaKVPress(
+        kvpress.ExpectedAttentionPress(compression_ratio, epsilon=1e-2)
+    ),
+    "AdaKV(SnapKV)": lambda compression_ratio: kvpress.AdaKVPress(kvpress.SnapKVPress(compression_ratio)),
 }
-"""Called with the ratio; a wrapper is a line here, for instance ``lambda ratio: AdaKVPress(SnapKVPress(ratio))``."""
+"""Called with the ratio; a wrapper is a line here. Epsilon under AdaKV is that of kvpress's own evaluation."""
 DRAWS = {"Compactor": 5}
 """Presses that draw random numbers, and how often each context is compressed anew."""
 

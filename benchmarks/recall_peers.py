@@ -59,6 +59,9 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "kvcompose": ("kvcompose", {}),
     "kvcompose, kvpress": ("kvcompose", {"kvpress": True}),
     "kvcompose, causal": ("kvcompose", {"task": "causal"}),
+    "kvzip, chunks of 256": ("kvzip", {"chunk": 256}),
+    "ada(expected_attention)": ("ada(expected_attention)", {"epsilon": 1e-2}),
+    "ada(snapkv)": ("ada(snapkv)", {}),
 }
 """Name in the tables -> (method, settings); a new one is a line here, and its peer one in ``PAIRS``."""
 PAIRS = [
@@ -74,9 +77,15 @@ PAIRS = [
     ("kvcompose, kvpress", "KVCompose"),
     ("kvcompose", "KVCompose"),
     ("kvcompose, causal", "KVCompose"),
+    ("kvzip, chunks of 256", "KVzip"),
+    ("ada(expected_attention)", "AdaKV(ExpectedAttention)"),
+    ("ada(snapkv)", "AdaKV(SnapKV)"),
 ]
 """Ours and theirs, compared question by question."""
-SAME_SETS = ("expected_attention", "keydiff", "tova, kvpress", "snapkv", "knorm", "lagkv", "kvcompose, kvpress")
+SAME_SETS = (
+    "expected_attention", "keydiff", "tova, kvpress", "snapkv", "knorm", "lagkv", "kvcompose, kvpress",
+    "ada(expected_attention)", "ada(snapkv)",
+)  # fmt: skip
 """Ours that are to keep the very entries of their pair."""
 
 

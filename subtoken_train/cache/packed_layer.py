@@ -79,7 +79,9 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = (tail[:, :, : self.tail_length] for tail in (self.keys, self.values))
         if self.record is not None:
             self.record.note(query_BHqd)
-        blocks = self.blocks if self.chooses_pages else [replace(block, pages=None) for block in self.blocks]
+        blocks = self.blocks
+        if not self.chooses_pages:
+            blocks = [block if block.pages is None else replace(block, pages=None) for block in blocks]
         return packed_attention(query_BHqd, blocks, keys, values, scale, self.tail_start_B)
 
     def get_seq_length(self) -> int:

@@ -54,8 +54,8 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
         count_R = _counts(reading, rows_R, chosen_RM, forced_RP)
         for count in sorted(set(count_R.tolist())):
             own_R = (count_R == count).nonzero()[:, 0]
-            alone = len(own_R) == block.num_rows
-            own = block if alone else Block(rows_R[own_R], [select_part(part, own_R)])
+            all_alike = len(own_R) == block.num_rows
+            own = Block(block.rows, [part]) if all_alike else Block(rows_R[own_R], [select_part(part, own_R)])
             if count < number:
                 keys = keys_RcMd[own_R, :, : number * size]
                 by_page = keys.reshape(*keys.shape[:2], number, size, keys.shape[-1])

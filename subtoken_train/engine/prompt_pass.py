@@ -160,12 +160,16 @@ class PromptPass:
             keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
                 where nothing is evicted.
         """
-        masks = {} if self.state is None or self.routing is None else self.state.masks
+        masks = self.groups()
         layers = []
         for layer, (rows, regions_BM) in enumerate(self.layer_rows()):
             keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
             layers.append(layer_plan(keep_BhM, masks.get(layer), rows.index_BM))
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
+
+    def groups(self) -> dict[int, Tensor]:
+        """Value groups of the rows of the layers that route, bool [B, M, S]."""
+        return {} if self.state is None or self.routing is None else self.state.masks
 
     def labels(self, labels_BN: Tensor) -> Tensor:
         """Labels of the surviving rows, [B, M]; padding gets -100."""

@@ -49,7 +49,7 @@ class Compactor(Eviction):
             and 67.6 % of a text's facts at a quarter and an eighth of the cache, scaled 97.9 and 64.8
             (``benchmarks/recall_peers.py``; one model, one task).
         masked: the last chunk is as long as what is left. The release fills it up with zeros that take part, as keys
-            with weight exp(0) and as rows that look at all alike; it recalls as much (98.6 and 68.2), but an entry's
+            with weight exp(0) and as rows that look at all alike; it recalls as much (98.6 and 68.3), but an entry's
             score then depends on how much is missing to a whole chunk.
         seed: of the sketch.
 

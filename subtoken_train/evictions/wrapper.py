@@ -29,7 +29,7 @@ class Wrapper(Eviction):
         base: the method that it is put around.
 
     Raises:
-        ValueError: a base that leaves nothing to wrap, since it overrides ``keep``.
+        ValueError: a base that leaves nothing to wrap, since it overrides ``keep`` or keeps everything (``reads``).
     """
 
     heads_differ: ClassVar[bool] = False
@@ -39,6 +39,10 @@ class Wrapper(Eviction):
 
     def __post_init__(self) -> None:
         base = self.base
+        if base.reads:
+            raise ValueError(
+                f"{base.name} keeps every entry and reads some, so {type(self).name} has nothing to choose"
+            )
         if type(base).keep is not Eviction.keep:
             raise ValueError(f"{base.name} says itself what stays, so {type(self).name} cannot be put around it")
         said = {

@@ -5,6 +5,7 @@ Legend: B batch, L layers, M rows of a layer, h key-value heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,10 +19,10 @@ from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.inference.byte_budget import entries_for_bytes
+from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choice, prompt_bytes
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.kv_budget import KVBudget
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Layout, Region
 
 
 @dataclass
@@ -100,11 +101,16 @@ class EvictionPass:
         replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
         first.scores_BhN = torch.where(replaced_B1M, self.method.score_task(view), first.scores_BhN)
 
-    def keep(self, groups: KVBudget) -> list[Tensor]:
+    def keep(
+        self, groups: KVBudget, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous"
+    ) -> list[Tensor]:
         """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
 
         Args:
             groups: what a routed entry stores; what a budget in bytes counts with.
+            masks: per layer the value groups of its rows, bool [B, M, S], None: all of them; what a budget in bytes
+                holds. Empty where no layer routes.
+            layout: of the groups.
 
         Raises:
             ValueError: a budget that does not hold what never competes.
@@ -117,14 +123,24 @@ class EvictionPass:
         # the decimal that was written, not its binary neighbours
         whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
         budget = torch.minimum(whole.long().clamp(min=1), most)
-        candidates = Candidates(regions, competes, budget, torch.minimum(exact.clamp(min=0), most))
-        for i, layer in enumerate(order if self.lasting else ()):
-            own = self.lasting[layer]
-            own.competes_BM, own.budget_B, own.carried = competes[i], budget[i], self.scores[layer].carried
-            if self.compression.unit == "tokens":  # of a short prompt, more than it has
-                own.budget_B = whole[i].long().clamp(min=1)
-        self.budgets.update(zip(order, zip(competes, budget, strict=True), strict=True))
-        return self.method.keep([self.scores[layer] for layer in order], candidates)
+        exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
+
+        def choose(most_B: Tensor | None) -> list[Tensor]:
+            capped, real = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
+            for i, layer in enumerate(order if self.lasting else ()):
+                own = self.lasting[layer]
+                own.competes_BM, own.budget_B, own.carried = competes[i], capped[i], scores[i].carried
+                if self.compression.unit == "tokens":  # of a short prompt, more than it has
+                    own.budget_B = whole[i].long().clamp(min=1)
+            self.budgets.update(zip(order, zip(competes, capped, strict=True), strict=True))
+            return self.method.keep(scores, Candidates(regions, competes, capped, real))
+
+        if self.compression.unit != "bytes" or all(mask is None for mask in masks):
+            return choose(None)
+        cuts, thin = [self.compression.cuts_keys(x) for x in regions], self.compression.key_channels
+        bytes_of = partial(prompt_bytes, masks=masks, cuts_LBM=cuts, key_channels=thin, shape=self.shape, layout=layout)
+        allowed = self.compression.keep * len(order) / self.shape.num_layers
+        return largest_choice(choose, bytes_of, budget.amax(0), allowed)
 
     def forget(self) -> None:
         """Let the layers go that were seen: the next one is kept alone."""

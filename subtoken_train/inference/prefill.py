@@ -99,7 +99,8 @@ def _whole(
         for task in eviction.tasks:
             read = rows_of_task(family, result, task)
             second_pass(family, dense, entries, read, partial(eviction.observe_task, task))
-    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget)
+    masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
+    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
     plan = result.plan(kept_LBhM)
     for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
         entries_BM = regions_BM != Region.PADDING
@@ -118,10 +119,10 @@ def _chunked(
     def finished(layer: int, rows: Rows, groups_BMS: Tensor | None) -> None:
         entries_BM = rows.regions_BM != Region.PADDING
         keep_BhM = entries_BM[:, None]
-        if eviction is not None:
-            (keep_BhM,) = eviction.keep(backbone.group_budget)
-            eviction.forget()
         groups_BMS = None if backbone.active_routing is None else groups_BMS
+        if eviction is not None:
+            (keep_BhM,) = eviction.keep(backbone.group_budget, [groups_BMS], packer.packing.layout)
+            eviction.forget()
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
 

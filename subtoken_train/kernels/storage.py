@@ -13,11 +13,14 @@ an entry, P pieces of an entry in all heads of the row, w channels of a piece, n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from subtoken_train.kernels.page_index import PageIndex
+
+CHUNK = 2048  # entries of a rounded payload that are read back at a time
 
 
 @dataclass
@@ -74,6 +77,16 @@ class Payload:
     def select(self, index: Tensor) -> Payload:
         """Entries of the first axis, copied."""
         return Payload(self.data[index], None if self.scale is None else self.scale[index], self.dtype)
+
+    @property
+    def entries(self) -> int:
+        """Vectors of each head, where the axes are [R, c, M, d]."""
+        return self.data.shape[2]
+
+    @property
+    def stretch(self) -> int:
+        """Of these, how many are read at a time: all where reading copies nothing."""
+        return self.entries if self.scale is None else CHUNK
 
     @property
     def nbytes(self) -> int:
@@ -147,7 +160,20 @@ class BlockPart:
     @property
     def entries(self) -> int:
         """Entries of each row, M."""
-        return self.keys.data.shape[2]
+        return self.keys.entries
+
+    @cached_property
+    def halves(self) -> Tensor | None:
+        """The keys of a part of one head as two halves of ceil(M / 2), which share an entry where M is odd; views.
+
+        None where there is not one head, nothing to halve, or where keys are rounded.
+        """
+        data = self.keys.data
+        length, width = data.shape[2:]
+        if self.keys.scale is not None or data.shape[:2] != (1, 1) or length < 2:
+            return None
+        half = -(-length // 2)
+        return data.as_strided((2, half, width), ((length - half) * width, width, 1))
 
     @property
     def payloads(self) -> list[Payload]:
@@ -171,12 +197,17 @@ class Block:
         channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
             [R, c, k]; None where no part is cut.
         pages: of the only part, which is stored whole: what one new token reads of it; None: all.
+        numbers: the rows on the host; None where ``rows`` is.
     """
 
     rows: Tensor | None
     parts: list[BlockPart]
     channels: Tensor | None = None
     pages: PageIndex | None = None
+    numbers: list[int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = None if self.rows is None else self.rows.tolist()
 
     @property
     def num_rows(self) -> int:

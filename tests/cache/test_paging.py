@@ -57,6 +57,7 @@ def test_rows_that_read_unlike_numbers_lie_apart():
     reading = PageReading(4, 1, marks((0, 16), (0, 12), (0, 16), length=16), torch.tensor([8, 8, 4]))
     whole = block_of(3, 16)
     blocks = with_pages([whole], reading)
+    assert whole.pages is None
     assert [(block.rows.tolist(), block.pages.count) for block in blocks] == [([2], 1), ([0], 2), ([1], 3)]
     for block in blocks:
         for row, number in enumerate(block.rows.tolist()):

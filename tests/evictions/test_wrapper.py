@@ -42,11 +42,13 @@ def test_what_a_method_says_of_itself_is_passed_on(name):
 def test_a_method_that_says_itself_what_stays_is_refused(name):
     with pytest.raises(ValueError, match=f"own_sets says itself what stays, so {name} cannot be put around it"):
         around(name, OwnSets())
+    with pytest.raises(ValueError, match=f"quest_steps keeps every entry and reads some, so {name} has nothing"):
+        around(name, build_eviction("quest_steps"))
 
 
 def test_nothing_of_a_base_is_forgotten():
-    """Whatever a method says of itself is passed on or said anew, but for what stays in the end."""
-    public = {key for key in vars(Eviction) if not key.startswith("_")} - {"keep"}
+    """Whatever a method says of itself is passed on or said anew, but for what is refused: own ways to keep or read."""
+    public = {key for key in vars(Eviction) if not key.startswith("_")} - {"keep", "reads", "pages"}
     assert public <= {*vars(Wrapper), *vars(around("ada", build_eviction("knorm")))}
 
 

@@ -15,10 +15,7 @@ from subtoken_train.types import Region
 from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
 from tests.support.text_families import text_batch, text_family
 
-PER_HEAD = (
-    "h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_cache",
-    "expected_attention", "compactor", "keydiff", "lagkv", "kvzip",
-)  # fmt: skip
+PER_HEAD = {name for name in EVICTIONS if not EVICTIONS[name].heads_share}
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
 FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
 
