@@ -200,8 +200,9 @@ def keep_best_entries(
     if even:
         last_Bh1 = best_BhK.amin(-1, keepdim=True)
     else:
-        place_Bh1 = (count_Bh - 1).clamp(min=0)[..., None].expand(*best_BhK.shape[:2], 1)
-        last_Bh1 = best_BhK.gather(-1, place_Bh1)
+        heads = max(best_BhK.shape[1], count_Bh.shape[1])  # one set of scores may have a count for each head
+        place_Bh = (count_Bh - 1).clamp(min=0).expand(-1, heads)
+        last_Bh1 = best_BhK.expand(-1, heads, -1).gather(-1, place_Bh[..., None])
     return (rank_BhN >= last_Bh1) & competes_BN[:, None] & (count_Bh > 0)[..., None]
 
 

@@ -74,22 +74,22 @@ class EvictionPass:
         self.rows[layer] = rows
         if self.compression.every is not None:
             self.lasting[layer] = LastingLayer(scale, rows.regions_BM)
-        self.scores[layer] = self.method.score(
-            LayerView(
-                layer,
-                query,
-                key,
-                value,
-                rows.regions_BM,
-                scale,
-                self.method.needs,
-                self.compression.in_scope(rows.regions_BM),
-                position=rows.position,
-                next_position=rows.next_position,
-                rotate=self.family.rotation,
-                output_weight=partial(self.family.output_weight, layer),
-            )
+        view = LayerView(
+            layer,
+            query,
+            key,
+            value,
+            rows.regions_BM,
+            scale,
+            self.method.needs,
+            self.compression.in_scope(rows.regions_BM),
+            position=rows.position,
+            next_position=rows.next_position,
+            rotate=self.family.rotation,
+            output_weight=partial(self.family.output_weight, layer),
         )
+        with torch.autocast(query.device.type, enabled=False):  # scores are fp32
+            self.scores[layer] = self.method.score(view)
 
     def observe_task(
         self, plan: TaskPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
@@ -99,7 +99,9 @@ class EvictionPass:
         about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
         view = TaskView(layer, query, key, value, rows.regions_BM, rows_BS, scale, about_BM & rows.visible_BM)
         replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
-        first.scores_BhN = torch.where(replaced_B1M, self.method.score_task(view), first.scores_BhN)
+        with torch.autocast(query.device.type, enabled=False):
+            scores_BhM = self.method.score_task(view)
+        first.scores_BhN = torch.where(replaced_B1M, scores_BhM, first.scores_BhN)
 
     def keep(
         self, groups: KVBudget, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous"

@@ -5,8 +5,9 @@ Legend: B batch, T steps, V vocabulary.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from math import gcd
 
 import torch
@@ -146,26 +147,29 @@ def _eviction_fits(cell: Cell) -> bool:
 
 
 def full_matrix() -> list[Cell]:
-    """Every allowed choice of what the model computes, each with one (eviction, batch, precision), all in turn."""
+    """Every allowed choice of what the model computes, and every choice of what acts on its cache.
+
+    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed.
+    """
     models = ["family", "reducer", "selector", "layout", "groups", "budget"]
-    rest = [name for name in FACTORS if name not in models]
+    others = [name for name in FACTORS if name not in models]
+    return _filled(models, others) + _filled(ACTING, [name for name in FACTORS if name not in ACTING])
+
+
+ACTING = ["eviction", "batch", "protocol", "precision"]
+
+
+def _filled(crossed: list[str], rest: list[str]) -> list[Cell]:
+    """The allowed cells of all levels of some factors, each with one choice of the others."""
     turns = [dict(zip(rest, levels, strict=True)) for levels in product(*(FACTORS[name] for name in rest))]
-    cells, turn = [], 0
-    for levels in product(*(FACTORS[name] for name in models)):
-        model = dict(zip(models, levels, strict=True))
-        if allowed(model):
-            for i in range(len(turns)):
-                # a stride without a common divisor visits all of them, neighbours unlike each other
-                cell = model | turns[(turn + i) * _stride(len(turns)) % len(turns)]
-                if allowed(cell):
-                    cells.append(cell)
-                    break
-            turn += 1
+    random.Random(0).shuffle(turns)
+    cells = []
+    for turn, levels in enumerate(product(*(FACTORS[name] for name in crossed))):
+        cell = dict(zip(crossed, levels, strict=True))
+        if allowed(cell):
+            filled = (cell | turns[(turn + i) % len(turns)] for i in range(len(turns)))
+            cells += list(islice(filter(allowed, filled), 1))
     return cells
-
-
-def _stride(length: int) -> int:
-    return next(step for step in range(length // 3 + 1, length + 2) if gcd(step, length) == 1)
 
 
 @dataclass
