@@ -5,8 +5,9 @@
 A random Llama (d = 256, 2 layers, 4 heads of 64 on 2 key-value heads, 16,384 positions) reads a prompt of 1,024
 tokens and goes on greedily, without an end of text. *plain* evicts nothing; *prompt* cuts the prompt to the budget and
 appends; the other arms cut the whole cache back to the budget after every 128 tokens. Bytes are those of all tensors
-that a cache holds, statistics and slack included, noted every 128 tokens. An arm whose budget holds everything must say
-the same tokens as *plain*. *step*: what keeping the queries costs a step, interleaved, at the same cache.
+that a cache holds, statistics and slack included, noted every 128 tokens; the arms go on in turns, as many tokens at a
+time. An arm whose budget holds everything must say the same tokens as *plain*. *step*: what keeping the queries costs a
+step, interleaved, at the same cache.
 """
 
 from __future__ import annotations
@@ -80,25 +81,35 @@ def held_bytes(cache: PackedCache) -> int:
     return records + sum(layer.payload_bytes + layer.index_bytes + sum(layer.tail_bytes) for layer in cache.layers)
 
 
-@torch.no_grad()
-def generated(backbone: CompressedBackbone, arm: dict[str, Any], tokens: int) -> tuple[dict[str, Any], list[int]]:
-    """Figures of one arm, and what it says."""
-    cache = PackedCache(backbone.family.shape.num_layers)
-    token = prefill(backbone, prompt_batch(), cache, compression_of(arm)).logits_BV.argmax(-1)
-    said, sizes, start = [int(token)], [held_bytes(cache)], time.perf_counter()
-    while len(said) < tokens:
-        token = decode(backbone, token[:, None], cache).argmax(-1)
-        said.append(int(token))
-        if len(said) % EVERY == 0:
-            sizes.append(held_bytes(cache))
-    seconds = time.perf_counter() - start
-    figures = {
-        "tokens_per_second": round((tokens - 1) / seconds, 1),
-        "bytes": sizes,
-        "largest_bytes": max(sizes),
-        "evictions": 0 if cache.evictor is None else cache.evictor.evictions,
-    }
-    return figures, said
+class Answer:
+    """One arm's growing answer, the bytes of its cache after every stretch of it, and the seconds that it took."""
+
+    def __init__(self, backbone: CompressedBackbone, arm: dict[str, Any]) -> None:
+        self.backbone, self.cache = backbone, PackedCache(backbone.family.shape.num_layers)
+        self.token = prefill(backbone, prompt_batch(), self.cache, compression_of(arm)).logits_BV.argmax(-1)
+        self.said, self.sizes, self.seconds = [int(self.token)], [held_bytes(self.cache)], 0.0
+
+    @torch.no_grad()
+    def go_on(self, tokens: int) -> None:
+        """Say so many more tokens."""
+        start = time.perf_counter()
+        for _ in range(tokens):
+            self.token = decode(self.backbone, self.token[:, None], self.cache).argmax(-1)
+            self.said.append(int(self.token))
+        self.seconds += time.perf_counter() - start
+        self.sizes.append(held_bytes(self.cache))
+
+    def figures(self, plain: list[int]) -> dict[str, Any]:
+        """What is recorded of it."""
+        unlike = (i for i, (ours, theirs) in enumerate(zip(self.said, plain, strict=True)) if ours != theirs)
+        return {
+            "tokens_per_second": round((len(self.said) - 1) / self.seconds, 1),
+            "largest_bytes": max(self.sizes),
+            "last_bytes": self.sizes[-1],
+            "evictions": 0 if self.cache.evictor is None else self.cache.evictor.evictions,
+            "first_tokens_of_plain": next(unlike, len(plain)),
+            "bytes": self.sizes,
+        }
 
 
 @torch.no_grad()
@@ -123,15 +134,13 @@ def main() -> None:
     backbone = random_backbone()
     settings = {"prompt": PROMPT, "tokens": args.tokens, "budget": BUDGET, "every": EVERY}
     record: dict[str, Any] = {"hardware": hardware(), **settings, "step": step_cost(backbone), "arms": {}}
-    plain: list[int] = []
-    for name, arm in ARMS.items():
-        figures, said = generated(backbone, arm, args.tokens)
-        plain = plain or said
-        figures["first_tokens_of_plain"] = next(
-            (i for i, (ours, theirs) in enumerate(zip(said, plain, strict=True)) if ours != theirs), args.tokens
-        )
-        record["arms"][name] = figures
-        print(name, {key: value for key, value in figures.items() if key != "bytes"}, flush=True)
+    answers = {name: Answer(backbone, arm) for name, arm in ARMS.items()}
+    for turn in range(args.tokens // EVERY):
+        for name in list(ARMS) if turn % 2 == 0 else list(ARMS)[::-1]:
+            answers[name].go_on(EVERY)
+    for name, answer in answers.items():
+        record["arms"][name] = answer.figures(answers["plain"].said)
+        print(name, {key: value for key, value in record["arms"][name].items() if key != "bytes"}, flush=True)
     write(record, args.out)
 
 

@@ -39,12 +39,12 @@ class Wrapper(Eviction):
 
     def __post_init__(self) -> None:
         base = self.base
-        if type(base).keep is not Eviction.keep:
-            raise ValueError(f"{base.name} says itself what stays, so {type(self).name} cannot be put around it")
         if base.reads:
             raise ValueError(
-                f"{base.name} keeps every entry and reads some, so {type(self).name} has nothing to divide"
+                f"{base.name} keeps every entry and reads some, so {type(self).name} has nothing to choose"
             )
+        if type(base).keep is not Eviction.keep:
+            raise ValueError(f"{base.name} says itself what stays, so {type(self).name} cannot be put around it")
         said = {
             "name": f"{type(self).name}({base.name})",
             "needs": type(self).needs | base.needs,
