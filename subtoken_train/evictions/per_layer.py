@@ -48,7 +48,9 @@ class PerLayer(Wrapper):
         object.__setattr__(self, "shares", tuple(self.shares))
         for share in self.shares:
             if type(share) not in (int, float) or not 0 <= share <= LARGEST:
-                raise ValueError(f"per_layer shares hold {share!r}; every one must be a number of 0 or more, at most 1e100")
+                raise ValueError(
+                    f"per_layer shares hold {share!r}; every one must be a number of 0 or more, at most 1e100"
+                )
         if not any(self.shares):
             raise ValueError("per_layer shares are all 0; a layer must get something")
 

@@ -81,21 +81,26 @@ class Compression:
             raise ValueError(f"key_window={self.key_window} must be at least 1; 32 last rows choose the key channels")
         if self.scope is not None and self.scope not in get_args(Scope):
             raise unknown_name("scope", self.scope, get_args(Scope))
-        if type(self.keep) not in (int, float):
-            raise ValueError(f"eviction_keep={self.keep!r} must be a number; 0.1 keeps a tenth of the cached entries")
         if not isinstance(self.rerotate, bool):
             raise ValueError(f"rerotate={self.rerotate!r} must be true or false")
-        if self.unit == "fraction" and not 0 < self.keep <= 1:
-            raise ValueError(f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries")
-        if self.unit != "fraction" and not (1 <= self.keep <= MOST and self.keep == int(self.keep)):
-            raise ValueError(f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}")
-        if self.eviction is None and self.keep != 1:
-            raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+        self._check_keep()
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
         if self.rerotate:
             self._check_rerotation()
+
+    def _check_keep(self) -> None:
+        if type(self.keep) not in (int, float):
+            raise ValueError(f"eviction_keep={self.keep!r} must be a number; 0.1 keeps a tenth of the cached entries")
+        if self.unit == "fraction" and not 0 < self.keep <= 1:
+            raise ValueError(f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries")
+        if self.unit != "fraction" and not (1 <= self.keep <= MOST and self.keep == int(self.keep)):
+            raise ValueError(
+                f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}"
+            )
+        if self.eviction is None and self.keep != 1:
+            raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
 
     def _check_rerotation(self) -> None:
         if self.eviction is None or self.eviction.across_layers:
