@@ -33,7 +33,7 @@ class PackedCache(Cache):  # type: ignore[misc]
     Attributes:
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
         origin_B: which prompt each sample's packed entries belong to. Beams of a prompt are alike, so that reordering
-            them moves the tails only.
+            them moves the tails only, unless there is an evictor.
         evictor: evicts while tokens are decoded, by the layers' records; None: nothing does.
     """
 
@@ -102,6 +102,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         samples = samples.to(self.origin_B.device)
         origin = self.origin_B[samples]
         moves = origin.shape != self.origin_B.shape or not torch.equal(origin, self.origin_B)
+        moves = moves or self.evictor is not None  # which packs the tails, so that copies of a prompt differ
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
             layer.select(samples, with_prompt=moves)

@@ -137,9 +137,16 @@ def watch_generation(
         new_tokens: at least 1.
 
     Raises:
-        ValueError: what ``open_prompts`` refuses.
+        ValueError: an eviction that lets nothing go, or acts while tokens are decoded; what ``open_prompts`` refuses.
     """
     assert compression.eviction is not None
+    if compression.eviction.reads:
+        raise ValueError(f"eviction {compression.eviction.name!r} lets nothing go that could be read later")
+    if compression.every is not None:
+        raise ValueError(
+            f"eviction_every={compression.every}: what a prompt's eviction lets go is watched while nothing is "
+            "evicted; leave it out"
+        )
     layers: list[WatchedEntries] = []
     cache = PackedCache(backbone.family.shape.num_layers)
     packed = [WatchedLayer() for _ in cache.layers]

@@ -16,7 +16,7 @@ Setting ``released`` imitates the released code: weights and their normalisation
 between the first and the last visual entry is one block; text scores are raised by 100 instead of ranked first; the
 first four entries and the last always stay; a layer's removals are rounded on their own, so that a sample may keep a
 few entries more or fewer than its total, and what a layer cannot take is lost. That code also drops an entry at each
-decoding step, which is not offered: an eviction acts once.
+decoding step, which is not offered: nothing is evicted while decoding.
 
 The alternatives of the paper's ablation are settings, reconstructed from a line of the summary each: ``budgets`` by the
 attention that vision pays to vision (VV) or text to text (TT), or uniform; ``importance`` from each modality's own

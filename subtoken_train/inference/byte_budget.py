@@ -117,6 +117,6 @@ def prompt_bytes(
         else:
             values = expand_group_mask(groups_BMS, shape.value_dim, heads, layout)
             channels_BMh = channels_BM1 + values.view(*groups_BMS.shape[:2], heads, width).sum(-1)
-        stored_B = (channels_BMh.transpose(1, 2) * kept_BhM).sum((1, 2))
+        stored_B = (channels_BMh.transpose(1, 2) * kept_BhM.expand(-1, heads, -1)).sum((1, 2))
         total_B += stored_B * shape.element_bytes + channel_index_bytes(shape, key_channels) * cut_BM.any(-1)
     return total_B

@@ -84,3 +84,18 @@ def test_a_watched_method_scores_and_plans_as_it_does(name):
         assert torch.equal(found.scores_BhN, scores[layer].scores_BhN)
         assert torch.equal(found.kept_BhN, kept[layer] & candidates.competes_LBN[layer][:, None])
         assert torch.equal(everything[layer][:, 0], views[layer].entries_BN)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("quest_steps", {}, "eviction 'quest_steps' lets nothing go that could be read later"),
+        ("h2o", {"unit": "tokens", "every": 4}, "eviction_every=4: what a prompt's eviction lets go is watched while"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(name, options, words):
+    compression = Compression(build_eviction(name), **({"keep": 8} if options else {"keep": 0.5}), **options)
+    with pytest.raises(ValueError, match=words):
+        watch_generation(
+            compress(text_family()).eval(), text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS
+        )

@@ -28,7 +28,7 @@ BY_LAYER = [name for name, method in METHODS.items() if not (method.across_layer
 
 @torch.no_grad()
 def opened(backbone, batch, compression, protocol="query_aware", steps=3):
-    """The plan's layers, and the logits of the next token and of three more that are the same in all runs."""
+    """The plan's layers, and the logits of the next token and of some more that are the same in all runs."""
     cache = PackedCache(backbone.family.shape.num_layers)
     first = open_prompts(backbone, batch, cache, compression, protocol)
     tokens = torch.randint(10, 60, (steps, len(batch.input_ids_BN), 1), generator=torch.Generator().manual_seed(5))
@@ -141,3 +141,13 @@ def test_what_exists_at_a_time(monkeypatch, family, reducer, selector):
     length = batch.input_ids_BN.shape[1]
     assert sum(wide) == length * len(backbone.family.decoder.layers)
     assert (max(wide), max(masks), max(dense)) == (7, (3, 3), 1)
+
+
+def test_a_question_in_chunks_is_never_evicted():
+    """It is part of the prompt, however many tokens and chunks it has between two evictions."""
+    backbone = backbone_of({**CELL, "family": "llama", "reducer": "none"})
+    batch = prompts(backbone.family, "three", True)
+    compression = Compression(build_eviction("streaming_llm"), 10, "tokens", every=4)
+    _, logits = opened(backbone, batch, compression, "context_first", steps=9)
+    _, near = opened(backbone, batch, replace(compression, prefill_chunk=4), "context_first", steps=9)
+    assert (near - logits).abs().max() < 5e-5

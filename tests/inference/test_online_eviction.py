@@ -282,3 +282,19 @@ def test_scored_texts_longer_than_every_are_refused():
     assert short[0].logprobs == plain[0].logprobs
     with pytest.raises(ValueError, match=r"a continuation of 5 tokens is scored, and eviction_every=4"):
         score_batch(backbone, batch, [[[11, 12, 13, 14, 15]]], compression=compression)
+
+
+def test_copies_of_a_prompt_change_places_whole():
+    """After an eviction they store unlike entries."""
+    backbone, tokens = backbone_of(cell := cell_of(eviction="h2o", batch="one")), torch.arange(10, 30).view(2, 10)
+
+    def run(order):
+        cache = PackedCache(backbone.family.shape.num_layers)
+        prefill(backbone, batch_of(cell), cache, compression_of(cell))
+        cache.batch_repeat_interleave(2)
+        for step in range(6):
+            decode(backbone, tokens[:, step, None], cache)
+        cache.batch_select_indices(torch.tensor(order))
+        return decode(backbone, tokens[order, 6, None], cache)
+
+    assert torch.allclose(run([1, 0]).flip(0), run([0, 1]), atol=1e-5)

@@ -123,8 +123,9 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     routing = backbone.active_routing
     config = None if spec.adapter is None else _adapter(spec.adapter)
     seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
-    # a budget in tokens or bytes is no share of anything before a prompt is there
-    evicted = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
+    # a budget in tokens or bytes is no share of anything before a prompt is there, and what is read frees nothing
+    method = compression.eviction
+    evicted = compression.keep if method and not method.reads and compression.unit == "fraction" else 1.0
     facts = ArmFacts(
         name=spec.name or arm_name(spec),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
