@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.errors import check_word, clipped, unknown_name
@@ -59,6 +60,9 @@ WRAPPERS: Registry[Wrapper] = Registry(
 )
 """What can be put around a method, and around each other."""
 
+LARGEST = 2**31 - 1
+"""Of the whole numbers among settings; no prompt has as many entries."""
+
 
 def build_eviction(notation: str, **options: Any) -> Eviction:
     """An eviction method, or wrappers around one, with some of their settings changed.
@@ -77,6 +81,7 @@ def build_eviction(notation: str, **options: Any) -> Eviction:
         owner, setting = _owner(notation, names, option)
         if setting in given[owner]:
             raise ValueError(f"setting {setting!r} of {owner} is given twice; {owner}.{setting} is the same")
+        _check_value(f"{owner} {setting}", _fields(owner)[setting], value)
         given[owner][setting] = value
     built = EVICTIONS[names[-1]](**given[names[-1]])
     for name in reversed(names[:-1]):
@@ -121,6 +126,18 @@ def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
     if name in EVICTIONS:
         return {field.name: field for field in dataclasses.fields(EVICTIONS[name])}  # type: ignore[arg-type]
     return {field.name: field for field in dataclasses.fields(WRAPPERS[name]) if field.name != "base"}
+
+
+def _check_value(place: str, field: dataclasses.Field[Any], value: Any) -> None:
+    """Raise a worded ``ValueError`` unless a switch or a number is one; texts and tables the method checks itself."""
+    declared = re.fullmatch(r"(bool|int|float)( \| None)?", getattr(field.type, "__name__", str(field.type)))
+    if declared is None or (value is None and declared[2]):
+        return
+    if type(value).__name__ not in (("int", "float") if declared[1] == "float" else (declared[1],)):
+        kinds = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+        raise ValueError(f"{place} is {clipped(repr(value), 60)}; it must be {kinds[declared[1]]}")
+    if type(value) is int and abs(value) > LARGEST:
+        raise ValueError(f"{place} is a number of many digits; at most {LARGEST:,} is read")
 
 
 def _holders(names: tuple[str, ...], setting: str) -> list[str]:

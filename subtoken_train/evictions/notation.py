@@ -12,9 +12,11 @@ def notation_names(notation: str) -> tuple[str, ...]:
     """Names of a notation, the outermost wrapper's first and the method's last; whether they exist is not asked.
 
     Raises:
-        ValueError: parentheses that do not match, more than ``DEEPEST`` names, or a name that stands twice.
+        ValueError: no text, parentheses that do not match, more than ``DEEPEST`` names, or a name that stands twice.
     """
     shown, example = clipped(repr(notation), 60), "write a method, or wrappers around one: ada(critical(snapkv))"
+    if not isinstance(notation, str):
+        raise ValueError(f"eviction {shown} must be text; {example}")
     opened, closed = notation.count("("), notation.count(")")
     if opened != closed:
         raise ValueError(f"eviction {shown} has {opened:,} of ( and {closed:,} of ); {example}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import ClassVar
 
 import torch
@@ -21,6 +20,9 @@ from torch import Tensor
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.wrapper import Wrapper
+
+LARGEST = 1e100
+"""Of the shares, whose products with a budget and sums stay finite."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class PerLayer(Wrapper):
             raise ValueError("per_layer needs shares, a number for every layer: 4:3:2:1, or [4, 3, 2, 1] in a file")
         object.__setattr__(self, "shares", tuple(self.shares))
         for share in self.shares:
-            if type(share) not in (int, float) or not (isfinite(share) and share >= 0):
-                raise ValueError(f"per_layer shares hold {share!r}; every one must be a number of 0 or more")
+            if type(share) not in (int, float) or not 0 <= share <= LARGEST:
+                raise ValueError(
+                    f"per_layer shares hold {share!r}; every one must be a number of 0 or more, at most 1e100"
+                )
         if not any(self.shares):
             raise ValueError("per_layer shares are all 0; a layer must get something")
 

@@ -24,6 +24,8 @@ from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]
+MOST = 2**53
+"""Tokens or bytes of a budget: what a float still counts one by one."""
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rotary embedding that turn a position by another angle in a longer prompt."""
 BITS: dict[KVDtype, int] = {"model": 0, "int8": 8, "int4": 4}
@@ -79,17 +81,26 @@ class Compression:
             raise ValueError(f"key_window={self.key_window} must be at least 1; 32 last rows choose the key channels")
         if self.scope is not None and self.scope not in get_args(Scope):
             raise unknown_name("scope", self.scope, get_args(Scope))
-        if self.unit == "fraction" and not 0 < self.keep <= 1:
-            raise ValueError(f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries")
-        if self.unit != "fraction" and (self.keep < 1 or self.keep != int(self.keep)):
-            raise ValueError(f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1")
-        if self.eviction is None and self.keep != 1:
-            raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+        if not isinstance(self.rerotate, bool):
+            raise ValueError(f"rerotate={self.rerotate!r} must be true or false")
+        self._check_keep()
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
         if self.rerotate:
             self._check_rerotation()
+
+    def _check_keep(self) -> None:
+        if type(self.keep) not in (int, float):
+            raise ValueError(f"eviction_keep={self.keep!r} must be a number; 0.1 keeps a tenth of the cached entries")
+        if self.unit == "fraction" and not 0 < self.keep <= 1:
+            raise ValueError(f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries")
+        if self.unit != "fraction" and not (1 <= self.keep <= MOST and self.keep == int(self.keep)):
+            raise ValueError(
+                f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}"
+            )
+        if self.eviction is None and self.keep != 1:
+            raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
 
     def _check_rerotation(self) -> None:
         if self.eviction is None or self.eviction.across_layers:
@@ -97,6 +108,11 @@ class Compression:
             if self.eviction is not None:
                 reason = f"needs as many entries in every layer, and eviction {self.eviction.name!r} divides them"
             raise ValueError(f"rerotate {reason}; take for instance streaming_llm, snapkv or h2o")
+        if self.eviction.reads:
+            raise ValueError(
+                f"rerotate closes positions that an eviction opens, and {self.eviction.name!r} evicts nothing; leave "
+                "rerotate out, or take for instance streaming_llm, snapkv or h2o"
+            )
         if self.every is not None:
             raise ValueError(
                 f"rerotate closes the positions of a prompt, and eviction_every={self.every} opens them again while "

@@ -109,8 +109,7 @@ class SubTokenModel:
             eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
             eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
             eviction_options: settings of the method, by name.
-            scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
-                ``all``.
+            scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
             key_channels: share of the channels that stay of the keys in scope.
             merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
@@ -121,6 +120,8 @@ class SubTokenModel:
         Raises:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
+        if eviction is None and eviction_options:
+            raise ValueError(f"eviction_options={eviction_options!r} need an eviction, for instance eviction='snapkv'")
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
         compression = Compression(
             method,

@@ -42,8 +42,8 @@ def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False
 
 def check_key_channels(key_channels: float) -> None:
     """Raise ``ValueError`` unless 0 < key_channels <= 1."""
-    if not 0 < key_channels <= 1:
-        raise ValueError(f"key_channels={key_channels} must lie in (0, 1]; 0.6 keeps 60 % of each key's channels")
+    if type(key_channels) not in (int, float, Fraction) or not 0 < key_channels <= 1:
+        raise ValueError(f"key_channels={key_channels!r} must lie in (0, 1]; 0.6 keeps 60 % of each key's channels")
 
 
 def kept_channels(width: int, key_channels: float) -> int:

@@ -40,6 +40,7 @@ def test_wrappers_stand_in_each_other_and_settings_find_their_method():
         ("chunk(ada)", r"ada goes around a method; write ada\(snapkv\)"),
         ("knorm(snapkv)", r"knorm goes around no other method; wrappers: ada, "),
         ("ada(knorm,snapkv)", "unknown eviction method 'knorm,snapkv'"),
+        (5, "eviction 5 must be text; write a method"),
         ("ada(" * 10**6 + "snapkv" + ")" * 10**6, f"has 1,000,001 methods inside each other; at most {DEEPEST}"),
         ("knorm(" + "x" * 10**6 + ")", "knorm goes around no other"),
         ("x" * 10**6, "unknown eviction method"),
@@ -93,6 +94,22 @@ def test_settings_of_a_chain(monkeypatch, options, words):
     assert defaults["window"] == defaults["both.window"] == 64
     assert "epsilon" not in defaults
     assert not any(key.endswith("base") for key in defaults)
+
+
+NUMBERS = [
+    (name, key, type(field.default))
+    for name in [*EVICTIONS, *(f"{wrapper}(snapkv)" for wrapper in WRAPPERS)]
+    for key, field in setting_fields(name).items()
+    if key.startswith(f"{name.partition('(')[0]}.") and isinstance(field.default, int | float)
+]
+
+
+@pytest.mark.parametrize(("name", "key", "kind"), NUMBERS, ids=[key for _, key, _ in NUMBERS])
+def test_numbers_and_switches_of_another_type_are_refused_in_words(name, key, kind):
+    wrong = {bool: ["false", 0, None], int: ["3", 2.5, True, None, [1], 2**31, -(10**30)], float: ["3", True, [1]]}
+    for value in wrong[kind]:
+        with pytest.raises(ValueError, match=f"^{key.replace('.', ' ')} is .*; (it must be|at most 2,147,483,647)"):
+            build_eviction(name, **{key: value})
 
 
 def test_a_name_stands_in_one_registry():

@@ -63,6 +63,8 @@ def test_heads_share_what_a_layer_has(chain):
         ("4:3", "per_layer needs shares"),
         ([1, -1], "per_layer shares hold -1; every one must be a number of 0 or more"),
         ([1, float("nan")], "per_layer shares hold nan"),
+        ([1, 1e308], "per_layer shares hold 1e.308; every one must be a number of 0 or more, at most 1e100"),
+        ([1, 10**400], "at most 1e100"),
         ([1, "2"], "per_layer shares hold '2'"),
         ([1, True], "per_layer shares hold True"),
         ([0, 0.0], "per_layer shares are all 0"),

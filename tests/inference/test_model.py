@@ -257,6 +257,8 @@ def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
         SubTokenModel.from_pretrained(vlm_adapter.parent / "backbone", backbone="x")
     with pytest.raises(ValueError, match=r"is neither a folder with a config\.json nor"):
         SubTokenModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"eviction_options=.* need an eviction, for instance eviction='snapkv'"):
+        SubTokenModel.from_pretrained(text_adapter, eviction_options={"window": 3})
     with pytest.raises(ValueError, match="'first_visual' reads the attention between text and image"):
         SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)
 
