@@ -27,6 +27,16 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 MODEL = Path(__file__).resolve().parents[1] / "checkpoints/tiny-llama"
 KEPT = (0.5, 0.25, 0.125)
+
+
+class ShortKVzip(kvpress.KVzipPress):
+    """The release, repeating 256 tokens at a time: 2,048, its default, run past this model's positions."""
+
+    def prepare(self, model: Any, tokenizer: Any) -> Any:
+        """See the release."""
+        return super().prepare(model, tokenizer, chunk_size=256)
+
+
 PRESSES: dict[str, Callable[..., Any]] = {
     "KVCompose": kvpress.KVComposePress,
     "SnapKV": kvpress.SnapKVPress,
@@ -36,6 +46,7 @@ PRESSES: dict[str, Callable[..., Any]] = {
     "KeyDiff": kvpress.KeyDiffPress,
     "ExpectedAttention": kvpress.ExpectedAttentionPress,
     "KVzip": kvpress.KVzipPress,
+    "KVzip, chunks of 256": ShortKVzip,
     "Compactor": kvpress.CompactorPress,
     "AdaKV(ExpectedAttention)": lambda compression_ratio: kvpress.AdaKVPress(
         kvpress.ExpectedAttentionPress(compression_ratio, epsilon=1e-2)

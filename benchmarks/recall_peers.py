@@ -60,6 +60,7 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "kvcompose, kvpress": ("kvcompose", {"kvpress": True}),
     "kvcompose, causal": ("kvcompose", {"task": "causal"}),
     "kvzip, chunks of 256": ("kvzip", {"chunk": 256}),
+    "kvzip, kvpress": ("kvzip", {"chunk": 256, "lower_bound": 0}),
     "ada(expected_attention)": ("ada(expected_attention)", {"epsilon": 1e-2}),
     "ada(snapkv)": ("ada(snapkv)", {}),
 }
@@ -78,13 +79,14 @@ PAIRS = [
     ("kvcompose", "KVCompose"),
     ("kvcompose, causal", "KVCompose"),
     ("kvzip, chunks of 256", "KVzip"),
+    ("kvzip, kvpress", "KVzip, chunks of 256"),
     ("ada(expected_attention)", "AdaKV(ExpectedAttention)"),
     ("ada(snapkv)", "AdaKV(SnapKV)"),
 ]
 """Ours and theirs, compared question by question."""
 SAME_SETS = (
     "expected_attention", "keydiff", "tova, kvpress", "snapkv", "knorm", "lagkv", "kvcompose, kvpress",
-    "ada(expected_attention)", "ada(snapkv)",
+    "kvzip, kvpress", "ada(expected_attention)", "ada(snapkv)",
 )  # fmt: skip
 """Ours that are to keep the very entries of their pair."""
 
