@@ -34,19 +34,60 @@ ARMS = {
     "tiny_fastv25_s16k4-random": "the same, groups at random, untrained",
     "tiny_lora_only-aircache0.15625_visual": "AirCache 15.6 %",
     "tiny_none100_s16k4-aircache0.25_visual": "AirCache 25 % + S16K4 router",
+    "tiny_lora_only-compactor0.15625_visual": "Compactor 15.6 %",
+    "tiny_none100_s16k4-compactor0.234375_visual": "Compactor 23.4 % + S16K4 router",
+    "tiny_lora_only-expected_attention0.15625_visual": "ExpectedAttention 15.6 %",
+    "tiny_lora_only-ada+expected_attention0.15625_visual": "Ada(ExpectedAttention) 15.6 %",
+    "tiny_lora_only-keydiff0.15625_visual": "KeyDiff 15.6 %",
     "tiny_lora_only-snapkv0.15625_visual": "SnapKV 15.6 %",
     "tiny_lora_only-snapkv0.15625_visual-context_first": "SnapKV 15.6 %, context first",
     "tiny_lora_only-kvcompose0.15625_visual-context_first": "KVCompose 15.6 %, context first",
+    "tiny_lora_only-compactor0.15625_visual-context_first": "Compactor 15.6 %, context first",
+    "tiny_none100_s16k4-compactor0.234375_visual-context_first": "Compactor 23.4 % + S16K4 router, context first",
+    "tiny_lora_only-expected_attention0.15625_visual-context_first": "ExpectedAttention 15.6 %, context first",
+    "tiny_lora_only-ada+expected_attention0.15625_visual-context_first": "Ada(ExpectedAttention) 15.6 %, context first",
+    "tiny_lora_only-keydiff0.15625_visual-context_first": "KeyDiff 15.6 %, context first",
     "tinylm_lora_only": "no compression",
     "tinylm_quest25_s8k6_anchor": "Quest 21.9 %, the anchor",
     "tinylm_quest25_s16k12": "Quest 25 % + S16K12 router",
     "tinylm_quest25_s16k12-value_norm": "the same, groups by value norm, untrained",
     "tinylm_quest25_s16k12-random": "the same, groups at random, untrained",
+    "tinylm_lora_only-compactor0.21875": "Compactor 21.9 %",
+    "tinylm_quest25_s16k12-none-compactor0.248": "Compactor 24.8 % + S16K12 router",
+    "tinylm_lora_only-expected_attention0.21875": "ExpectedAttention 21.9 %",
+    "tinylm_quest25_s16k12-none-expected_attention0.2424": "ExpectedAttention 24.2 % + S16K12 router",
+    "tinylm_lora_only-ada+expected_attention0.21875": "Ada(ExpectedAttention) 21.9 %",
+    "tinylm_lora_only-keydiff0.21875": "KeyDiff 21.9 %",
+    "tinylm_quest25_s16k12-none-keydiff0.256": "KeyDiff 25.6 % + S16K12 router",
     "tinylm_lora_only-snapkv0.21875": "SnapKV 21.9 %",
     "tinylm_lora_only-snapkv0.21875-context_first": "SnapKV 21.9 %, context first",
     "tinylm_lora_only-kvcompose0.21875-context_first": "KVCompose 21.9 %, context first",
+    "tinylm_lora_only-compactor0.21875-context_first": "Compactor 21.9 %, context first",
+    "tinylm_quest25_s16k12-none-value_norm-compactor0.242-context_first": (
+        "Compactor 24.2 % + S16K12 by value norm, context first"
+    ),
+    "tinylm_lora_only-expected_attention0.21875-context_first": "ExpectedAttention 21.9 %, context first",
+    "tinylm_quest25_s16k12-none-value_norm-expected_attention0.2384-context_first": (
+        "ExpectedAttention 23.8 % + S16K12 by value norm, context first"
+    ),
+    "tinylm_lora_only-ada+expected_attention0.21875-context_first": "Ada(ExpectedAttention) 21.9 %, context first",
+    "tinylm_lora_only-keydiff0.21875-context_first": "KeyDiff 21.9 %, context first",
+    "tinylm_quest25_s16k12-none-value_norm-keydiff0.2535-context_first": (
+        "KeyDiff 25.4 % + S16K12 by value norm, context first"
+    ),
 }
 """Arm -> words of its row, in the table's order."""
+DRAWN = (
+    "tiny_lora_only",
+    "tiny_fastv25_s16k4_anchor",
+    "tiny_fastv25_s16k4",
+    "tiny_lora_only-aircache0.15625_visual",
+    "tiny_none100_s16k4-aircache0.25_visual",
+    "tiny_lora_only-kvcompose0.15625_visual-context_first",
+    "tiny_lora_only-compactor0.15625_visual-context_first",
+    "tiny_none100_s16k4-compactor0.234375_visual-context_first",
+)
+"""Arms of the plot."""
 ONE_WORD = ("scenes_pope", "scenes_gqa", "scenes_mmbench")
 """Tasks whose answers are one token: an eviction after the prompt that saw the question cannot change them."""
 STYLE = "svg{color:#57606a;font-family:sans-serif}@media(prefers-color-scheme:dark){svg{color:#9aa4b0}}"
@@ -106,9 +147,8 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def figure() -> Figure:
-    """Bars per task of the arms on scenes, as many as have a colour of their own: without those of SnapKV."""
-    found = printed_scores()
-    shown = [arm for arm in ARMS if arm.startswith("tiny_") and "snapkv" not in arm]
+    """Bars per task of some arms on scenes, as many as have a colour of their own."""
+    found, shown = printed_scores(), list(DRAWN)
     arms: dict[str, dict[str, Estimate]] = {arm: {} for arm in shown}
     for (arm, task), row in found.items():
         if arm in arms:

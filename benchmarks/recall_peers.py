@@ -9,7 +9,9 @@
 
 Sixty contexts of 512 tokens of the held-out split, 24 facts in each, eight asked for, read by the bare
 ``checkpoints/tiny-llama``. Both sides get the same ids, compress the context alone, then read the question at the
-positions after the whole context and answer greedily; a hit is a code that is stated exactly.
+positions after the whole context and answer greedily; a hit is a code that is stated exactly. Compactor draws a random
+sketch: both sides run five, and a context's hits are their mean. What one side has answered is kept in the folder, a
+file per method, and not run again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.pairs import hardware, write
-from subtoken_train.cache.cache import PackedCache
+from benchmarks.recall_sets import compare_sets
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -33,7 +35,6 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.types import Batch
 
@@ -44,19 +45,50 @@ START, END = "<!-- recall_peers:start -->", "<!-- recall_peers:end -->"
 CONTEXTS, SEED = 60, 0
 KEPT = (0.5, 0.25, 0.125)
 BATCH = 15
+SKETCHES = range(5)
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "expected_attention": ("expected_attention", {}),
+    "keydiff": ("keydiff", {}),
+    "compactor": ("compactor", {}),
+    "compactor, kvpress": ("compactor", {"scaled": False, "masked": False}),
+    "tova": ("tova", {}),
+    "tova, kvpress": ("tova", {"protect_last": True}),
+    "snapkv": ("snapkv", {}),
+    "knorm": ("knorm", {}),
+    "lagkv": ("lagkv", {}),
     "kvcompose": ("kvcompose", {}),
     "kvcompose, kvpress": ("kvcompose", {"kvpress": True}),
     "kvcompose, causal": ("kvcompose", {"task": "causal"}),
-    "snapkv": ("snapkv", {}),
+    "kvzip, chunks of 256": ("kvzip", {"chunk": 256}),
+    "kvzip, kvpress": ("kvzip", {"chunk": 256, "lower_bound": 0}),
+    "ada(expected_attention)": ("ada(expected_attention)", {"epsilon": 1e-2}),
+    "ada(snapkv)": ("ada(snapkv)", {}),
 }
+"""Name in the tables -> (method, settings); a new one is a line here, and its peer one in ``PAIRS``."""
 PAIRS = [
+    ("expected_attention", "ExpectedAttention"),
+    ("keydiff", "KeyDiff"),
+    ("compactor", "Compactor"),
+    ("compactor, kvpress", "Compactor"),
+    ("tova, kvpress", "TOVA"),
+    ("tova", "TOVA"),
+    ("snapkv", "SnapKV"),
+    ("knorm", "Knorm"),
+    ("lagkv", "LagKV"),
     ("kvcompose, kvpress", "KVCompose"),
     ("kvcompose", "KVCompose"),
     ("kvcompose, causal", "KVCompose"),
-    ("snapkv", "SnapKV"),
+    ("kvzip, chunks of 256", "KVzip"),
+    ("kvzip, kvpress", "KVzip, chunks of 256"),
+    ("ada(expected_attention)", "AdaKV(ExpectedAttention)"),
+    ("ada(snapkv)", "AdaKV(SnapKV)"),
 ]
 """Ours and theirs, compared question by question."""
+SAME_SETS = (
+    "expected_attention", "keydiff", "tova, kvpress", "snapkv", "knorm", "lagkv", "kvcompose, kvpress",
+    "kvzip, kvpress", "ada(expected_attention)", "ada(snapkv)",
+)  # fmt: skip
+"""Ours that are to keep the very entries of their pair."""
 
 
 def draw(folder: Path) -> None:
@@ -77,53 +109,83 @@ def draw(folder: Path) -> None:
 def ours(folder: Path) -> None:
     """Run our evictions on the same contexts, score both sides, compare the kept sets, and write the record."""
     drawn = json.loads((folder / "contexts.json").read_text())
-    theirs = json.loads((folder / "peers.json").read_text())
-    backbone = load_backbone(MODEL)
-    tokenizer, samples = backbone.family.tokenizer, drawn["samples"]
+    backbone, samples = load_backbone(MODEL), drawn["samples"]
+    peers = dict.fromkeys(["none", *(theirs for _, theirs in PAIRS)])
+    theirs = {name: torch.load(folder / f"{name}.pt") for name in peers}
 
-    def hits(texts: list[str]) -> list[int]:
-        return [
-            round(len(sample["codes"]) * recall_accuracy(text, sample["codes"]))
-            for text, sample in zip(texts, samples, strict=True)
+    def hits(draws: list[list[str]]) -> list[float]:
+        """Hits in every context, mean over draws."""
+        counts = [
+            [round(len(sample["codes"]) * recall_accuracy(text, sample["codes"])) for text in texts]
+            for sample, *texts in zip(samples, *draws, strict=True)
         ]
+        return [sum(each) / len(each) for each in counts]
 
-    rows: dict[str, dict[str, list[int]]] = {}
-    for name, fractions in theirs["answers"].items():
-        rows[f"kvpress {name}"] = {
-            kept: hits(tokenizer.batch_decode(ids, skip_special_tokens=True)) for kept, ids in fractions.items()
+    rows: dict[str, dict[str, list[float]]] = {}
+    decode = backbone.family.tokenizer.batch_decode
+    for name, found in theirs.items():
+        texts = {
+            kept: [decode(ids, skip_special_tokens=True) for ids in draws] for kept, draws in found["answers"].items()
         }
-    for name, (method, options) in {"none": ("", {}), **OURS}.items():
-        rows[f"ours {name}"] = {}
-        for kept in KEPT if method else (1.0,):
-            compression = Compression(build_eviction(method, **options), kept) if method else Compression()
-            texts: list[str] = []
-            for start in range(0, CONTEXTS, BATCH):
-                batch = _batch(samples[start : start + BATCH])
-                found = generate_batch(
-                    backbone,
-                    batch,
-                    max_new_tokens=drawn["max_new_tokens"],
-                    compression=compression,
-                    protocol="context_first",
-                )
-                texts += [each.text for each in found]
-            rows[f"ours {name}"][str(kept)] = hits(texts)
-            print(name, kept, flush=True)
+        rows[f"kvpress {name}"] = {kept: hits(draws) for kept, draws in texts.items()}
+    for name in ("none", *OURS):
+        rows[f"ours {name}"] = {kept: hits(draws) for kept, draws in _answers(backbone, drawn, name, folder).items()}
     asked = [len(sample["codes"]) for sample in samples]
+    pairs = dict(PAIRS)
     record = {
         "contexts": CONTEXTS,
         "seed": SEED,
         "context_tokens": len(samples[0]["context"]),
         "asked": asked,
         "kept": list(KEPT),
-        "versions": {"kvpress's side": theirs["versions"], "ours": {x: version(x) for x in ("transformers", "torch")}},
+        "versions": {
+            "kvpress's side": theirs["none"]["versions"],
+            "ours": {x: version(x) for x in ("transformers", "torch")},
+        },
         "hardware": hardware(),
         "python": platform.python_version(),
         "hits": rows,
         "paired": [_paired(rows, asked, *pair) for pair in PAIRS],
-        "kept_sets": _kept_sets(backbone, samples, torch.load(folder / "kvcompose.pt")),
+        "kept_sets": {
+            name: compare_sets(
+                [_batch(samples[i : i + BATCH]) for i in range(0, CONTEXTS, BATCH)],
+                backbone,
+                build_eviction(OURS[name][0], **OURS[name][1]),
+                theirs[pairs[name]]["sets"],
+            )
+            for name in SAME_SETS
+        },
     }
     write(record, RECORD)
+
+
+def _answers(
+    backbone: CompressedBackbone, drawn: dict[str, Any], name: str, folder: Path
+) -> dict[str, list[list[str]]]:
+    """Our answers at each share, draw by draw; from the folder, if they are there."""
+    file = folder / f"ours {name}.json"
+    if file.exists():
+        found: dict[str, list[list[str]]] = json.loads(file.read_text())
+        return found
+    method, options = OURS.get(name, ("", {}))
+    found = {}
+    for kept in KEPT if method else (1.0,):
+        found[str(kept)] = []
+        for seed in SKETCHES if method == "compactor" else (None,):
+            settings = options if seed is None else {**options, "seed": seed}
+            compression = Compression(build_eviction(method, **settings), kept) if method else Compression()
+            texts: list[str] = []
+            for start in range(0, CONTEXTS, BATCH):
+                batch = _batch(drawn["samples"][start : start + BATCH])
+                most = drawn["max_new_tokens"]
+                said = generate_batch(
+                    backbone, batch, max_new_tokens=most, compression=compression, protocol="context_first"
+                )
+                texts += [each.text for each in said]
+            found[str(kept)].append(texts)
+        print(name, kept, flush=True)
+    file.write_text(json.dumps(found))
+    return found
 
 
 def _batch(samples: list[dict[str, Any]]) -> Batch:
@@ -143,47 +205,6 @@ def _paired(rows: dict[str, Any], asked: list[int], first: str, second: str) -> 
         pairs = zip(rows[f"ours {first}"][kept], rows[f"kvpress {second}"][kept], asked, strict=True)
         values = [100 * (a - b) / count for a, b, count in pairs]
         found[kept] = [sum(values) / len(values), *bootstrap_interval(values)]
-    return found
-
-
-def _kept_sets(
-    backbone: CompressedBackbone, samples: list[dict[str, Any]], noted: dict[str, list[Any]]
-) -> dict[str, Any]:
-    """Our kept sets beside the release's, entry by entry: sets that are equal, entries that differ, and by how much.
-
-    The release gives the first layer, rank by rank, the best of any layer's scores: its values are then just those of
-    other layers, and which of two equal ones is the last within the budget is not defined by its ``topk``. One layer
-    then keeps an entry per head more and another one less. ``widest`` is the largest distance, in the release's scores,
-    of an entry that one side alone keeps from the worst that the release keeps in that head.
-    """
-    found: dict[str, Any] = {}
-    for kept in KEPT:
-        equal = differing = entries = 0
-        widest = 0.0
-        for start in range(0, CONTEXTS, BATCH):
-            compression = Compression(build_eviction("kvcompose", kvpress=True), kept)
-            cache = PackedCache(backbone.family.shape.num_layers)
-            batch = _batch(samples[start : start + BATCH])
-            plan = open_prompts(backbone, batch, cache, compression, "context_first").plan
-            for row, (scores, theirs) in enumerate(noted[str(kept)][start : start + BATCH]):
-                mine = torch.zeros_like(theirs)
-                for layer, part in enumerate(plan.layers):
-                    real = part.entries_BN[row] >= 0
-                    mine[layer][:, part.entries_BN[row, real]] = part.heads_BNh[row, real].T
-                apart = mine ^ theirs
-                equal, differing, entries = (
-                    equal + (not apart.any()),
-                    differing + int(apart.sum()),
-                    entries + int(theirs.sum()),
-                )
-                worst = scores.masked_fill(~theirs, torch.inf).amin(-1, keepdim=True)
-                widest = max(widest, float((scores - worst).abs().masked_fill(~apart, 0).max()))
-        found[str(kept)] = {
-            "contexts_equal": equal,
-            "entries_kept": entries,
-            "entries_that_one_side_keeps": differing,
-            "widest": widest,
-        }
     return found
 
 

@@ -44,6 +44,34 @@ def in_compressed_region(regions: Tensor) -> Tensor:
     return (regions == Region.VISUAL) | (regions == Region.CONTEXT)
 
 
+@dataclass(frozen=True)
+class Identity:
+    """A backbone's identity; ``digest`` covers model type and every parameter's name and shape, never its values."""
+
+    path: str
+    revision: str | None
+    model_type: str
+    digest: str
+
+
+@dataclass
+class CutKeys:
+    """Key channels that a layer does not keep of some of its entries.
+
+    Attributes:
+        entries_BN: entries of the plan whose keys are cut, bool.
+        channels_Bhd: channels that stay of them, bool, equally many in each head.
+    """
+
+    entries_BN: Tensor
+    channels_Bhd: Tensor
+
+    @property
+    def kept(self) -> int:
+        """Channels that stay of a cut key."""
+        return int(self.channels_Bhd[0, 0].sum())
+
+
 @dataclass
 class LayerPlan:
     """What one layer keeps.
@@ -54,17 +82,23 @@ class LayerPlan:
         heads_BNh: key-value heads that keep each entry, bool [B, N_kept, h]; None means all. A head stores the slice of
             a value group that is its own, so a group is stored where its heads keep the entry.
         rows_BN: the row of the prompt's pass that each entry came from, int64; None means the entry's own number.
+        cut_keys: None means that every key is whole.
     """
 
     entries_BN: Tensor
     group_mask_BNS: Tensor | None = None
     heads_BNh: Tensor | None = None
     rows_BN: Tensor | None = None
+    cut_keys: CutKeys | None = None
 
     def select(self, samples: Tensor) -> LayerPlan:
         """The plan of some samples (int64 numbers, or bool marks), in their order."""
-        parts = (self.group_mask_BNS, self.heads_BNh, self.rows_BN)
-        return LayerPlan(self.entries_BN[samples], *(None if part is None else part[samples] for part in parts))
+        groups, heads, rows = (
+            None if part is None else part[samples] for part in (self.group_mask_BNS, self.heads_BNh, self.rows_BN)
+        )
+        cut = self.cut_keys
+        own_cut = None if cut is None else CutKeys(cut.entries_BN[samples], cut.channels_Bhd[samples])
+        return LayerPlan(self.entries_BN[samples], groups, heads, rows, own_cut)
 
 
 @dataclass

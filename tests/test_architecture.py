@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "subtoken_train"
 
 ROOMS = [
-    {"types", "errors", "resources", "documents", "outputs", "typed", "registry"},
+    {"types", "errors", "resources", "documents", "outputs", "typed", "registry", "calibrations"},
     {"functional"},
     {"ledger"},
     {"kernels"},
@@ -20,6 +20,7 @@ ROOMS = [
     {"artifact"},
     {"datasets", "inference"},
     {"training", "evaluation"},
+    {"calibrating"},
     {"cli"},
     {"plugins", "__main__"},
 ]

@@ -9,12 +9,12 @@ import pytest
 
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.tasks import TASKS
-from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.families import FAMILIES
 from subtoken_train.registry import Registry
 from subtoken_train.routing import SELECTORS
 
-REGISTRIES = {registry.group: registry for registry in (EVICTIONS, FAMILIES, SELECTORS, TASKS)}
+REGISTRIES = {registry.group: registry for registry in (EVICTIONS, WRAPPERS, FAMILIES, SELECTORS, TASKS)}
 CLASSES = """
 from subtoken_train.evictions.knorm import KNorm
 

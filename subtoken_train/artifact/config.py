@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.artifact.identity import Identity
 from subtoken_train.artifact.tensors import read_shapes
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import check_file_name, read_json
@@ -24,6 +23,7 @@ from subtoken_train.reducers import ONCE_OF_ALL, REDUCERS, split_settings
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.typed import checked, shown, typed
+from subtoken_train.types import Identity
 
 LORA_FILE = "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".pyc", ".py")

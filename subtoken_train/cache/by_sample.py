@@ -69,16 +69,18 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
             device = block.parts[0].keys.data.device
             index = torch.tensor([old for old, _ in wanted], device=device)
             rows = torch.tensor([new for _, new in wanted], device=device)
-            parts = [_select_part(part, index) for part in block.parts]
-            chosen.append(Block(None if len(wanted) == len(samples) * per_sample else rows, parts))
+            parts = [select_part(part, index) for part in block.parts]
+            channels = None if block.channels is None else block.channels[index]
+            pages = None if block.pages is None else block.pages.select(index)
+            chosen.append(Block(None if len(wanted) == len(samples) * per_sample else rows, parts, channels, pages))
     return chosen
 
 
-def _select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
+def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
     """The rows' entries and pieces."""
     values = part.values
     chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.select(index_R)
-    return BlockPart(part.keys.select(index_R), chosen)
+    return BlockPart(part.keys.select(index_R), chosen, part.cut)
 
 
 def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
@@ -109,12 +111,16 @@ class Share:
         routed_bytes: of entries whose values are stored in part: keys, pieces and what finds them.
         index_bytes: of them, those that find the pieces.
         routed_channels: value channels that are stored of those entries, in all heads.
+        channel_bytes: of ``total_bytes``, the numbers of the channels that cut keys keep.
+        unread_bytes: of ``total_bytes``, what one new token does not read.
     """
 
     total_bytes: int = 0
     routed_bytes: int = 0
     index_bytes: int = 0
     routed_channels: int = 0
+    channel_bytes: int = 0
+    unread_bytes: int = 0
 
 
 def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
@@ -129,9 +135,12 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
         rows = range(count) if block.rows is None else block.rows.tolist()
         per_sample = 1 if block.heads == heads else heads
         index_row = 0 if block.rows is None else block.rows.element_size()
+        channels, pages = (0 if x is None else x.nbytes // count for x in (block.channels, block.pages))
         for place, row in enumerate(rows):
             share = shares[row // per_sample]
-            share.total_bytes += index_row
+            share.total_bytes += index_row + channels + pages
+            share.channel_bytes += channels
+            share.unread_bytes += block.unread_bytes // count
             for part in block.parts:
                 if isinstance(part.values, RoutedValues):
                     _add_routed(share, part.keys, part.values, place, width)
@@ -140,15 +149,11 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
     return shares
 
 
-def slice_bytes(block: Block) -> int:
-    """Bytes of the key and the value of one head of an entry that is stored whole: as many for each."""
-    return 2 * vector_bytes(block.parts[0].keys)
-
-
-def vector_bytes(payload: Payload) -> int:
-    """Bytes of one vector of a payload, its scale included."""
+def vector_bytes(payload: Payload, width: int) -> int:
+    """Bytes of a vector of ``width`` channels that is stored as those of a payload are, its scale included."""
     scale = 0 if payload.scale is None else payload.scale.element_size()
-    return payload.data.shape[-1] * payload.data.element_size() + scale
+    halves = payload.data.dtype == torch.uint8  # two channels a byte
+    return (width // 2 if halves else width * payload.data.element_size()) + scale
 
 
 def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, width: int) -> None:
@@ -160,8 +165,9 @@ def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, w
         in_index = values.index.nbytes // count
     shared = values.piece_bit.nbytes
     index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)
-    routed = keys.nbytes // count + stored * vector_bytes(values.pieces) + index
+    channels = width * values.heads // pieces
+    routed = keys.nbytes // count + stored * vector_bytes(values.pieces, channels) + index
     share.total_bytes += routed
     share.routed_bytes += routed
     share.index_bytes += index
-    share.routed_channels += stored * (width * values.heads // pieces)
+    share.routed_channels += stored * channels

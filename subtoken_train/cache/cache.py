@@ -8,6 +8,8 @@ Legend: B batch.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -16,19 +18,30 @@ from subtoken_train.cache.by_sample import chosen_samples, repeated_samples
 from subtoken_train.cache.packed_layer import PackedLayer
 
 
+class Evictor(Protocol):
+    """What evicts while tokens are decoded; ``evictions`` counts how often it did."""
+
+    evictions: int
+
+    def before_append(self, cache: PackedCache) -> None:
+        """Called before tokens are appended."""
+
+
 class PackedCache(Cache):  # type: ignore[misc]
     """Packed layers, and where the next token stands.
 
     Attributes:
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
         origin_B: which prompt each sample's packed entries belong to. Beams of a prompt are alike, so that reordering
-            them moves the tails only.
+            them moves the tails only, unless there is an evictor.
+        evictor: evicts while tokens are decoded, by the layers' records; None: nothing does.
     """
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[PackedLayer() for _ in range(num_layers)])
         self.next_position: Tensor | None = None
         self.origin_B: Tensor | None = None
+        self.evictor: Evictor | None = None
 
     @property
     def is_filled(self) -> bool:
@@ -51,6 +64,12 @@ class PackedCache(Cache):  # type: ignore[misc]
             assert isinstance(layer, PackedLayer)
             assert layer.tail_length == 0
             layer.tail_start_B = padding_B
+
+    def choose_pages(self, chooses: bool) -> None:
+        """Whether the token that comes next reads the pages that it chooses, where there are pages, or everything."""
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            layer.chooses_pages = chooses
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
@@ -75,7 +94,7 @@ class PackedCache(Cache):  # type: ignore[misc]
     def reset(self) -> None:
         """Empty again: the next prompt fills it."""
         super().reset()
-        self.next_position = self.origin_B = None
+        self.next_position = self.origin_B = self.evictor = None
 
     def _select(self, samples: Tensor) -> None:
         assert self.origin_B is not None
@@ -83,6 +102,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         samples = samples.to(self.origin_B.device)
         origin = self.origin_B[samples]
         moves = origin.shape != self.origin_B.shape or not torch.equal(origin, self.origin_B)
+        moves = moves or self.evictor is not None  # which packs the tails, so that copies of a prompt differ
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
             layer.select(samples, with_prompt=moves)

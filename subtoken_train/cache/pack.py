@@ -41,7 +41,7 @@ def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: P
         plan: entries that stay, by the rows that they are; one with all S value groups is stored whole.
         packing: layout and precision.
 
-    Rows of the batch that keep equally many entries, and equally many of them whole, share a block.
+    Rows of the batch that keep equally many entries, equally many of them whole and with a whole key, share a block.
     """
     _, kv_heads, length, width = key_BhNd.shape
     valid_BM, groups_BMS, shared = plan.entries_BN >= 0, plan.group_mask_BNS, plan.heads_BNh is None
@@ -57,34 +57,49 @@ def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: P
         bits_RSM, piece_bit = _bits(groups_BMS, kv_heads, width, packing.layout, shared)
         whole_RM = groups_BMS.all(-1)
         whole_RM = whole_RM if shared else whole_RM.repeat_interleave(kv_heads, 0)
-    kinds = [(True, keep_RM & ~whole_RM), (False, keep_RM & whole_RM)]
+    cut_RM, channels_Rck = _cut_rows(plan, kv_heads, keep_RM)
+    kinds = [
+        (routed, cut, keep_RM & (whole_RM != routed) & (cut_RM == cut))
+        for routed, cut in ((True, True), (True, False), (False, True), (False, False))
+    ]
     alike: dict[tuple[int, ...], list[int]] = {}
-    for row, counts in enumerate(torch.stack([marks.sum(-1) for _, marks in kinds], dim=-1).tolist()):
+    for row, counts in enumerate(torch.stack([marks.sum(-1) for *_, marks in kinds], dim=-1).tolist()):
         alike.setdefault(tuple(counts), []).append(row)
     blocks = []
     for counts, members in alike.items():
         rows = None if len(alike) == 1 else torch.tensor(members, device=keep_RM.device)
         own_keys, own_values, own_row = (x if rows is None else x[rows] for x in (keys, values, row_RM))
+        own_bits, channels = (x if rows is None or x is None else x[rows] for x in (bits_RSM, channels_Rck))
         parts = []
-        for (routed, marks), count in zip(kinds, counts, strict=True):
-            if routed and not count:
+        for (routed, cut, marks), count in zip(kinds, counts, strict=True):
+            if not count and (routed or cut):
                 continue
             places = _places(marks if rows is None else marks[rows], count)
             index = own_row.gather(1, places)
-            stored = Payload.store(_take(own_keys, index), packing.kv_bits)
-            kept: Payload | RoutedValues
+            stored = Payload.store(_take(own_keys, index, channels if cut else None), packing.kv_bits)
+            value_RcMd = _take(own_values, index)
             if routed:
-                assert bits_RSM is not None
+                assert own_bits is not None
                 assert piece_bit is not None
-                own_bits = (bits_RSM if rows is None else bits_RSM[rows]).gather(
-                    2, places[:, None].expand(-1, bits_RSM.shape[1], -1)
-                )
-                kept = _routed_values(_take(own_values, index), own_bits, piece_bit, stored, packing.kv_bits)
+                flags = own_bits.gather(2, places[:, None].expand(-1, own_bits.shape[1], -1))
+                kept = _routed_values(value_RcMd, flags, piece_bit, stored, packing.kv_bits)
+                parts.append(BlockPart(stored, kept, cut))
             else:
-                kept = Payload.store(_take(own_values, index), packing.kv_bits)
-            parts.append(BlockPart(stored, kept))
-        blocks.append(Block(rows, parts))
+                parts.append(BlockPart(stored, Payload.store(value_RcMd, packing.kv_bits), cut))
+        blocks.append(Block(rows, parts, channels if any(part.cut for part in parts) else None))
     return blocks
+
+
+def _cut_rows(plan: LayerPlan, kv_heads: int, keep_RM: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Entries whose keys are cut, bool [R, M], and the numbers of the channels that they keep, [R, c, k]."""
+    cut, shared = plan.cut_keys, plan.heads_BNh is None
+    if cut is None:
+        return torch.zeros_like(keep_RM), None
+    channels_Bhk = cut.channels_Bhd.nonzero()[:, 2].view(*cut.channels_Bhd.shape[:2], -1)
+    channels_Bhk = channels_Bhk.to(torch.uint8 if cut.channels_Bhd.shape[2] <= 256 else torch.int16)
+    if shared:
+        return cut.entries_BN, channels_Bhk
+    return cut.entries_BN.repeat_interleave(kv_heads, 0), channels_Bhk.flatten(0, 1)[:, None]
 
 
 def _places(chosen_RM: Tensor, count: int) -> Tensor:
@@ -92,10 +107,13 @@ def _places(chosen_RM: Tensor, count: int) -> Tensor:
     return chosen_RM.nonzero()[:, 1].view(len(chosen_RM), count)
 
 
-def _take(vectors_RcNd: Tensor, index_RM: Tensor) -> Tensor:
-    """Entries of every head, [R, c, M, d]."""
-    _, heads, _, width = vectors_RcNd.shape
-    return vectors_RcNd.gather(2, index_RM[:, None, :, None].expand(-1, heads, -1, width))
+def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
+    """Entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
+    rows, heads = (torch.arange(size, device=index_RM.device) for size in vectors_RcNd.shape[:2])
+    taken = vectors_RcNd[rows[:, None, None], heads[:, None], index_RM[:, None]]  # gather takes twice as long
+    if channels_Rck is None:
+        return taken
+    return taken.gather(3, channels_Rck.long()[:, :, None].expand(-1, -1, index_RM.shape[1], -1))
 
 
 def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
@@ -124,14 +142,26 @@ def _routed_values(
 ) -> RoutedValues:
     """Keep the pieces that the flags name, piece by piece, and find them by the faster index that is small enough."""
     rows, heads, entries, _ = value_RcMd.shape
-    flags_RPM = flags_RSM.index_select(1, piece_bit)
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, len(piece_bit) // heads, -1).transpose(2, 3).flatten(1, 2)
+    pieces = Payload.store(pieces_RPMw[flags_RSM.index_select(1, piece_bit)], kv_bits)
+    return with_index(pieces, flags_RSM, piece_bit, keys)
+
+
+def with_index(pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload) -> RoutedValues:
+    """Stored pieces with what finds their entries.
+
+    Args:
+        pieces: in the order of ``RoutedValues.pieces``.
+        flags_RSM: what each entry stores, bool, by its S bits.
+        piece_bit: which of the bits rules each piece.
+        keys: of the same entries.
+    """
+    flags_RPM, heads = flags_RSM.index_select(1, piece_bit), keys.data.shape[1]
     counts = flags_RPM.sum(-1).flatten()
-    pieces = Payload.store(pieces_RPMw[flags_RPM], kv_bits)
     index = places_of(flags_RPM, heads).to(torch.int32)
     if index.nbytes > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = _pack_bits(flags_RSM)
-    return RoutedValues(index, pieces, (counts.cumsum(0) - counts).int(), piece_bit.int(), entries, heads)
+    return RoutedValues(index, pieces, (counts.cumsum(0) - counts).int(), piece_bit.int(), flags_RSM.shape[-1], heads)
 
 
 def _pack_bits(flags_RSM: Tensor) -> Tensor:

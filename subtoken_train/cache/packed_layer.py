@@ -1,13 +1,16 @@
 """One layer of a packed cache: ``update`` hands the layer itself to the attention function.
 
 The prompt's entries are put in once, by ``fill``; what comes after it (generated tokens, a further turn) is appended
-in full to a tail with a little slack.
+in full to a tail with a little slack. Where tokens are evicted while decoding, a *record* says of each entry which one
+it is, and ``keep`` packs what stays of the tail.
 
-Legend: B batch, h key-value heads, T tail tokens, d head width, q new tokens.
+Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail tokens, N stored entries and tail
+tokens, d head width, q new tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -15,14 +18,19 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
+from subtoken_train.cache.entries import keep_entries
+from subtoken_train.cache.entry_record import EntryRecord
 from subtoken_train.kernels.naive import packed_attention
-from subtoken_train.kernels.storage import Block
+from subtoken_train.kernels.storage import Block, BlockPart, Payload
 
 SLACK = 64  # tokens by which a full tail grows
 
 
 class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer: packed blocks of the prompt, and the tail."""
+    """One layer: packed blocks of the prompt, and the tail.
+
+    ``record`` is None where nothing is evicted while decoding.
+    """
 
     is_sliding = False
     is_croppable = True
@@ -33,6 +41,9 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.prompt_length = 0
         self.tail_length = 0
         self.tail_start_B: Tensor | None = None
+        self.settled_length = 0  # tokens that were in the tail before it was packed
+        self.record: EntryRecord | None = None
+        self.chooses_pages = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """An empty tail like the given [B, h, q, d] states."""
@@ -66,11 +77,16 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
         """Attention of the last q tokens over everything stored, [B, H, q, d]; ``update`` comes first."""
         keys, values = (tail[:, :, : self.tail_length] for tail in (self.keys, self.values))
-        return packed_attention(query_BHqd, self.blocks, keys, values, scale, self.tail_start_B)
+        if self.record is not None:
+            self.record.note(query_BHqd)
+        blocks = self.blocks
+        if not self.chooses_pages:
+            blocks = [block if block.pages is None else replace(block, pages=None) for block in blocks]
+        return packed_attention(query_BHqd, blocks, keys, values, scale, self.tail_start_B)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""
-        return self.prompt_length + self.tail_length
+        return self.prompt_length + self.settled_length + self.tail_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """As transformers asks; no mask is built from it."""
@@ -85,8 +101,13 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Raises:
             ValueError: a positive number, as transformers' own layers refuse it, or more than the tail holds; the
-                prompt is packed and cannot be shortened.
+                prompt is packed and cannot be shortened. Always, where tokens are evicted while decoding.
         """
+        if self.record is not None:
+            raise ValueError(
+                "eviction_every lets tokens go for good: a cache cannot be taken back to an earlier one; leave it out "
+                "to crop the cache"
+            )
         if tokens_to_remove > 0:
             raise ValueError(
                 f"crop({tokens_to_remove}): give a negative number; crop(-{tokens_to_remove}) removes "
@@ -139,6 +160,28 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
         if self.tail_start_B is not None:
             self.tail_start_B = self.tail_start_B.index_select(0, samples.to(self.tail_start_B.device))
+        if self.record is not None:
+            self.record.select(samples.to(self.keys.device))
+
+    def tail_rows(self) -> BlockPart:
+        """The tail by rows of the record: samples, or heads of samples."""
+        assert self.record is not None
+        used = [tail[:, :, : self.tail_length] for tail in (self.keys, self.values)]
+        if len(self.record.place_RM) != len(self.keys):
+            used = [tail.flatten(0, 1)[:, None] for tail in used]
+        keys, values = (Payload(tail, None, tail.dtype) for tail in used)
+        return BlockPart(keys, values)
+
+    def keep(self, keep_RN: Tensor, settles_B: Tensor, bits: int) -> None:
+        """Keep the marked entries, see ``keep_entries``; the tail is packed and begins anew."""
+        assert self.record is not None
+        tail = self.tail_rows()
+        settles_R = settles_B.repeat_interleave(len(keep_RN) // len(settles_B))
+        self.blocks = keep_entries(self.blocks, keep_RN, tail, settles_R, bits)
+        self.record.keep(keep_RN, self.tail_length, self.tail_start_B)
+        self.settled_length += self.tail_length
+        self.tail_length, self.tail_start_B = 0, None
+        self.keys, self.values = (states[:, :, :0].clone() for states in (self.keys, self.values))
 
     def reset(self) -> None:
         """Empty again."""
@@ -153,6 +196,11 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def index_bytes(self) -> int:
         """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
         return sum(block.index_bytes for block in self.blocks)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
+        return sum(block.unread_bytes for block in self.blocks)
 
     @property
     def tail_bytes(self) -> tuple[int, int]:

@@ -1,29 +1,39 @@
-"""``subtoken-train diagnose``: what an adapter's routers do with their budget."""
+"""``subtoken-train diagnose``: what an adapter's routers do with their budget, or a KV eviction with its own."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subtoken_train.cli.arm_flags import add_eviction_options, arm_options
 from subtoken_train.cli.command_line import check_counts
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from subtoken_train.evaluation.diagnostics_files import LayerRow
+    from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.families.family import Family
-    from subtoken_train.types import Batch
+    from subtoken_train.inference.compression import Compression
+    from subtoken_train.routing.base import RoutingConfig
+    from subtoken_train.types import Batch, Protocol
 
 SCENES = "data/scenes/dev.json"
+NEW_TOKENS = 16
+PRINTED = ["layer", "kept", "kept_share", "sparsity", "hit_rate", "attention_kept", "rank_agreement"]
 
-HELP = """What an adapter's routers do with their budget, on prompts.
+HELP = """What an adapter's routers, or a KV eviction, do with their budget, on prompts.
 
 Writes, as CSV tables and PNG pictures: the paper's Figure 1 (how many groups K_j tokens keep under a global budget, and
 how K_j goes with relevance, the mean attention of the query region on a token), the use of every group per layer with
 its entropy, and how far the choice agrees with the groups of largest value norm.
+
+With --eviction NAME, instead: per layer, the budget that the method gives it, how sparse attention is in the prompt and
+while generating, and how well the method foresees what generated tokens read: the share of the entries read most that
+it keeps (hit rate), the share of the attention that it keeps, and the rank correlation with its scores. Tokens are
+generated from the whole cache, nothing is evicted.
 
 A vision-language adapter reads the prompts of a data file; a language model's, questions about facts in English that
 ships with the project (512 tokens of context)."""
@@ -35,11 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="FILE", help=f"prompts with images (default: {SCENES})")
     parser.add_argument("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
     parser.add_argument("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
+    add_eviction_options(parser)
+    parser.add_argument(
+        "--protocol", metavar="query_aware|context_first", help="whether the eviction sees the question"
+    )
+    parser.add_argument(
+        "--new-tokens", type=int, metavar="N", help=f"generated after each prompt at most (default: {NEW_TOKENS})"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, run the prompts, write and print."""
-    check_counts(args, "limit")
+    check_counts(args, "limit", "new_tokens")
+    if args.eviction is None and (args.protocol or args.new_tokens):
+        raise ValueError("--protocol and --new-tokens need --eviction NAME, for instance snapkv")
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
@@ -48,26 +67,63 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.artifact.source import adapter_folder
-    from subtoken_train.evaluation.diagnostics import diagnose
-    from subtoken_train.evaluation.diagnostics_files import draw_figures, layer_rows, write_tables
+    from subtoken_train.inference.arm_spec import ArmSpec
 
+    spec = ArmSpec(**{**arm_options(args), "adapter": args.adapter}, written="flag")
+    compression = spec.compression()
     adapter = adapter_folder(args.adapter)
     name = read_config(adapter).training.get("name", adapter.name)
-    folder = Path(args.out or f"runs/diagnostics/{name}")
+    folder = Path(args.out or f"runs/diagnostics/{name}{'' if args.eviction is None else f'-{args.eviction}'}")
     if folder.exists():
         raise ValueError(f"{folder} exists; choose another --out")
     config, backbone, _ = read_adapter(adapter)
-    diagnosis = diagnose(backbone, _prompts(backbone.family, args.data, args.limit))
-    routing = config.routing
+    prompts = _prompts(backbone.family, args.data, args.limit)
+    if compression.eviction is None:
+        table, note = _routers(backbone, config.routing, prompts, folder)
+    else:
+        compression.check(backbone.family)
+        table, note = _eviction(backbone, compression, spec.protocol, args.new_tokens or NEW_TOKENS, prompts, folder)
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
+    print(f"{note}{', '.join(sorted(path.name for path in folder.iterdir()))} written to {folder}")
+    return 0
+
+
+def _routers(
+    backbone: CompressedBackbone, routing: RoutingConfig | None, prompts: Iterator[Batch], folder: Path
+) -> tuple[Table, str]:
+    """What the routers do: the files, a table and a note."""
+    from subtoken_train.evaluation.diagnostics import diagnose
+    from subtoken_train.evaluation.diagnostics_files import draw_figures, layer_rows, write_tables
+
+    diagnosis = diagnose(backbone, prompts)
     assert routing is not None
     folder.mkdir(parents=True)
     write_tables(diagnosis, routing, folder)
     draw_figures(diagnosis, routing, folder)
-    Console(width=None if sys.stdout.isatty() else 100).print(_table(layer_rows(diagnosis, routing)))
-    if routing.budget != "global":
-        print(f"Figure 1 shows these routers under a global budget; the adapter's own is {routing.budget}.")
-    print(f"{', '.join(sorted(path.name for path in folder.iterdir()))} written to {folder}")
-    return 0
+    rows = layer_rows(diagnosis, routing)
+    note = f"Figure 1 shows these routers under a global budget; the adapter's own is {routing.budget}.\n"
+    return _table(rows[0]._fields, rows), "" if routing.budget == "global" else note
+
+
+def _eviction(
+    backbone: CompressedBackbone,
+    compression: Compression,
+    protocol: Protocol,
+    new_tokens: int,
+    prompts: Iterator[Batch],
+    folder: Path,
+) -> tuple[Table, str]:
+    """What an eviction does: the files, a table and a note."""
+    from subtoken_train.evaluation.eviction_diagnosis import diagnose_eviction
+    from subtoken_train.evaluation.eviction_diagnosis_files import draw_eviction, eviction_layers, write_eviction_tables
+
+    rows = diagnose_eviction(backbone.eval(), prompts, compression, protocol, new_tokens)
+    folder.mkdir(parents=True)
+    write_eviction_tables(rows, folder)
+    draw_eviction(rows, compression.label, folder)
+    means = eviction_layers(rows)[PRINTED]
+    note = f"{compression.label}: what it would keep, beside what up to {new_tokens} tokens read of the whole cache.\n"
+    return _table(list(means.columns), means.itertuples(index=False)), note
 
 
 def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
@@ -90,12 +146,12 @@ def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
         show(done, total)
 
 
-def _table(rows: list[LayerRow]) -> Table:
-    """The rows of ``layers.csv``."""
+def _table(columns: Sequence[str], rows: Iterable[Sequence[float]]) -> Table:
+    """A row per layer."""
     from rich.table import Table
 
     table = Table()
-    for column in rows[0]._fields:
+    for column in columns:
         table.add_column(column.replace("_", " "), justify="right")
     for layer, *values in rows:
         table.add_row(str(layer), *[f"{value:.3f}" for value in values])

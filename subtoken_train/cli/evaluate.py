@@ -134,7 +134,12 @@ def _table(arms: list[RunRecord]) -> Table:
     table.add_row("KV nominal", *[f"{arm.nominal_kv:.3%}" for arm in arms])
     table.add_row("KV realised", *[f"{arm.realised_kv:.3%}" for arm in arms])
     shares = [share_words(arm.kv_bytes / arm.dense_kv_bytes) for arm in arms]
-    table.add_row("KV bytes", *shares, end_section=True)
+    table.add_row("KV bytes", *shares)
+    if any(arm.unread_bytes for arm in arms):  # stored in full, and a table says so
+        table.add_row(
+            "read per step", *[f"{(arm.kv_bytes - arm.unread_bytes) / arm.dense_kv_bytes:.1%}" for arm in arms]
+        )
+    table.add_section()
     table.add_row("all", *[_interval(arm.scores) for arm in arms])
     groups = [grouped(arm.kinds, arm.scores) for arm in arms]
     for kind in groups[0]:

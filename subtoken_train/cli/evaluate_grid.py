@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.spec import Grid
 
 ARM_OPTIONS = (
-    "adapter", "backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "eviction_option", "scope",
-    "protocol",
+    "adapter", "backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "eviction_every",
+    "eviction_option", "scope", "key_channels", "merge", "protocol", "prefill_chunk", "rerotate",
 )  # fmt: skip
 """Options that say who answers; a grid file says it itself."""
 GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")

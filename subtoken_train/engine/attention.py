@@ -2,7 +2,8 @@
 
 One function per implementation that it wraps (``subtoken_sdpa``, ``subtoken_flash_attention_2``, ...), set for the
 language model only. A prompt's pass runs the wrapped implementation unchanged, or the context split where one is given,
-and then shows rotated queries, keys and values to whoever observes; decoding reads packed storage.
+and then shows rotated queries, keys and values to whoever observes; decoding reads packed storage. Rows that go on
+after others of their layer (``engine/chunks.py``) say by ``seen_BN`` what they see, instead of a mask.
 
 The context split is what the ``context`` stage of a reducer changes in a layer. Context rows attend to all context
 before them, with whole values. Query rows (and the answer after them) see the kept context tokens only, with routed
@@ -19,19 +20,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.functional.causal_attention import causal_attention
 from subtoken_train.reducers.base import ContextReducer, ContextView
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region
 
 PREFIX = "subtoken_"
 """Of the names of registered attention functions."""
+ROW_BLOCK = 512
+"""Rows that go on after others whose mask exists at a time."""
 
 
 @dataclass
@@ -48,6 +51,7 @@ class ContextSplit:
         collects: remember the routed values of every layer in ``routed``, for a cache.
         seen: per layer the rows that query rows and all later ones see, bool [B, N].
         routed: per layer the routed values, [B, h, N, d], where ``collects``.
+        ahead: what ``decide`` gave of a layer whose rows do not run at once.
     """
 
     reducer: ContextReducer | None
@@ -58,6 +62,7 @@ class ContextSplit:
     collects: bool = False
     seen: dict[int, Tensor] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
+    ahead: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """What every layer needs and none changes, read from the device once."""
@@ -82,6 +87,10 @@ class ContextSplit:
         self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
         return kept_BN
 
+    def decide(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor) -> Tensor:
+        """Choose a layer's context tokens and value groups from all of its rows; see ``keep`` and ``route``."""
+        return self.route(layer, self.keep(layer, query_BHNd, key_BhNd), value_BhNd)
+
     def route(self, layer: int, kept_BN: Tensor, value_BhNd: Tensor) -> Tensor:
         """What query rows read of the layer's values, [B, h, N, d]; the budget counts the kept tokens."""
         if self.bank is None or self.routing is None:
@@ -94,9 +103,14 @@ class ContextSplit:
         return routed_BhNd
 
 
+def runs_sdpa(config: Any) -> bool:
+    """Whether a decoder was loaded with ``sdpa``."""
+    return bool(config._attn_implementation.removeprefix(PREFIX) == "sdpa")
+
+
 def check_sdpa(config: Any) -> None:
     """Raise a worded ``ValueError`` unless the decoder was loaded with ``sdpa``, which the split runs on."""
-    if config._attn_implementation.removeprefix(PREFIX) != "sdpa":
+    if not runs_sdpa(config):
         raise ValueError(
             f"context compression runs on attention: sdpa, but the backbone was loaded with "
             f"{config._attn_implementation!r}; set model.backbone.attention: sdpa"
@@ -104,34 +118,38 @@ def check_sdpa(config: Any) -> None:
 
 
 def split_attention(
-    split: ContextSplit, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
+    split: ContextSplit,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    dropout: float,
+    block: int | None = None,
 ) -> Tensor:
-    """Attention of one layer under a split; [B, H, N, d] queries, [B, h, N, d] keys and values to [B, N, H, d]."""
-    kept_BN = split.keep(layer, query, key)
-    routed, seen_BN = split.route(layer, kept_BN, value), split.seen[layer]
-    whole_end, late_start, length = split.whole_end, split.late_start, query.shape[2]
+    """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values.
 
-    def attend(start: int, stop: int, values: Tensor, keys_BN: Tensor) -> Tensor:
-        columns_N = torch.arange(stop, device=query.device)
-        rows_M1 = columns_N[start:, None]
-        # a padding row would see nothing and turn NaN; every row sees itself
-        mask_BMN = (rows_M1 >= columns_N) & keys_BN[:, None, :stop] | (rows_M1 == columns_N)
-        return F.scaled_dot_product_attention(
-            query[:, :, start:stop],
-            key[:, :, :stop],
-            values[:, :, :stop],
-            mask_BMN[:, None],
-            dropout_p=dropout,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+    The q rows are the last of N. Where they are not all rows of the prompt, ``split.ahead`` has the layer. ``block``
+    rows have a mask at a time; None: all.
+    """
+    late_values = split.ahead.get(layer)
+    if late_values is None:
+        late_values = split.decide(layer, query, key, value)
+    seen_BN, length, start = split.seen[layer], key.shape[2], key.shape[2] - query.shape[2]
+
+    def attend(first: int, stop: int, values: Tensor, keys_BN: Tensor) -> Tensor:
+        rows = query[:, :, first - start : stop - start]
+        seen = key[:, :, :stop], values[:, :, :stop], keys_BN[:, :stop]
+        return causal_attention(rows, *seen, scale, block or length, dropout)
 
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
-    if whole_end:
-        out = torch.cat([attend(0, whole_end, value, split.visible_BN), out[:, :, whole_end:]], dim=2)
-    if late_start < length:
-        late = torch.cat([out[:, :, :late_start], attend(late_start, length, routed, seen_BN)], dim=2)
-        out = torch.where(split.late_BN[:, None, :, None], late, out)
+    if start < (whole_end := min(split.whole_end, length)):
+        whole = attend(start, whole_end, value, split.visible_BN)
+        out = torch.cat([whole, out[:, :, whole_end - start :]], dim=2)
+    if (late_start := max(split.late_start, start)) < length:
+        late = attend(late_start, length, late_values, seen_BN)
+        late = torch.cat([out[:, :, : late_start - start], late], dim=2)
+        out = torch.where(split.late_BN[:, None, start:length, None], late, out)
     return out.transpose(1, 2).contiguous()
 
 
@@ -167,6 +185,7 @@ def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[
         scaling: float | None = None,
         context_split: ContextSplit | None = None,
         observer: Observer | None = None,
+        seen_BN: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -176,10 +195,11 @@ def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[
         layer: int = module.layer_idx  # type: ignore[assignment]
         if context_split is not None:
             dropout = float(options.get("dropout", 0.0))
-            result: tuple[Tensor, Tensor | None] = (
-                split_attention(context_split, layer, query, key, value, scale, dropout),
-                None,
-            )
+            block = None if seen_BN is None else ROW_BLOCK
+            split = split_attention(context_split, layer, query, key, value, scale, dropout, block)
+            result: tuple[Tensor, Tensor | None] = (split, None)
+        elif seen_BN is not None:
+            result = causal_attention(query, key, value, seen_BN, scale, ROW_BLOCK).transpose(1, 2).contiguous(), None
         else:
             result = wrapped(module, query, key, value, attention_mask, scaling=scaling, **options)
         if observer is not None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
+from subtoken_train.engine.chunks import run_chunks
 from subtoken_train.engine.modes import evaluation_mode, gathered_weights
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows
@@ -37,13 +39,28 @@ def attention_row(
 
 @torch.no_grad()
 def scouted_row(
-    family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
+    family: Family,
+    layer: int,
+    hidden_BND: Tensor,
+    visible_BN: Tensor,
+    position_ids: Tensor,
+    row_B: Tensor,
+    size: int | None = None,
 ) -> Tensor:
-    """``attention_row`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows."""
+    """``attention_row`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
+
+    ``size``: a chunk of rows at a time, see ``engine/chunks.py``; None: all at once.
+    """
     length = int(row_B.max().clamp(min=0)) + 1
     visible, position = visible_BN[:, :length], position_ids[..., :length]
     with evaluation_mode(family.decoder):
-        below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer)
+        if size is None:
+            below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer)
+        else:
+            below = hidden_BND[:, :length]
+            for lower in range(layer):
+                dense = DynamicCache(config=family.decoder.config)  # of one layer
+                below = run_chunks(family, dense, lower, below, visible, position, size)
         row = attention_row(family, layer, below, visible, position, row_B)
     return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
 

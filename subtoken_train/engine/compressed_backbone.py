@@ -5,9 +5,8 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,10 @@ from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import attention_row, scouted_row
+from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, routing_state, rows_read
+from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
@@ -27,22 +28,6 @@ from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region
-
-PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]
-"""Called with (layer, query, key, value, scale, rows) after each layer's attention, see ``Observer``.
-
-``rows`` are the layer's, their region PADDING where a row is no entry of its cache.
-"""
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What one call of ``run`` was given."""
-
-    batch: Batch
-    cache: Cache | None
-    pad_left: bool
-    observer: PromptObserver | None
 
 
 class CompressedBackbone(nn.Module):
@@ -85,14 +70,15 @@ class CompressedBackbone(nn.Module):
         reducer = self.reducer
         return reducer.acts and reducer.stage == "tower" and self.family.tower_positions == "renumber"
 
-    def promised_fraction(self, tokens: int, kept: int) -> float:
+    def promised_fraction(self, tokens: int, kept: int, key_channels: float = 1.0) -> float:
         """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
 
-        ``kept`` of ``tokens`` are what the reducer leaves.
+        ``kept`` of ``tokens`` are what the reducer leaves, with ``key_channels`` of their keys.
         """
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, cut = self.family.shape, self.reducer.cut_layer
-        return nominal_ledger(shape, {region: tokens}, self.group_budget, cut, kept).fraction(region)
+        budget = replace(self.group_budget, key_channels=key_channels)
+        return nominal_ledger(shape, {region: tokens}, budget, cut, kept).fraction(region)
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
@@ -107,6 +93,7 @@ class CompressedBackbone(nn.Module):
         pad_left: bool = False,
         force_gather: bool = False,
         observer: PromptObserver | None = None,
+        chunks: Chunks | None = None,
     ) -> PromptPass:
         """Embed, reduce, and run all decoder layers with routing.
 
@@ -116,9 +103,10 @@ class CompressedBackbone(nn.Module):
             pad_left: side on which samples with fewer kept rows are padded.
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
+            chunks: run every layer in chunks of rows into ``cache``, without gradient; needs the same.
         """
         assert self._hooks is not None, "this backbone's family was handed on to another"
-        family, reducer, call = self.family, self.reducer, _Call(batch, cache, pad_left, observer)
+        family, reducer, call = self.family, self.reducer, PassCall(batch, cache, pad_left, observer, chunks)
         rows = Rows.whole(batch.regions_BN, family.positions(batch))
         neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
         if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
@@ -131,7 +119,7 @@ class CompressedBackbone(nn.Module):
         result.embeds_BND, result.routing = hidden, self.active_routing
         return result
 
-    def _run_embedded(self, call: _Call, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
+    def _run_embedded(self, call: PassCall, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
         family, reducer = self.family, self.reducer
         if self.splits and (not neutral or self.active_routing is not None):
             return self._context_split(call, hidden, rows, None if neutral else reducer)
@@ -139,8 +127,11 @@ class CompressedBackbone(nn.Module):
             return self._routed_span(call, hidden, rows, [], reducer.cut_layer)
         assert isinstance(reducer, RankingReducer)
         if reducer.stage == "embeds":
+            size = None if call.chunks is None else call.chunks.size
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
-            keep, rank = reducer.select(reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting)))
+            keep, rank = reducer.select(
+                reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, size))
+            )
             rows, gather = rows.take(keep, call.pad_left)
             return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
         return self._decoder_reduced(reducer, call, hidden, rows)
@@ -149,7 +140,7 @@ class CompressedBackbone(nn.Module):
         """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
         return self.family.logits(result.hidden_BMD if rows_BM is None else result.hidden_BMD[rows_BM])
 
-    def _context_split(self, call: _Call, hidden: Tensor, rows: Rows, reducer: Reducer | None) -> PromptPass:
+    def _context_split(self, call: PassCall, hidden: Tensor, rows: Rows, reducer: Reducer | None) -> PromptPass:
         """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
         assert reducer is None or isinstance(reducer, ContextReducer)
         batch, cache, regions = call.batch, call.cache, rows.regions_BM
@@ -163,8 +154,7 @@ class CompressedBackbone(nn.Module):
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
         state = None if self.bank is None else routing_state(batch, rows, deferred=True)
         split = ContextSplit(reducer, regions, asks, self.bank, state, collects=cache is not None)
-        with self._routing(state):
-            hidden = self._layers(call, hidden, rows, 0, None, context_split=split)
+        hidden = self._layers(call, hidden, rows, 0, self.family.shape.num_layers, split, state)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
@@ -183,7 +173,7 @@ class CompressedBackbone(nn.Module):
         keep[visual] = slots
         return family.place(batch, family.project(torch.cat(merged.tokens)), keep), keep
 
-    def _decoder_reduced(self, reducer: RankingReducer, call: _Call, hidden: Tensor, rows: Rows) -> PromptPass:
+    def _decoder_reduced(self, reducer: RankingReducer, call: PassCall, hidden: Tensor, rows: Rows) -> PromptPass:
         """Layers below the cut see every row; the ranking is the attention of the last of them."""
         family, cut, batch = self.family, reducer.cut_layer, call.batch
         last = cut - 1
@@ -197,7 +187,7 @@ class CompressedBackbone(nn.Module):
 
     def _routed_span(
         self,
-        call: _Call,
+        call: PassCall,
         hidden: Tensor,
         rows: Rows,
         spans: list[tuple[int, int, Rows]],
@@ -214,33 +204,19 @@ class CompressedBackbone(nn.Module):
             spans = [(0, start, rows)]
         spans = [*spans, (start, depth, rows)]
         state = None if self.bank is None else routing_state(call.batch, rows, rank_BN)
-        with self._routing(state):
-            hidden = self._layers(call, hidden, rows, start, depth)
+        hidden = self._layers(call, hidden, rows, start, depth, state=state)
         return PromptPass(hidden, rows, spans, state)
-
-    def _routing(self, state: RoutingState | None) -> AbstractContextManager[object]:
-        return nullcontext() if self.bank is None or state is None else self.bank.routing(state)
 
     def _layers(
         self,
-        call: _Call,
+        call: PassCall,
         hidden: Tensor,
         rows: Rows,
         start: int,
-        stop: int | None,
-        context_split: ContextSplit | None = None,
+        stop: int,
+        split: ContextSplit | None = None,
+        state: RoutingState | None = None,
     ) -> Tensor:
-        """Decoder layers on ``rows``, seen by the call's observer."""
-        options: dict[str, object] = {} if context_split is None else {"context_split": context_split}
-        watch = call.observer
-        if watch is not None:
-
-            def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-                own = rows
-                if context_split is not None:
-                    own = replace(rows, regions_BM=rows.regions_BM.masked_fill(~context_split.seen[layer], 0))
-                    value = context_split.routed.get(layer, value)
-                watch(layer, query, key, value, scale, own)
-
-            options["observer"] = observe
-        return self.family.run_layers(hidden, rows.visible_BM, rows.position, call.cache, start, stop, **options)
+        """Decoder layers on ``rows``, under routing where there is a ``state``."""
+        with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
+            return run_span(self.family, call, hidden, rows, start, stop, split, state)

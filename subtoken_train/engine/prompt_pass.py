@@ -57,7 +57,7 @@ class Rows:
         """The rows of an unreduced sequence."""
         visible_BN = regions_BN != Region.PADDING
         index_BN = torch.arange(visible_BN.shape[1], device=visible_BN.device).expand(visible_BN.shape)
-        following = _one_past(position, visible_BN)
+        following = one_past(position, visible_BN)
         return cls(index_BN, visible_BN, position, count_positions(visible_BN), regions_BN, following)
 
     def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> tuple[Rows, Tensor]:
@@ -70,7 +70,7 @@ class Rows:
         regions = take_rows(self.regions_BM, index).masked_fill(~valid, Region.PADDING)
         if policy == "renumber":
             position = count_positions(valid)
-            following = _one_past(position, valid)
+            following = one_past(position, valid)
         else:
             position = self.position.gather(-1, index.expand(*self.position.shape[:-1], -1))
             following = self.next_position
@@ -78,7 +78,7 @@ class Rows:
         return Rows(take_rows(self.index_BM, index), valid, position, ordinal, regions, following), index
 
 
-def _one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
+def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     """One past each sample's largest position id (under mRoPE: of all three axes), [B, 1] or [3, B, 1]."""
     largest = position.masked_fill(~visible_BN, -1).amax(-1, keepdim=True)
     return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
@@ -160,12 +160,16 @@ class PromptPass:
             keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
                 where nothing is evicted.
         """
-        masks = {} if self.state is None or self.routing is None else self.state.masks
+        masks = self.groups()
         layers = []
         for layer, (rows, regions_BM) in enumerate(self.layer_rows()):
             keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
             layers.append(layer_plan(keep_BhM, masks.get(layer), rows.index_BM))
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
+
+    def groups(self) -> dict[int, Tensor]:
+        """Value groups of the rows of the layers that route, bool [B, M, S]."""
+        return {} if self.state is None or self.routing is None else self.state.masks
 
     def labels(self, labels_BN: Tensor) -> Tensor:
         """Labels of the surviving rows, [B, M]; padding gets -100."""

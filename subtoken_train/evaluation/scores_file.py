@@ -43,6 +43,7 @@ class RunRecord:
         eviction: method, budget and precision of the cache; ``-`` where there is none.
         kv_bytes: of all prompts' caches, measured, text and index included.
         dense_kv_bytes: of the same prompts uncompressed.
+        unread_bytes: of ``kv_bytes``, what a step of decoding does not read: 0 unless pages are chosen in every step.
         prompts_with_an_emptied_region: of which a whole region was lost in some layer.
         data_sha256: digest of what was asked.
         seconds: what it took.
@@ -56,6 +57,7 @@ class RunRecord:
     eviction: str
     kv_bytes: int
     dense_kv_bytes: int
+    unread_bytes: int
     prompts_with_an_emptied_region: int
     data_sha256: str
     seconds: float
@@ -82,11 +84,12 @@ class RunRecord:
             arm=arm,
             visual_tokens=f"{kept}/{before}",
             groups=groups_words(backbone.active_routing),
-            nominal_kv=backbone.promised_fraction(before, kept),
+            nominal_kv=backbone.promised_fraction(before, kept, answers.compression.key_channels),
             realised_kv=answers.realised,
             eviction=answers.compression.label,
             kv_bytes=answers.total("kv_bytes"),
             dense_kv_bytes=answers.total("dense_kv_bytes"),
+            unread_bytes=answers.total("unread_bytes"),
             prompts_with_an_emptied_region=sum(bool(record.emptied) for record in answers.records),
             data_sha256=hashlib.sha256(data).hexdigest(),
             seconds=answers.seconds,

@@ -1,15 +1,18 @@
-"""KV eviction methods, one file each; a new one is its file and a line in ``EVICTIONS``."""
+"""KV eviction methods, one file each; a new one is its file and a line in ``EVICTIONS`` or ``WRAPPERS``."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_word, clipped, unknown_name
+from subtoken_train.evictions.notation import notation_names
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
     from subtoken_train.evictions.base import Eviction
+    from subtoken_train.evictions.wrapper import Wrapper
 
 EVICTIONS: Registry[Eviction] = Registry(
     "eviction method",
@@ -26,22 +29,158 @@ EVICTIONS: Registry[Eviction] = Registry(
         "random": "random:RandomEviction",
         "aircache": "aircache:AirCache",
         "kvcompose": "kvcompose:KVCompose",
+        "kvzip": "kvzip:KVzip",
+        "quest_steps": "quest_steps:QuestSteps",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
+        "expected_attention": "expected_attention:ExpectedAttention",
+        "compactor": "compactor:Compactor",
+        "keydiff": "keydiff:KeyDiff",
+        "tova": "tova:TOVA",
+        "lagkv": "lagkv:LagKV",
         "elastic": "elastic:Elastic",
         "prefixkv": "prefixkv:PrefixKV",
+        "duo_attention": "duo_attention:DuoAttention",
+        "q_filter": "q_filter:QFilter",
     },
 )
 
+WRAPPERS: Registry[Wrapper] = Registry(
+    "eviction wrapper",
+    group="subtoken_train.eviction_wrappers",
+    package=__name__,
+    base="wrapper:Wrapper",
+    named=True,
+    builtin={
+        "ada": "ada:Ada",
+        "critical": "critical:CriticalKV",
+        "chunk": "chunk:ChunkKV",
+        "per_layer": "per_layer:PerLayer",
+    },
+)
+"""What can be put around a method, and around each other."""
 
-def build_eviction(name: str, **options: Any) -> Eviction:
-    """An eviction method by its name, with some of its settings changed.
+LARGEST = 2**31 - 1
+"""Of the whole numbers among settings; no prompt has as many entries."""
+
+
+def build_eviction(notation: str, **options: Any) -> Eviction:
+    """An eviction method, or wrappers around one, with some of their settings changed.
+
+    Args:
+        notation: a name of ``EVICTIONS``, or ``ada(critical(expected_attention))``.
+        options: settings by name, each of the one method that has it; ``expected_attention.epsilon`` names the method.
 
     Raises:
-        ValueError: no such method or setting, or a setting that the method refuses.
+        ValueError: no such method or setting, one that several have or that is given twice, or one that the method
+            refuses.
     """
-    method = EVICTIONS.find(name)
-    settings = [field.name for field in dataclasses.fields(method)]  # type: ignore[arg-type]
-    for option in options:
-        check_word(f"setting of {name}", option, settings)
-    return method(**options)
+    names = _known_names(notation)
+    given: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for option, value in options.items():
+        owner, setting = _owner(notation, names, option)
+        if setting in given[owner]:
+            raise ValueError(f"setting {setting!r} of {owner} is given twice; {owner}.{setting} is the same")
+        _check_value(f"{owner} {setting}", _fields(owner)[setting], value)
+        given[owner][setting] = value
+    built = EVICTIONS[names[-1]](**given[names[-1]])
+    for name in reversed(names[:-1]):
+        built = WRAPPERS[name](built, **given[name])
+    return built
+
+
+def setting_fields(notation: str) -> dict[str, dataclasses.Field[Any]]:
+    """The settings of a notation by the names that ``build_eviction`` takes, with a method's name or without.
+
+    Raises:
+        ValueError: no such method.
+    """
+    names = _known_names(notation)
+    found = {}
+    for name in names:
+        for key, field in _fields(name).items():
+            found[f"{name}.{key}"] = field
+            if _holders(names, key) == [name]:
+                found[key] = field
+    return found
+
+
+def _known_names(notation: str) -> tuple[str, ...]:
+    """Names of a notation: wrappers, then a method."""
+    *around, inner = names = notation_names(notation)
+    for name in around:
+        if name in EVICTIONS:
+            shown = clipped(repr(notation), 60)
+            raise ValueError(f"eviction {shown}: {name} goes around no other method; wrappers: {', '.join(WRAPPERS)}")
+        if name not in WRAPPERS:
+            raise unknown_name("eviction wrapper", name, WRAPPERS)
+    if inner in WRAPPERS:
+        raise ValueError(f"eviction {notation!r}: {inner} goes around a method; write {inner}(snapkv)")
+    if inner not in EVICTIONS:
+        raise unknown_name("eviction method", inner, EVICTIONS if around else [*EVICTIONS, *WRAPPERS])
+    return names
+
+
+def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
+    """Settings of one method; a wrapper's base is none."""
+    if name in EVICTIONS:
+        return {field.name: field for field in dataclasses.fields(EVICTIONS[name])}  # type: ignore[arg-type]
+    return {field.name: field for field in dataclasses.fields(WRAPPERS[name]) if field.name != "base"}
+
+
+def _check_value(place: str, field: dataclasses.Field[Any], value: Any) -> None:
+    """Raise a worded ``ValueError`` unless a switch or a number is one; texts and tables the method checks itself."""
+    declared = re.fullmatch(r"(bool|int|float)( \| None)?", getattr(field.type, "__name__", str(field.type)))
+    if declared is None or (value is None and declared[2]):
+        return
+    if type(value).__name__ not in (("int", "float") if declared[1] == "float" else (declared[1],)):
+        kinds = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+        raise ValueError(f"{place} is {clipped(repr(value), 60)}; it must be {kinds[declared[1]]}")
+    if type(value) is int and abs(value) > LARGEST:
+        raise ValueError(f"{place} is a number of many digits; at most {LARGEST:,} is read")
+
+
+def _holders(names: tuple[str, ...], setting: str) -> list[str]:
+    """Methods of a notation that have a setting."""
+    return [name for name in names if setting in _fields(name)]
+
+
+def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str]:
+    """The method that an option belongs to, and its name there."""
+    owner, dot, setting = option.partition(".")
+    if dot:
+        check_word(f"method of {notation}", owner, names)
+        check_word(f"setting of {owner}", setting, _fields(owner))
+        return owner, setting
+    holders = _holders(names, option)
+    if len(holders) > 1:
+        written = " or ".join(f"{name}.{option}" for name in holders)
+        raise ValueError(f"several methods of {notation} have the setting {option!r}; write {written}")
+    check_word(f"setting of {notation}", option, [key for name in names for key in _fields(name)])
+    return holders[0], option
+
+
+def check_online(method: Eviction | None, every: object, tokens: int | None) -> None:
+    """Raise a worded ``ValueError`` unless a method can evict again after ``every`` generated tokens.
+
+    Args:
+        method: None is none.
+        every: what was written; None asks for nothing.
+        tokens: the budget, where it is a number of tokens.
+    """
+    if every is None:
+        return
+    if type(every) is not int or every < 1:
+        raise ValueError(f"eviction_every={every!r} must be a whole number of at least 1, for instance 128 tokens")
+    if method is None:
+        raise ValueError(f"eviction_every={every} needs an eviction method, for instance eviction='snapkv'")
+    if method.online is None:
+        can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
+        raise ValueError(
+            f"eviction {method.name!r}, as it is set, cannot evict while tokens are decoded; with their own settings "
+            f"these can: {', '.join(can)}. Leave eviction_every out, or take one of them"
+        )
+    if tokens is not None and every > tokens:
+        raise ValueError(
+            f"eviction_every={every} is more than the budget, eviction_keep={tokens} tokens; take {tokens} or less"
+        )

@@ -1,8 +1,8 @@
 """AirCache: visual entries stay by how much a few key text tokens attend to them; layers with more of it keep more.
 
 Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations 4-11
-and Table 5. One shot, after the prompt; only visual entries are compressed. It does not merge evicted entries
-(Table 11 of the paper: that is worse).
+and Table 5. One shot, after the prompt; only visual entries are compressed. Evicted entries are let go; merging them
+into those that stay (Table 11 of the paper: that is worse) is the option ``merge`` of any eviction.
 
 The copy of the paper that was at hand has lost its equations. These choices are a reconstruction, each in one place:
   - instruction text is what follows the last visual token (``task_rows``); what stands before an image is left out;
@@ -26,14 +26,13 @@ from torch import Tensor
 
 from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import Blocks, column_sums, last_marked, task_rows
 from subtoken_train.types import Region
 
 Window = Literal["elite", "last", "text", "visual"]
-Budgets = Literal["both", "strength", "skewness", "mean", "pyramid"]
-PYRAMID_BETA = 20  # PyramidKV's: the last layer gets 1 / 20 of the mean budget
+Budgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,13 @@ class AirCache(Eviction):
         window: who observes the visual tokens: ``elite`` text; the ``last`` ``window_size`` text tokens; all ``text``;
             the last ``window_size`` ``visual`` tokens.
         window_size: tokens of a ``last`` or ``visual`` window (the paper: 16 or 32).
-        budgets: how layers share: ``both`` strength and skewness, one of them, ``mean`` (each its own budget), or
+        budgets: how layers share: ``both`` strength and skewness, one of them, ``uniform`` (each its own budget), or
             ``pyramid`` (falling linearly from the first layer to the last).
     """
 
     name: ClassVar[str] = "aircache"
     needs: ClassVar[frozenset[Need]] = frozenset({"rows", "blocks"})
+    heads_share: ClassVar[bool] = True
     needs_image: ClassVar[bool] = True
 
     alpha: float = 0.9
@@ -87,6 +87,11 @@ class AirCache(Eviction):
             return last_marked(torch.where(visual_BN.any(-1, keepdim=True), visual_BN, text_BN), self.window_size)
         last_B1 = view.last_rows(1)
         return elite_tokens(view.rows(last_B1, text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
+        return self.budgets != "uniform"
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]: the budgets of a sample, divided anew (equation 11)."""
@@ -143,11 +148,10 @@ def layer_weights(strength_LB: Tensor, skewness_LB: Tensor, budgets: Budgets) ->
 
     A sample whose layers all have a skewness (or strength) of 0 shares equally by it.
     """
-    if budgets == "mean":
+    if budgets == "uniform":
         return torch.ones_like(strength_LB)
     if budgets == "pyramid":
-        falling_L = torch.linspace(2 - 1 / PYRAMID_BETA, 1 / PYRAMID_BETA, len(strength_LB), device=strength_LB.device)
-        return falling_L[:, None].expand_as(strength_LB)
+        return pyramid_weights(strength_LB)
     strength_LB, skewness_LB = _over_mean(strength_LB), _over_mean(skewness_LB.clamp(min=0))
     if budgets == "both":
         return (strength_LB + skewness_LB) / 2

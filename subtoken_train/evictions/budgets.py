@@ -11,12 +11,25 @@ from torch import Tensor
 from subtoken_train.evictions.base import Candidates
 
 FAINTEST = 1e-9  # share of a sample's largest weight that every layer has at least, so that any total can be placed
+PYRAMID_BETA = 20  # PyramidKV's: the last layer gets 1 / 20 of the mean budget
 GRAIN = 1e6  # remainders closer than 1 / GRAIN are ties
 
 
 def competing_counts(candidates: Candidates) -> Tensor:
     """Entries that compete, int64 [L, B]: the most that a layer can keep of them."""
     return torch.stack([competes_BN.sum(-1) for competes_BN in candidates.competes_LBN])
+
+
+def pyramid_weights(like_LB: Tensor) -> Tensor:
+    """Claims that fall linearly from the first layer to the last, fp32 [L, B]; their mean over the layers is 1.
+
+    PyramidKV's line over whole budgets; that method itself (``pyramidkv.py``) counts its window beside it.
+    """
+    first, last = 2 - 1 / PYRAMID_BETA, 1 / PYRAMID_BETA
+    falling_L = torch.linspace(first, last, len(like_LB), device=like_LB.device)
+    if len(like_LB) == 1:
+        falling_L = torch.ones_like(falling_L)
+    return falling_L[:, None].expand(like_LB.shape)
 
 
 def divide_budget(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB: Tensor) -> Tensor:

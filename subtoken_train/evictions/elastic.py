@@ -3,7 +3,7 @@
 Source: "Efficient Inference of Vision Instruction-Following Models with Elastic Cache" and its released code: an
 entry's score is the sum, over all rows of the prompt, of the mean over all query heads of the attention it receives,
 one set for all heads of a layer; the first entry and the last stay. A dropped entry is merged into the nearest that
-stays (``functional/merging.py``, the merge ``position`` of the cache).
+stays (the merge ``position`` of ``functional/merging.py``) unless another merge, or ``none``, is asked for.
 What it does not do: the released code takes ``argsort`` for a rank and so keeps entries by chance (a test shows it);
 here the best scores stay, as the paper says. While decoding, the release drops the entry at one fixed place per step;
 here nothing is evicted while decoding.
@@ -21,6 +21,7 @@ from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import column_sums, last_marked
+from subtoken_train.functional.merging import Merge
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Elastic(Eviction):
     name: ClassVar[str] = "elastic"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
     heads_share: ClassVar[bool] = True
+    merges: ClassVar[Merge] = "position"
 
     sinks: int = 1
     recent: int = 1

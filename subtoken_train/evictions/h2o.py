@@ -5,9 +5,9 @@ once to the prompt: an entry's score is the sum of its column of the causal atte
 paper splits the budget in two halves, heavy hitters and recent entries; the released code and KVCache-Factory hold a
 number of recent entries fixed (``window``). Recent are the last of the prompt: those that stay anyway, since only the
 context competes, cost nothing of the budget.
-What it does not do: nothing is evicted while decoding (the released code goes on accumulating, with masks that free no
-memory). The released code adds up the samples of a batch; here every sample has its own scores. Early entries are seen
-by more rows and so gather more attention; ``normalise`` removes that.
+While tokens are decoded (``eviction_every``) sums go on, as in the released code, whose masks free no memory. That code
+adds up the samples of a batch; here every sample has its own scores. Early entries are seen by more rows and so gather
+more attention; ``normalise`` removes that.
 Cost: the attention matrix is computed a second time, a block of rows at a time.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, protect_last
+from subtoken_train.evictions.base import Eviction, LayerScores, layer_count, protect_last
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups
+from subtoken_train.evictions.online_views import Online
 from subtoken_train.ledger.kv_budget import exact
 
 
@@ -34,8 +35,8 @@ class H2O(Eviction):
 
     Attributes:
         recent_share: as many of the prompt's last entries as this share of the budget always stay, in [0, 1], rounded
-            down. Not used with a ``window``.
-        window: that many of the prompt's last entries always stay instead, or as many as the budget has.
+            down.
+        window: if not 0, that many of the prompt's last entries stay instead, or as many as the budget has.
         normalise: divide an entry's sum by the number of rows that can see it (kvpress, ``observed_attention``).
         group: over the query heads of a key-value head, ``mean`` or ``max``; the paper has no grouped heads.
 
@@ -47,32 +48,38 @@ class H2O(Eviction):
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
 
     recent_share: float = 0.5
-    window: int | None = None
+    window: int = 0
     normalise: bool = False
     group: GroupReduction = "mean"
 
     def __post_init__(self) -> None:
         if not 0 <= self.recent_share <= 1:
             raise ValueError(f"h2o recent_share={self.recent_share:g} must be in [0, 1]")
-        if self.window is not None and self.window < 0:
+        if self.window < 0:
             raise ValueError(f"h2o window={self.window} must be 0 or more")
         check_word("h2o group", self.group, get_args(GroupReduction))
+
+    @property
+    def online(self) -> Online:
+        """See ``Eviction.online``."""
+        return Online()
 
     def score(self, view: LayerView) -> LayerScores:
         """Column sums of the attention over all rows of the prompt, [B, h, N]; nothing is protected yet."""
         entries_BN = view.entries_BN
-        sums_BHN = column_sums(view.blocks(entries_BN))
-        if self.normalise:
-            viewers_BN = entries_BN.flip(-1).cumsum(-1).flip(-1)
-            sums_BHN = sums_BHN / viewers_BN.clamp(min=1)[:, None]
-        scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1], self.group)
-        return LayerScores(scores_BhN, entries_BN.new_zeros(entries_BN.shape))
+        sums, kv_heads = column_sums(view.blocks(entries_BN)), view.key_BhNd.shape[1]
+        if self.group == "mean":  # a sum for each key-value head is enough to go on with
+            sums = over_groups(sums, kv_heads)
+        if view.carried is not None:
+            sums = sums + view.carried
+        scores = sums / view.viewers().clamp(min=1)[:, None] if self.normalise else sums
+        scores_BhN = over_groups(scores, kv_heads, self.group)
+        return LayerScores(scores_BhN, torch.zeros_like(entries_BN), notes={"entries": entries_BN}, carried=sums)
 
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
-        """As any method, once the budget says how long the recent window is."""
-        count_LB, share = self.counts(scores, candidates), exact(self.recent_share)
-        if self.window is None:
-            recent_LB = count_LB * share.numerator // share.denominator
-        else:
-            recent_LB = torch.full_like(count_LB, self.window)
-        return super().keep(protect_last(scores, candidates, recent_LB), candidates)
+    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+        """The budget says how long the recent window is, which is protected."""
+        count_B, share = layer_count(count_Bh), exact(self.recent_share)
+        recent_B = count_B * share.numerator // share.denominator
+        if self.window:
+            recent_B = torch.full_like(count_B, self.window)
+        return protect_last(scores, scores.notes["entries"], recent_B)

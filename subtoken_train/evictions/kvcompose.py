@@ -5,11 +5,18 @@ that stays in a layer is a composite token: the k-th best of every head, which m
 importance is the mean over the heads, all composite tokens of all layers compete, and a layer keeps as many as win.
 
 Setting ``kvpress`` imitates the release in NVIDIA's kvpress, which takes, rank by rank, the largest importance of any
-layer for the first layer's. What differs from both: a layer (a head, if not structured) keeps at least one entry, where
-that release may empty it. A total that ties would exceed goes to the lower layer.
+layer for the first layer's. What differs from both: a layer (a head, if not structured) keeps at least one entry,
+unless ``lower_bound`` is 0; and the budget is rounded layer by layer, as every method's, unless ``exact_total`` is set.
+A total that ties would exceed goes to the lower layer. An emptied layer attends to what never competes (text, the
+prompt's last row) and to what comes after the prompt.
 
 Whose attention counts is the task. With a question, it is the question. Without one, as in the release, it is the
 context itself: it runs a second time after its own cache, and what these rows look at is what it takes to say it again.
+
+While tokens are decoded (``eviction_every``: ours, the paper stops at the prompt) the rows since the last eviction ask.
+Heads hold different entries by then: the mean over heads of equation 16 is that of the same token, and a head that let
+it go counts 0 for it, which is the attention that it pays to it. Composite tokens are again rank by rank, and all
+layers share one pool of all their budgets.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
@@ -26,7 +33,8 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
-from subtoken_train.evictions.observers import Blocks, over_groups, task_rows, unasked
+from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
+from subtoken_train.evictions.online_views import Online
 from subtoken_train.evictions.pools import aligned, pooled_counts, pooled_head_counts, score_curves
 
 Task = Literal["auto", "aware", "agnostic", "causal"]
@@ -47,29 +55,44 @@ class KVCompose(Eviction):
             one pool, as entries of their own.
         kvpress: the first layer's curve of importance is the largest of all layers', rank by rank (structured only).
         value_norm: scores are multiplied by the norm of the value (an option of kvpress; off in the paper).
-        lower_bound: entries that every layer (head, if not structured) keeps, where it has them.
+        lower_bound: entries that every layer (head, if not structured) keeps, where it has them; 0, as in the paper and
+            the release, may leave a layer none of what competes.
+        exact_total: the entries of all layers together are the budget's share of all of them, rounded down once
+            (equation 21), up to L - 1 more than whole budgets of the layers.
     """
 
     name: ClassVar[str] = "kvcompose"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks", "value_norms", "second_pass"})
+    second_pass_advice: ClassVar[str] = "take the option task=causal, which runs it once and chooses worse"
 
     task: Task = "auto"
     structured: bool = True
     kvpress: bool = False
     value_norm: bool = False
     lower_bound: int = 1
+    exact_total: bool = False
 
     def __post_init__(self) -> None:
         check_word("kvcompose task", self.task, get_args(Task))
-        if self.lower_bound < 1:
-            raise ValueError(f"kvcompose lower_bound={self.lower_bound} must be 1 or more: no layer can be empty")
+        if self.lower_bound < 0:
+            raise ValueError(f"kvcompose lower_bound={self.lower_bound} must be 0 or more")
 
     def score(self, view: LayerView) -> LayerScores:
         """Scores per key-value head, [B, h, N] (equation 16)."""
         rows_BN = view.entries_BN if self.task == "causal" else task_rows(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
-        scores_BhN = token_scores(view.blocks(rows_BN), view.key_BhNd.shape[1], norm_BhN)
-        return LayerScores(scores_BhN, torch.zeros_like(view.entries_BN))
+        scores_BhN = head_scores(view.blocks(rows_BN), view.key_BhNd.shape[1], norm_BhN)
+        return LayerScores(scores_BhN + view.head_mean(scores_BhN), torch.zeros_like(view.entries_BN))
+
+    @property
+    def online(self) -> Online | None:
+        """See ``Eviction.online``; None where heads would keep different numbers of entries."""
+        return Online() if self.structured else None
+
+    @property
+    def may_empty(self) -> bool:
+        """See ``Eviction.may_empty``."""
+        return not self.lower_bound
 
     @property
     def reads_question(self) -> bool:
@@ -86,37 +109,48 @@ class KVCompose(Eviction):
         norm_BhN = view.value_norms() if self.value_norm else None
         return token_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN)
 
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: all layers are one pool."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]; not structured: of every head, [L, B, h]."""
         found = [each.scores_BhN for each in scores]
         if not self.structured:
-            return pooled_head_counts(found, candidates, self.lower_bound)
-        curve_BLN = aligned([each.mean(1, keepdim=True) for each in score_curves(found, candidates)])
+            return pooled_head_counts(found, candidates, self.lower_bound, self._total(candidates, found[0].shape[1]))
+        heads = candidates.heads  # of a composite token, which are rows of the batch while tokens are decoded
+        found = [each.view(-1, heads * each.shape[1], each.shape[2]) for each in score_curves(found, candidates)]
+        curve_BLN = aligned([each.mean(1, keepdim=True) for each in found])
         if self.kvpress:
             curve_BLN = first_is_largest(curve_BLN)
-        count_LB = pooled_counts(curve_BLN, candidates.budget_LB.sum(0), self.lower_bound).T
-        return torch.maximum(count_LB, competing_counts(candidates).clamp(max=1))
+        count_LB = pooled_counts(curve_BLN, self._total(candidates), self.lower_bound).T.repeat_interleave(heads, 1)
+        return torch.maximum(count_LB, competing_counts(candidates).clamp(max=min(1, self.lower_bound)))
+
+    def _total(self, candidates: Candidates, heads: int = 1) -> Tensor:
+        """Entries of all layers, of ``heads`` heads, int64 [B]."""
+        if not self.exact_total or candidates.exact_LB is None:
+            return candidates.budget_LB[:, :: candidates.heads].sum(0) * heads
+        return torch.floor(candidates.exact_LB.sum(0) * heads + 1e-9).long()
 
 
-def token_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
-    """Scores of the entries (equations 14 to 16), [B, h, N] in fp32.
+def head_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
+    """Each head's own scores of the entries (equations 14 and 15), [B, h, N] in fp32.
 
-    The largest attention that any row pays, mean over the query heads of a key-value head, plus the mean of that over
-    the key-value heads.
+    The largest attention that any row pays, mean over the query heads of a key-value head.
 
     Args:
         blocks: attention of the task's rows, at least one in the whole batch.
         kv_heads: h.
-        norm_BhN: factor of each head's score, before the mean over heads is added.
+        norm_BhN: factor of each head's score.
     """
-    largest_BHN: Tensor | None = None
-    for _, probability_BHWN in blocks:
-        block_BHN = probability_BHWN.amax(2)
-        largest_BHN = block_BHN if largest_BHN is None else torch.maximum(largest_BHN, block_BHN)
-    assert largest_BHN is not None
-    scores_BhN = over_groups(largest_BHN, kv_heads)
-    if norm_BhN is not None:
-        scores_BhN = scores_BhN * norm_BhN
+    scores_BhN = over_groups(column_largest(blocks), kv_heads)
+    return scores_BhN if norm_BhN is None else scores_BhN * norm_BhN
+
+
+def token_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
+    """``head_scores`` plus their mean over the key-value heads (equation 16), [B, h, N] in fp32."""
+    scores_BhN = head_scores(blocks, kv_heads, norm_BhN)
     return scores_BhN + scores_BhN.mean(1, keepdim=True)
 
 

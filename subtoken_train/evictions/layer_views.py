@@ -7,7 +7,7 @@ width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.functional.attention_statistics import attention_blocks, attention_rows
+from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Region
 
@@ -22,7 +23,7 @@ Scope = Literal["context", "all", "visual"]
 """``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
 Need = Literal["rows", "blocks", "key_norms", "value_norms", "second_pass"]
 """``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``second_pass``: the
-attention that the prompt, run a second time, pays to its cached entries."""
+attention that rows which run after the prompt (``TaskPlan``) pay to its cached entries."""
 
 
 @dataclass
@@ -41,6 +42,8 @@ class LayerView:
         position: position ids of the rows, [B, N], or [3, B, N] under mRoPE.
         next_position: id of the first token after the prompt, [B, 1] or [3, B, 1].
         rotate: what turns queries and keys at given position ids.
+        carried: ``LayerScores.carried`` of these entries from the last time that the method saw them, while tokens are
+            decoded; 0 for entries since.
         output_weight: gives the weight of the layer's output projection, [D, H * d] in fp32.
         entries_BN: rows that are entries of the cache, bool.
     """
@@ -57,6 +60,7 @@ class LayerView:
     next_position: Tensor | None = None
     rotate: Callable[[Tensor], Rotation] | None = None
     output_weight: Callable[[], Tensor] | None = None
+    carried: Tensor | None = None
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +105,14 @@ class LayerView:
         assert self.position is not None
         return self.rotate(self.position)
 
+    def viewers(self) -> Tensor:
+        """How many rows can see each entry, int64 [B, N]."""
+        return self.entries_BN.flip(-1).cumsum(-1).flip(-1)
+
+    def head_mean(self, scores_BhN: Tensor) -> Tensor:
+        """Mean of an entry's scores over the key-value heads, broadcast over them."""
+        return scores_BhN.mean(1, keepdim=True)
+
     def window(self, count: int) -> Tensor:
         """An observation window: the last ``count`` entries of the prompt, bool [B, N].
 
@@ -133,6 +145,7 @@ class TaskView:
         regions_BN: as in ``LayerView``, of the prompt.
         rows_BS: rows of the task that are no padding, bool.
         scale: factor of the attention scores.
+        about_BN: entries that the task scores, bool.
     """
 
     layer: int
@@ -142,6 +155,27 @@ class TaskView:
     regions_BN: Tensor
     rows_BS: Tensor
     scale: float
+    about_BN: Tensor
+
+    def among(self, entries_BN: Tensor) -> tuple[TaskView, Tensor]:
+        """The task looking at some of the prompt's entries alone, and their places, int64 [B, C].
+
+        Where a sample has fewer, places are 0 and the view's rows are padding.
+        """
+        length = self.regions_BN.shape[1]
+        index_BC, valid_BC = kept_index(entries_BN & (self.regions_BN != Region.PADDING), pad_left=False)
+        keys, values = (
+            take_rows(x.transpose(1, 2), index_BC).transpose(1, 2) for x in (self.key_BhKd, self.value_BhNd)
+        )
+        regions_BC, about_BC = (take_rows(x, index_BC) for x in (self.regions_BN, self.about_BN))
+        chosen = replace(
+            self,
+            key_BhKd=torch.cat([keys, self.key_BhKd[:, :, length:]], 2),
+            value_BhNd=values,
+            regions_BN=regions_BC.masked_fill(~valid_BC, Region.PADDING),
+            about_BN=about_BC & valid_BC,
+        )
+        return chosen, index_BC
 
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Attention that the task's rows pay to the prompt's, as ``LayerView.blocks`` yields it.

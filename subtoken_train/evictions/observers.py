@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from subtoken_train.types import Region, in_compressed_region
@@ -60,6 +61,16 @@ def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
         total_BHN = sums_BHN if total_BHN is None else total_BHN + sums_BHN
     assert total_BHN is not None
     return total_BHN
+
+
+def column_largest(blocks: Blocks) -> Tensor:
+    """The largest attention that each key receives from any row of ``blocks`` (at least one), [B, H, N] in fp32."""
+    largest_BHN: Tensor | None = None
+    for _, probability_BHWN in blocks:
+        block_BHN = probability_BHWN.amax(2)
+        largest_BHN = block_BHN if largest_BHN is None else torch.maximum(largest_BHN, block_BHN)
+    assert largest_BHN is not None
+    return largest_BHN
 
 
 def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean") -> Tensor:

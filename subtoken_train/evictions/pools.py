@@ -16,19 +16,23 @@ from subtoken_train.evictions.base import Candidates
 from subtoken_train.evictions.budgets import competing_counts
 
 
-def pooled_head_counts(scores: list[Tensor], candidates: Candidates, lower_bound: int) -> Tensor:
-    """Entries per layer and head, int64 [L, B, h], from one pool of all heads of all layers; each keeps one at least.
+def pooled_head_counts(
+    scores: list[Tensor], candidates: Candidates, lower_bound: int, total_B: Tensor | None = None
+) -> Tensor:
+    """Entries per layer and head, int64 [L, B, h], from one pool of all heads of all layers.
 
     Args:
         scores: of every layer, [B, h, N].
         candidates: the budget of a layer is that of each of its heads.
-        lower_bound: see ``pooled_counts``.
+        lower_bound: see ``pooled_counts``; unless it is 0, every head keeps one at least.
+        total_B: entries of all heads together; h times the budgets if not given.
     """
     kv_heads = scores[0].shape[1]
-    total_B = candidates.budget_LB.sum(0) * kv_heads
+    if total_B is None:
+        total_B = candidates.budget_LB.sum(0) * kv_heads
     count_BR = pooled_counts(aligned(score_curves(scores, candidates)), total_B, lower_bound)
     count_LBh = count_BR.view(-1, len(scores), kv_heads).transpose(0, 1)
-    return torch.maximum(count_LBh, competing_counts(candidates).clamp(max=1)[..., None])
+    return torch.maximum(count_LBh, competing_counts(candidates).clamp(max=min(1, lower_bound))[..., None])
 
 
 def score_curves(scores: list[Tensor], candidates: Candidates) -> list[Tensor]:

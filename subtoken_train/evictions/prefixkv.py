@@ -7,7 +7,7 @@ together are the budget. The release searches the level by bisection, to within 
 scales; here all curves' values are sorted once, which gives the exact level and the exact budget.
 The paper finds the layers' shares offline, from 10 samples: ``calibration`` names such a file
 (``subtoken-train calibrate prefixkv``). Without one every prompt has its own, as in the release's profiling.
-What it does not do: as ``elastic``.
+What it does not do: nothing is merged unless it is asked for, as in the release; otherwise as ``elastic``.
 
 Legend: B batch, N cached rows of the prompt, L layers, R tabulated budgets.
 """
@@ -15,35 +15,100 @@ Legend: B batch, N cached rows of the prompt, L layers, R tabulated budgets.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.elastic import Elastic
+from subtoken_train.functional.merging import Merge
+
+
+@dataclass(frozen=True)
+class LayerShares(CalibratedNumbers):
+    """Shares of their entries that layers keep under some budgets.
+
+    Attributes:
+        keep: budgets as shares of all layers' entries, rising, above 0 and below 1, [R].
+        shares: what each layer keeps of its own entries under each, in (0, 1], [R, L].
+    """
+
+    keep: list[float]
+    shares: list[list[float]]
+
+    def __post_init__(self) -> None:
+        check_table("shares", self.shares, 0, 1)
+        if len(self.keep) != len(self.shares):
+            raise ValueError(f"keep has {len(self.keep)} budgets and shares {len(self.shares)} rows; a row for each")
+        if any(not low < high for low, high in pairwise([0.0, *self.keep, 1.0])):
+            raise ValueError("keep must rise, above 0 and below 1")
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """A column for every layer."""
+        if len(self.shares[0]) != num_layers:
+            raise ValueError(f"shares has {len(self.shares[0])} layers and the backbone {num_layers}")
+
+    def words(self) -> str:
+        """A line for every budget."""
+        return table_words("share of every layer, a line per budget", self.shares)
+
+    def at(self, keep_B: Tensor) -> Tensor:
+        """Shares under the samples' own budgets, float64 [L, B]: straight lines between what is tabulated, 0 and 1."""
+        layers = len(self.shares[0])
+        keep_R = torch.tensor([0.0, *self.keep, 1.0], dtype=torch.float64)
+        share_RL = torch.tensor([[0.0] * layers, *self.shares, [1.0] * layers], dtype=torch.float64)
+        keep_B = keep_B.double().cpu()
+        above_B = torch.searchsorted(keep_R, keep_B).clamp(1, len(keep_R) - 1)
+        low_B, high_B = keep_R[above_B - 1], keep_R[above_B]
+        part_B1 = ((keep_B - low_B) / (high_B - low_B))[:, None]
+        return torch.lerp(share_RL[above_B - 1], share_RL[above_B], part_B1).T
 
 
 @dataclass(frozen=True)
 class PrefixKV(Elastic):
-    """Elastic's scores under budgets per layer; see ``Elastic`` for the other settings."""
+    """Elastic's scores under budgets per layer; see ``Elastic`` for the other settings.
+
+    Attributes:
+        calibration: file of the layers' shares, which then hold for every prompt; None: every prompt's own prefixes.
+
+    Raises:
+        ValueError: see ``Elastic``; or a file that is no calibration of this method.
+    """
 
     name: ClassVar[str] = "prefixkv"
+    merges: ClassVar[Merge] = "none"
+
+    calibration: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.calibrated  # a file that cannot be read is refused before anything runs
+
+    @cached_property
+    def calibrated(self) -> Calibration[LayerShares] | None:
+        """See ``Eviction.calibrated``."""
+        return None if self.calibration is None else read_calibration(self.calibration, self.name, LayerShares)
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget."""
+        return True
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]: the prompt's own prefixes."""
-        protected_LB = torch.stack(
-            [
-                (layer.protected_BN & competes_BN).sum(-1)
-                for layer, competes_BN in zip(scores, candidates.competes_LBN, strict=True)
-            ]
-        )
-        curves = [
-            prefix_curve(layer.scores_BhN[:, 0], competes_BN)
-            for layer, competes_BN in zip(scores, candidates.competes_LBN, strict=True)
-        ]
-        return prefix_counts(curves, candidates.budget_LB.sum(0), protected_LB, competing_counts(candidates))
+        """Entries per layer, int64 [L, B]: by the layers' shares, or the prompt's own prefixes."""
+        most_LB, total_B = competing_counts(candidates), candidates.budget_LB.sum(0)
+        if self.calibrated is not None:
+            share_LB = self.calibrated.numbers.at(total_B / most_LB.sum(0).clamp(min=1)).float().to(most_LB.device)
+            return divide_budget(share_LB * most_LB, total_B, most_LB.clamp(max=1), most_LB)
+        layers = list(zip(scores, candidates.competes_LBN, strict=True))
+        protected_LB = torch.stack([(layer.protected_BN & competes_BN).sum(-1) for layer, competes_BN in layers])
+        curves = [prefix_curve(layer.scores_BhN[:, 0], competes_BN) for layer, competes_BN in layers]
+        return prefix_counts(curves, total_B, protected_LB, most_LB)
 
 
 def prefix_curve(scores_BN: Tensor, competes_BN: Tensor) -> Tensor:

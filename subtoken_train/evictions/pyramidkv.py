@@ -51,6 +51,16 @@ class PyramidKV(SnapKV):
             raise ValueError(f"pyramidkv beta={self.beta} must be 1 or more")
         check_word("pyramidkv budgets", self.budgets, get_args(Convention))
 
+    @property
+    def online(self) -> None:
+        """None: a pyramid is cut from layers of equal length, and after the first cut they have none."""
+        return None
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: the pyramid is of all layers."""
+        return True
+
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""
         competes_LBN = candidates.competes_LBN

@@ -5,7 +5,8 @@ attention of the last ``window`` rows, summed over them, smoothed over neighbour
 Several re-implementations differ in how rows are summed, in the pooling and in whether grouped query heads are reduced
 before or after it; each is a setting here, and they keep different entries.
 What it does not do: the released code repeats keys and values to all query heads and keeps a set per query head, which
-makes the cache of a grouped model larger; here every key-value head has one set. Nothing is evicted while decoding.
+makes the cache of a grouped model larger; here every key-value head has one set. Nor does it evict while decoding; here
+``eviction_every`` does, by the rows decoded since the last eviction, ``window`` of them at most.
 The window is the end of the prompt. Where only the context competes it is no part of the budget: it ends after the
 context, and a question shorter than the window observes alone. Where nothing follows the context (before the question
 is seen), or everything competes, the window is inside the budget, and one as long as the budget leaves no choice.
@@ -26,6 +27,7 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, over_groups
+from subtoken_train.evictions.online_views import Online
 from subtoken_train.functional.gather import kept_index
 
 Pooling = Literal["avg", "max"]
@@ -67,6 +69,16 @@ class SnapKV(Eviction):
         words = {"pooling": Pooling, "pool_per": PoolPer, "rows": RowReduction, "group": GroupReduction}
         for setting, allowed in words.items():
             check_word(f"{self.name} {setting}", getattr(self, setting), get_args(allowed))
+
+    @property
+    def online(self) -> Online | None:
+        """See ``Eviction.online``."""
+        return Online(rows=self.window)
+
+    @property
+    def observing_rows(self) -> int:
+        """The window."""
+        return self.window
 
     def score(self, view: LayerView) -> LayerScores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""

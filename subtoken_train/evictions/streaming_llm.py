@@ -1,11 +1,12 @@
 """StreamingLLM (Xiao et al., 2024): the first few entries and the most recent ones, whatever they hold.
 
 Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks"; the released code keeps 4 sinks.
-What it does not do: it never looks at attention. Keys are cached rotated here and keep their original positions; the
-released code caches unrotated keys and renumbers them inside the cache, which matters only beyond the trained length.
-Nothing is evicted while decoding. KVCache-Factory's class of that name has a fixed window, and all that this leaves of
-the capacity are first entries: here ``sinks`` = capacity - window. Where only the context competes, the sinks are still
-the first of the whole prompt, and the most recent entries are the last of the context.
+What it does not do: it never looks at attention. Keys are cached rotated here and keep their original positions, unless
+``rerotate`` is set: the released code caches unrotated keys and renumbers them inside the cache, which is the same.
+While tokens are decoded the window moves on (``eviction_every``). KVCache-Factory's class of that name has a fixed
+window, and all that this leaves of the capacity are first entries: here ``sinks`` = capacity - window. Where only the
+context competes, the sinks are still the first of the whole prompt, and the most recent entries are the last of what
+competes.
 
 Legend: B batch, N cached rows of the prompt.
 """
@@ -17,6 +18,7 @@ from typing import ClassVar
 
 from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.online_views import Online
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,18 @@ class StreamingLLM(Eviction):
     """
 
     name: ClassVar[str] = "streaming_llm"
+    heads_share: ClassVar[bool] = True
 
     sinks: int = 4
 
     def __post_init__(self) -> None:
         if self.sinks < 0:
             raise ValueError(f"streaming_llm sinks={self.sinks} must be 0 or more")
+
+    @property
+    def online(self) -> Online:
+        """See ``Eviction.online``: it reads no query."""
+        return Online(rows=0)
 
     def score(self, view: LayerView) -> LayerScores:
         """Later entries score higher, [B, 1, N]; the sinks are protected."""

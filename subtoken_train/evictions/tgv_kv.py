@@ -16,7 +16,12 @@ Setting ``released`` imitates the released code: weights and their normalisation
 between the first and the last visual entry is one block; text scores are raised by 100 instead of ranked first; the
 first four entries and the last always stay; a layer's removals are rounded on their own, so that a sample may keep a
 few entries more or fewer than its total, and what a layer cannot take is lost. That code also drops an entry at each
-decoding step, which is not offered: an eviction acts once.
+decoding step, which is not offered: nothing is evicted while decoding.
+
+The alternatives of the paper's ablation are settings, reconstructed from a line of the summary each: ``budgets`` by the
+attention that vision pays to vision (VV) or text to text (TT), or uniform; ``importance`` from each modality's own
+attention (VV+TT), from the last rows (an observation window), or from all rows (self-attention, as in H2O); and which
+modality is kept first.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """
@@ -24,17 +29,21 @@ Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import column_sums, task_rows
+from subtoken_train.evictions.observers import column_sums, last_marked, task_rows
 from subtoken_train.types import Region
 
+Budgets = Literal["TV", "VV", "TT", "uniform"]
+Importance = Literal["TV+TT", "VV+TT", "window", "self"]
+First = Literal["text", "vision", "score"]
 TEXT_BONUS = 100.0  # of the released code
 FIRST, LAST = 4, 1  # entries that the released code always keeps
 
@@ -45,48 +54,104 @@ class TGVKV(Eviction):
 
     Attributes:
         released: imitate the released code where it differs from the paper (see the top of the file).
+        budgets: what a layer's share of the total is measured by: the attention that text pays to vision (``TV``),
+            vision to vision (``VV``) or text to text (``TT``); or ``uniform``, each layer its own budget.
+        importance: ``TV+TT``: vision by the text that looks at it, weighted (TWR), and text by text. ``VV+TT``: each by
+            the attention of its own kind. ``window``: all by the last ``window_size`` rows. ``self``: all by all rows.
+        window_size: rows of a ``window``.
+        first: ``text`` before any visual entry (TPR), ``vision`` before any text, or both by ``score`` alone.
     """
 
     name: ClassVar[str] = "tgv_kv"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+    heads_share: ClassVar[bool] = True
     needs_image: ClassVar[bool] = True
 
     released: bool = False
+    budgets: Budgets = "TV"
+    importance: Importance = "TV+TT"
+    window_size: int = 32
+    first: First = "text"
+
+    def __post_init__(self) -> None:
+        words = {"budgets": Budgets, "importance": Importance, "first": First}
+        for setting, allowed in words.items():
+            check_word(f"tgv_kv {setting}", getattr(self, setting), get_args(allowed))
+        if self.window_size < 1:
+            raise ValueError(f"tgv_kv window_size={self.window_size} must be 1 or more")
+        if self.released and (self.budgets, self.importance, self.first) != ("TV", "TV+TT", "text"):
+            raise ValueError("tgv_kv released=true imitates one code; leave budgets, importance and first out, or it")
 
     def score(self, view: LayerView) -> LayerScores:
-        """One order for all heads, [B, 1, N]; the weight is the attention from text to vision.
+        """One order for all heads, [B, 1, N]; the weight is what ``budgets`` names.
 
-        The paper's scores are the negative rank by TPR, so that text comes first whatever it scores; ``notes`` has the
-        scores themselves (``text``, ``visual``), 0 elsewhere.
+        The paper's scores are negative ranks, so that text comes first whatever it scores; ``notes`` has the scores
+        themselves (``text``, ``visual``), 0 elsewhere.
         """
-        before_BN, block_BN = image_parts(view.regions_BN)
-        visual_BN = block_BN if self.released else view.regions_BN == Region.VISUAL
+        if self.released:
+            return released_scores(view)
+        visual_BN = view.regions_BN == Region.VISUAL
         text_BN = view.entries_BN & ~visual_BN
-        rows_BN = task_rows(view.regions_BN) if self.released else text_BN
-        received_BN = column_sums(view.blocks(rows_BN)).mean(1)
-        weight_BN = text_weights(received_BN, rows_BN)
-        if not self.released:
+        from_text_BN, from_vision_BN = received(view, text_BN), None
+        if "VV" in (self.budgets, self.importance[:2]):
+            from_vision_BN = received(view, visual_BN)
+        measured = {"TV": (from_text_BN, visual_BN), "VV": (from_vision_BN, visual_BN), "TT": (from_text_BN, text_BN)}
+        summed_BN, columns_BN = measured.get(self.budgets, (view.entries_BN.float(), view.entries_BN))
+        assert summed_BN is not None
+        if self.importance == "TV+TT":
+            weight_BN = text_weights(from_text_BN, text_BN)
             weight_BN = weight_BN / weight_BN.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-        visual_score_BN = column_sums(view.blocks(rows_BN), weight_BN).mean(1).masked_fill(~visual_BN, 0.0)
-        vision_B = received_BN.masked_fill(~visual_BN, 0.0).sum(-1)
-        if not self.released:
-            text_score_BN = received_BN.masked_fill(~text_BN, 0.0)
-            order_BN = text_first(text_score_BN, visual_score_BN, text_BN, visual_BN)
-            notes = {"text": text_score_BN, "visual": visual_score_BN}
-            return LayerScores(order_BN[:, None], torch.zeros_like(text_BN), vision_B, notes)
-        everything_BN = column_sums(view.blocks(view.entries_BN)).mean(1)
-        text_score_BN = torch.where(before_BN, everything_BN, received_BN) + TEXT_BONUS
-        scores_BN = torch.where(text_BN, text_score_BN, visual_score_BN)
-        return LayerScores(scores_BN[:, None], ends(view.entries_BN), vision_B)
+            text_score_BN, visual_score_BN = from_text_BN, received(view, text_BN, weight_BN)
+        elif self.importance == "VV+TT":
+            assert from_vision_BN is not None
+            text_score_BN, visual_score_BN = from_text_BN, from_vision_BN
+        else:
+            window_BN = last_marked(view.entries_BN, self.window_size)
+            text_score_BN = visual_score_BN = received(
+                view, window_BN if self.importance == "window" else view.entries_BN
+            )
+        notes = {
+            "text": text_score_BN.masked_fill(~text_BN, 0.0),
+            "visual": visual_score_BN.masked_fill(~visual_BN, 0.0),
+        }
+        order_BN = retention_order(notes["text"], notes["visual"], text_BN, visual_BN, self.first)
+        layer_B = summed_BN.masked_fill(~columns_BN, 0.0).sum(-1)
+        return LayerScores(order_BN[:, None], torch.zeros_like(text_BN), layer_B, notes)
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
+        return self.budgets != "uniform"
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B] (TVB)."""
-        vision_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        """Entries per layer, int64 [L, B] (TVB), or as ``budgets`` says."""
+        if self.budgets == "uniform":
+            return candidates.budget_LB
+        weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         most_LB = competing_counts(candidates)
         total_B = candidates.budget_LB.sum(0)
         if self.released:
-            return torch.minimum(released_counts(vision_LB, total_B, most_LB).clamp(min=1), most_LB)
-        return divide_budget(vision_LB, total_B, torch.ones_like(most_LB), most_LB)
+            return torch.minimum(released_counts(weight_LB, total_B, most_LB).clamp(min=1), most_LB)
+        return divide_budget(weight_LB, total_B, torch.ones_like(most_LB), most_LB)
+
+
+def received(view: LayerView, rows_BN: Tensor, weight_BN: Tensor | None = None) -> Tensor:
+    """Attention that each entry gets from ``rows_BN``, mean over heads, [B, N]; 0 where there are no such rows."""
+    if not bool(rows_BN.any()):
+        return torch.zeros(rows_BN.shape, device=rows_BN.device)
+    return column_sums(view.blocks(rows_BN), weight_BN).mean(1)
+
+
+def released_scores(view: LayerView) -> LayerScores:
+    """As the released code scores: see the top of the file."""
+    before_BN, visual_BN = image_parts(view.regions_BN)
+    rows_BN = task_rows(view.regions_BN)
+    from_text_BN = received(view, rows_BN)
+    visual_score_BN = received(view, rows_BN, text_weights(from_text_BN, rows_BN))
+    text_score_BN = torch.where(before_BN, received(view, view.entries_BN), from_text_BN) + TEXT_BONUS
+    scores_BN = torch.where(view.entries_BN & ~visual_BN, text_score_BN, visual_score_BN.masked_fill(~visual_BN, 0.0))
+    vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)
+    return LayerScores(scores_BN[:, None], ends(view.entries_BN), vision_B)
 
 
 def image_parts(regions_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,11 +173,14 @@ def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:
     return (received_BN / later_BN.clamp(min=1)).masked_fill(~rows_BN, 0.0)
 
 
-def text_first(text_score_BN: Tensor, visual_score_BN: Tensor, text_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """The negative rank of each entry, [B, N]: text by its score, then vision by its (TPR); ties to the lower index."""
+def retention_order(
+    text_score_BN: Tensor, visual_score_BN: Tensor, text_BN: Tensor, visual_BN: Tensor, first: First = "text"
+) -> Tensor:
+    """The negative rank of each entry, [B, N]: one kind by score, then the other (TPR); ties to the lower index."""
     scores_BN = torch.where(text_BN, text_score_BN, visual_score_BN)
     order_BN = scores_BN.sort(dim=-1, descending=True, stable=True).indices
-    class_BN = (2 * text_BN.int() + visual_BN.int()).gather(-1, order_BN)  # padding last
+    text, vision = {"text": (2, 1), "vision": (1, 2), "score": (1, 1)}[first]
+    class_BN = (text * text_BN.int() + vision * visual_BN.int()).gather(-1, order_BN)  # padding last
     order_BN = order_BN.gather(-1, class_BN.sort(dim=-1, descending=True, stable=True).indices)
     return -order_BN.argsort(dim=-1).float()
 

@@ -11,8 +11,8 @@ each in one place:
   - sparsity is counted over what the rows can see (the causal part of the post-vision rows), and averaged over heads;
   - scores are per key-value head, the mean over its query heads, so heads keep different entries;
   - the recent window, 10 % of a layer's entries, is part of them where the end of the prompt competes.
-Without an image the rows are those after the context, or all of the prompt, see ``task_rows``. The "last 50 tokens" of
-the paper's speed study are not offered.
+Without an image the rows are those after the context, or all of the prompt, see ``task_rows``. What the paper compares
+with is a setting: the last 50 rows of its speed study, equal budgets (H2O's, StreamingLLM's) and a pyramid of them.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
@@ -20,15 +20,19 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, protect_last
-from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.errors import check_word
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, layer_count, protect_last
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import Blocks, over_groups, task_rows
+from subtoken_train.evictions.observers import Blocks, last_marked, over_groups, task_rows
+
+Window = Literal["post_vision", "last"]
+Budgets = Literal["sparsity", "uniform", "pyramid"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,12 @@ class VLCache(Eviction):
 
     Attributes:
         threshold: p of equation 1: attention below this share of its row's largest counts as zero.
-        least: share of its entries that every layer keeps, where the budget has that.
+        least: share of its entries that every layer keeps, where the budget has that; not with ``uniform`` budgets.
         recent: as many of the prompt's last entries as this share of what a layer keeps stay, whatever they score.
+        window: whose attention counts: the ``post_vision`` rows, or the ``last`` ``window_size`` rows of the prompt.
+        window_size: rows of a ``last`` window.
+        budgets: how layers share: by ``sparsity``, ``uniform`` (each its own budget), or ``pyramid`` (falling linearly
+            from the first layer to the last).
     """
 
     name: ClassVar[str] = "vl_cache"
@@ -47,6 +55,9 @@ class VLCache(Eviction):
     threshold: float = 0.01
     least: float = 0.01
     recent: float = 0.1
+    window: Window = "post_vision"
+    window_size: int = 50
+    budgets: Budgets = "sparsity"
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -54,25 +65,40 @@ class VLCache(Eviction):
         for name, value in (("least", self.least), ("recent", self.recent)):
             if not 0 <= value <= 1:
                 raise ValueError(f"vl_cache {name}={value:g} must be between 0 and 1")
+        check_word("vl_cache window", self.window, get_args(Window))
+        check_word("vl_cache budgets", self.budgets, get_args(Budgets))
+        if self.window_size < 1:
+            raise ValueError(f"vl_cache window_size={self.window_size} must be 1 or more")
 
     def score(self, view: LayerView) -> LayerScores:
-        """Attention received from the post-vision rows, [B, h, N]; the weight is the layer's density."""
-        blocks = view.blocks(task_rows(view.regions_BN))
+        """Attention received from the window's rows, [B, h, N]; the weight is the layer's density."""
+        last = self.window == "last"
+        blocks = view.blocks(last_marked(view.entries_BN, self.window_size) if last else task_rows(view.regions_BN))
         sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
-        return LayerScores(scores_BhN, torch.zeros_like(view.entries_BN), density_BH.mean(1))
+        nothing_BN = torch.zeros_like(view.entries_BN)
+        return LayerScores(scores_BhN, nothing_BN, density_BH.mean(1), {"entries": view.entries_BN})
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
+        return self.budgets != "uniform"
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B], by density (Algorithm 1)."""
-        density_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        """Entries per layer, int64 [L, B], by density (Algorithm 1) unless ``budgets`` says otherwise."""
+        if self.budgets == "uniform":
+            return candidates.budget_LB
+        weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        if self.budgets == "pyramid":
+            weight_LB = pyramid_weights(weight_LB)
         most_LB = competing_counts(candidates)
         least_LB = torch.minimum((self.least * most_LB).long(), candidates.budget_LB).clamp(min=1)
-        return divide_budget(density_LB * candidates.budget_LB, candidates.budget_LB.sum(0), least_LB, most_LB)
+        return divide_budget(weight_LB * candidates.budget_LB, candidates.budget_LB.sum(0), least_LB, most_LB)
 
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
-        """See ``Eviction.keep``; the protected window depends on how much a layer keeps."""
-        window_LB = (self.recent * self.counts(scores, candidates)).long()
-        return super().keep(protect_last(scores, candidates, window_LB), candidates)
+    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+        """How much a layer keeps says how long its window is, which is protected."""
+        window_B = (self.recent * layer_count(count_Bh)).long()
+        return protect_last(scores, scores.notes["entries"], window_B)
 
 
 def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

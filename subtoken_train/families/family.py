@@ -212,7 +212,7 @@ class Family(ABC):
             position_ids=_text_positions(position_ids),
             layer_idx=start,
         )
-        return self._through(decoder.layers[start:stop], hidden_BND, mask, position_ids, cache, **options)
+        return self.through(decoder.layers[start:stop], hidden_BND, mask, position_ids, cache, **options)
 
     def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
         """All decoder layers on new tokens after a packed prompt, without the final norm.
@@ -220,11 +220,12 @@ class Family(ABC):
         No mask is made: packed storage holds no padding, and new tokens see each other causally. ``position_ids`` are
         [B, q], or [3, B, q] under mRoPE.
         """
-        return self._through(self.decoder.layers, hidden_BqD, None, position_ids, cache)
+        return self.through(self.decoder.layers, hidden_BqD, None, position_ids, cache)
 
-    def _through(
+    def through(
         self, layers: Any, hidden: Tensor, mask: Any, position_ids: Tensor, cache: Cache | None, **options: Any
     ) -> Tensor:
+        """Some decoder layers, one after another, under a mask as transformers makes it."""
         position_embeddings = self.decoder.rotary_emb(hidden, position_ids)
         for layer in layers:
             hidden = layer(

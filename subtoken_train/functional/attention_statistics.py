@@ -36,12 +36,15 @@ def attention_rows(
     length = key_BhNd.shape[2]
     rows_BW = index_BW.clamp(min=0)
     chosen = query_BHNd.gather(2, rows_BW[:, None, :, None].expand(-1, heads, -1, width)).float()
-    grouped = chosen.view(batch, key_BhNd.shape[1], -1, width)  # the query heads of a key head, row after row
-    logits = (grouped @ key_BhNd.float().transpose(-1, -2)).view(batch, heads, -1, length) * scale
+    grouped = (chosen * scale).view(batch, key_BhNd.shape[1], -1, width)  # the query heads of a key head, row after row
+    logits = (grouped @ key_BhNd.float().transpose(-1, -2)).view(batch, heads, -1, length)
     places_N = torch.arange(length, device=query_BHNd.device)
     seen_BWN = (places_N <= rows_BW[..., None] + offset) & keys_BN[:, None] & (index_BW >= 0)[..., None]
-    probabilities = logits.masked_fill(~seen_BWN[:, None], -torch.inf).softmax(-1)
-    return probabilities.masked_fill(~seen_BWN[:, None], 0.0)
+    probabilities = logits.masked_fill_(~seen_BWN[:, None], -torch.inf).softmax(-1)
+    blind_BW = ~seen_BWN.any(-1)
+    if bool(blind_BW.any()):  # a pass over all probabilities, seldom needed
+        probabilities = probabilities.masked_fill(blind_BW[:, None, :, None], 0.0)
+    return probabilities
 
 
 def attention_blocks(

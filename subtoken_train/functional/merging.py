@@ -1,15 +1,87 @@
 """Merging of entries that are dropped into entries that stay: where each one goes, and the mean that stands there.
 
-Source: Elastic Cache (Liu et al., 2024): every dropped entry goes to the nearest entry that stays, and keys and values
-become the mean over what was joined, the entry itself included. As released, rotated keys are averaged as they are.
+Every head merges for itself; keys and values become a mean over what was joined, the entry itself included.
+``position`` (Elastic Cache, Liu et al., 2024): every dropped entry goes to the nearest entry that stays; a plain mean.
+``weighted`` and ``pivot`` (LOOK-M, Wan et al., 2024; ``merge_kv`` of Zefan-Cai/KVCache-Factory): it goes to the entry
+whose key is most like its own, by cosine c. Weighted: an entry that stays counts 1, one that joins it (1 + c) / 2.
+Pivot: the mean of the entry and of the midpoints between it and each that joins it.
+As released, rotated keys are averaged as they are. A value of which routing dropped groups joins with zeros there, and
+an entry that stays stores the groups that it stored before. Nothing is merged while decoding.
 
-Legend: B batch, N cached rows of the prompt, h key-value heads (1: one set for all heads), d head width.
+Legend: B batch, N cached rows of the prompt, h key-value heads (1: one set for all heads), d head width, R = B h rows,
+K kept entries, W dropped entries of a block.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from subtoken_train.functional.gather import kept_index, take_rows
+
+Merge = Literal["none", "weighted", "pivot", "position"]
+PAIRS = 2**25  # similarities that exist at a time
+
+
+def merged(
+    kind: Merge, key_BhNd: Tensor, value_BhNd: Tensor, keep_BhN: Tensor, entries_BN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of a layer after its dropped entries were merged, [B, h, N, d] each.
+
+    Args:
+        kind: how.
+        key_BhNd: rotated keys.
+        value_BhNd: values.
+        keep_BhN: entries that stay, bool; [B, 1, N] where all heads keep the same.
+        entries_BN: rows that are entries of the cache, bool.
+    """
+    if kind == "none":
+        return key_BhNd, value_BhNd
+    weight_BhN = None
+    if kind == "position":
+        target_BhN = nearest_anchor(keep_BhN, entries_BN)
+    else:
+        keep_BhN = keep_BhN.expand(key_BhNd.shape[:3])
+        dropped_BhN = entries_BN[:, None] & ~keep_BhN
+        target_BhN, cosine_BhN = nearest_key(key_BhNd, keep_BhN, dropped_BhN)
+        if kind == "weighted":
+            weight_BhN = torch.where(dropped_BhN, (1 + cosine_BhN) / 2, 1.0)
+        else:
+            halves_BhN = dropped_BhN / 2
+            weight_BhN = torch.where(dropped_BhN, halves_BhN, 1 + halves_BhN.scatter_add(2, target_BhN, halves_BhN))
+    return joined_means(key_BhNd, target_BhN, weight_BhN), joined_means(value_BhNd, target_BhN, weight_BhN)
+
+
+def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tuple[Tensor, Tensor]:
+    """For every dropped row the kept one of its head whose key is most like its own, and how much.
+
+    A block of dropped rows at a time meets all kept ones.
+
+    Returns:
+        (target, cosine): int64 and fp32 [B, h, N]; all other rows, and those of a head that keeps nothing, go to
+        themselves. Ties go to the earlier row.
+    """
+    shape, length = kept_BhN.shape, kept_BhN.shape[2]
+    unit_RNd = functional.normalize(key_BhNd.flatten(0, 1).float(), dim=-1)
+    kept_RK, stays_RK = kept_index(kept_BhN.flatten(0, 1), pad_left=False)
+    going_RW, goes_RW = kept_index(dropped_BhN.flatten(0, 1), pad_left=False)
+    target_RN = torch.arange(length, device=key_BhNd.device).repeat(len(unit_RNd), 1)
+    cosine_RN = torch.zeros(target_RN.shape, device=key_BhNd.device)
+    if not kept_RK.shape[1]:
+        return target_RN.view(shape), cosine_RN.view(shape)
+    anchors_RKd, step = take_rows(unit_RNd, kept_RK), max(1, PAIRS // kept_RK.numel())
+    goes_RW = goes_RW & stays_RK[:, :1]
+    for start in range(0, going_RW.shape[1], step):
+        rows_RW, there_RW = (x[:, start : start + step] for x in (going_RW, goes_RW))
+        like_RWK = take_rows(unit_RNd, rows_RW) @ anchors_RKd.mT
+        best_RW, place_RW = like_RWK.masked_fill(~stays_RK[:, None], -torch.inf).max(-1)
+        row, column = there_RW.nonzero(as_tuple=True)
+        target_RN[row, rows_RW[row, column]] = kept_RK.gather(1, place_RW)[row, column]
+        cosine_RN[row, rows_RW[row, column]] = best_RW[row, column]
+    return target_RN.view(shape), cosine_RN.view(shape)
 
 
 def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
@@ -39,7 +111,7 @@ def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
     return torch.where(lonely_BhN, rows_N, nearest_BhN)
 
 
-def joined_means(states_BhNd: Tensor, target_BhN: Tensor) -> Tensor:
+def joined_means(states_BhNd: Tensor, target_BhN: Tensor, weight_BhN: Tensor | None = None) -> Tensor:
     """Every row's mean over the rows that go to it, [B, h, N, d] in the states' dtype; the mean is taken in fp32.
 
     A row that none goes to, not even itself, stays as it is.
@@ -47,11 +119,13 @@ def joined_means(states_BhNd: Tensor, target_BhN: Tensor) -> Tensor:
     Args:
         states_BhNd: keys or values.
         target_BhN: the row that each row goes to, int64; [B, 1, N] where heads share it.
+        weight_BhN: what each row counts in the mean that it goes to, fp32; None: all alike.
     """
     target_BhN = target_BhN.expand(states_BhNd.shape[:3])
     index = target_BhN[..., None].expand_as(states_BhNd)
     sums = torch.zeros(states_BhNd.shape, dtype=torch.float32, device=states_BhNd.device)
-    sums = sums.scatter_add(2, index, states_BhNd.float())
-    count_BhN = torch.zeros_like(target_BhN).scatter_add(2, target_BhN, torch.ones_like(target_BhN))
-    joined = (sums / count_BhN.clamp(min=1)[..., None]).to(states_BhNd.dtype)
-    return torch.where((count_BhN > 0)[..., None], joined, states_BhNd)
+    weight_BhN = torch.ones(target_BhN.shape, device=sums.device) if weight_BhN is None else weight_BhN
+    sums = sums.scatter_add(2, index, states_BhNd.float() * weight_BhN[..., None])
+    total_BhN = torch.zeros_like(weight_BhN).scatter_add(2, target_BhN, weight_BhN)
+    joined = (sums / total_BhN.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).to(states_BhNd.dtype)
+    return torch.where((total_BhN > 0)[..., None], joined, states_BhNd)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.by_sample import sample_shares, slice_bytes
+from subtoken_train.cache.by_sample import sample_shares, vector_bytes
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -27,10 +27,11 @@ class PromptBytes:
     Attributes:
         kv_bytes: everything that is stored of it: text, compressed region and index.
         dense_kv_bytes: the same prompt uncompressed.
-        region_bytes: its compressed region (visual or context) with the index of its value groups; 0 where there is
-            none.
+        region_bytes: its compressed region (visual or context) with the index of its value groups and the numbers of
+            its key channels; 0 where there is none.
         region_dense_bytes: the same region uncompressed.
-        index_bytes: of ``region_bytes``, those that find the stored value groups; the paper's fraction leaves them out.
+        index_bytes: of ``region_bytes``, those that find the stored value groups and key channels; the paper's fraction
+            leaves them out.
         entries_before: (token, layer) entries of the region.
         entries_after: those that any head keeps: the proof that token reduction or eviction acted.
         values_after: their stored values, in whole ones, rounded to 4 places: below ``entries_after`` where routing
@@ -39,6 +40,7 @@ class PromptBytes:
             highest bit of the first digit, zeros fill the last. None without visual tokens, and where the reducer
             merges them into tokens without a place (VisionZip on LLaVA).
         emptied: region -> layers that keep nothing of it, see ``emptied_regions``.
+        unread_bytes: of ``kv_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
     """
 
     kv_bytes: int
@@ -51,6 +53,7 @@ class PromptBytes:
     values_after: float
     kept_visual: str | None
     emptied: dict[str, int] = field(default_factory=dict)
+    unread_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,8 @@ class KeptPrompt(PromptBytes):
     """The same, with what no record keeps.
 
     Attributes:
-        keys_after: stored keys of the region, in whole ones: ``entries_after`` unless heads keep entries of their own.
+        keys_after: stored keys of the region, in whole ones, rounded to 4 places: ``entries_after`` unless heads keep
+            entries of their own or channels are cut.
     """
 
     keys_after: float
@@ -90,10 +94,14 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     total_B = tokens_B.tolist()
     appended_B = (tokens_B - (opened.regions_BM != Region.PADDING).sum(-1)).tolist()
     counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
-    entries_LB, slices_LB, whole_LB = torch.stack(counts, dim=1).tolist()
+    entries_LB, slices_LB, whole_LB, cut_LB, cut_whole_LB = torch.stack(counts, dim=1).tolist()
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     shares_LB = [sample_shares(layer.blocks, layer.keys) for layer in layers]
-    slices_L = [slice_bytes(layer.blocks[0]) for layer in layers]
+    stored_L = [layer.blocks[0].parts[0].keys for layer in layers]
+    width, cuts_L = shape.head_dim, [plan.cut_keys for plan in opened.plan.layers]
+    thin_L = [width if cut is None else cut.kept for cut in cuts_L]
+    slices_L = [2 * vector_bytes(payload, width) for payload in stored_L]
+    saved_L = [vector_bytes(x, width) - vector_bytes(x, thin) for x, thin in zip(stored_L, thin_L, strict=True)]
     kept = [None] * len(region_B) if backbone.placeless else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM)
     made = []
@@ -101,32 +109,44 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
         shares = [of_layer[b] for of_layer in shares_LB]
         whole_L = [of_layer[b] for of_layer in whole_LB]
         whole_bytes = sum(whole * size for whole, size in zip(whole_L, slices_L, strict=True))
+        whole_bytes -= sum(of_layer[b] * saved for of_layer, saved in zip(cut_whole_LB, saved_L, strict=True))
+        key_channels = sum(
+            of_layer[b] * width - thinner[b] * (width - thin)
+            for of_layer, thinner, thin in zip(slices_LB, cut_LB, thin_L, strict=True)
+        )
+        found = sum(share.index_bytes + share.channel_bytes for share in shares)
         channels = sum(share.routed_channels for share in shares) + sum(whole_L) * shape.head_dim
         made.append(
             KeptPrompt(
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
+                unread_bytes=sum(share.unread_bytes for share in shares),
                 dense_kv_bytes=total_B[b] * shape.token_bytes,
-                region_bytes=sum(share.routed_bytes for share in shares) + whole_bytes,
+                region_bytes=sum(share.routed_bytes + share.channel_bytes for share in shares) + whole_bytes,
                 region_dense_bytes=region * shape.token_bytes,
-                index_bytes=sum(share.index_bytes for share in shares),
+                index_bytes=found,
                 entries_before=region * shape.num_layers,
                 entries_after=sum(of_layer[b] for of_layer in entries_LB),
                 values_after=round(channels / shape.value_dim, 4),
                 kept_visual=kept[b],
                 emptied=emptied[b],
-                keys_after=sum(of_layer[b] for of_layer in slices_LB) / shape.num_kv_heads,
+                keys_after=round(key_channels / shape.value_dim, 4),
             )
         )
     return made
 
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
-    """Entries of the region in a layer, their heads' slices, and those of entries with a whole value, [3, B]."""
+    """Entries of the region in a layer and, of their heads, slices, [5, B].
+
+    The slices are all, those of entries with a whole value, those with a cut key, and those with both.
+    """
     valid_BN = plan.entries_BN >= 0
     region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & valid_BN
     heads_BN = torch.full_like(plan.entries_BN, kv_heads) if plan.heads_BNh is None else plan.heads_BNh.sum(-1)
     whole_BN = region_BN if plan.group_mask_BNS is None else region_BN & plan.group_mask_BNS.all(-1)
-    return torch.stack([region_BN.sum(-1), (heads_BN * region_BN).sum(-1), (heads_BN * whole_BN).sum(-1)])
+    cut_BN = torch.zeros_like(region_BN) if plan.cut_keys is None else region_BN & plan.cut_keys.entries_BN
+    marks = (region_BN, whole_BN, cut_BN, cut_BN & whole_BN)
+    return torch.stack([region_BN.sum(-1), *((heads_BN * marked_BN).sum(-1) for marked_BN in marks)])
 
 
 def _kept_visual(opened: Prefill) -> list[str | None]:

@@ -14,6 +14,7 @@ from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word
 from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.notation import innermost
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
@@ -26,7 +27,13 @@ DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
 Written = Literal["key", "flag", "argument"]
 """How an option is spelled: ``eviction: snapkv``, ``--eviction snapkv`` or ``eviction=snapkv``."""
-_TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "protocol")
+NUMBERS = (
+    ("keep_ratio", (int, float), "a number"),
+    ("key_channels", (int, float), "a number"),
+    ("eviction_every", (int,), "a whole number of tokens"),
+)
+"""Options that are numbers, and of which types."""
+_TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "merge", "protocol")
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,17 @@ class ArmSpec:
             router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
         eviction: KV eviction after the prompt; None: none.
         eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, ``20MB``.
+        eviction_every: evict again after this many generated tokens; None: only after the prompt.
         eviction_options: settings of the eviction.
         scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
         kv_dtype: precision of the stored prompt: ``model``, ``int8`` or ``int4``.
+        key_channels: share of the channels that stay of the keys in scope; 1 cuts none.
+        merge: what becomes of evicted entries: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the
+            eviction does of itself.
         protocol: ``query_aware``: the question is there when the cache is compressed; ``context_first``: the context is
             compressed before the question is read.
+        prefill_chunk: rows of a prompt that run through a layer at a time; None: all.
+        rerotate: turn the keys that an eviction leaves to closed-up positions.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
         written: how messages spell the options.
     """
@@ -63,10 +76,15 @@ class ArmSpec:
     selector: str | None = None
     eviction: str | None = None
     eviction_keep: str | float | None = None
+    eviction_every: int | None = None
     eviction_options: Mapping[str, Any] = field(default_factory=dict)
     scope: Any = None
     kv_dtype: Any = "model"
+    key_channels: float = 1.0
+    merge: Any = None
     protocol: Protocol = "query_aware"
+    prefill_chunk: int | None = None
+    rerotate: bool = False
     seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 
@@ -82,8 +100,10 @@ class ArmSpec:
                 raise ValueError(
                     f"arm {self.backbone}: selector {self.selector!r} needs an adapter, whose S and K it takes"
                 )
-        if self.eviction is None and (self.eviction_keep is not None or self.eviction_options or self.scope):
-            options = f"{say('eviction_keep')}, {say('eviction_options')} and {say('scope')}"
+        given = self.eviction_keep is not None or self.eviction_every is not None or self.eviction_options or self.scope
+        if self.eviction is None and given:
+            names = ("eviction_keep", "eviction_every", "eviction_options")
+            options = f"{', '.join(map(say, names))} and {say('scope')}"
             raise ValueError(f"{options} need {say('eviction', 'NAME')}, for instance snapkv")
         if self.eviction is not None and self.eviction_keep is None:
             example = "for instance 0.1, 256tokens or 20MB"
@@ -92,7 +112,8 @@ class ArmSpec:
     def spelled(self, option: str, value: str | None = None) -> str:
         """An option, with a value or alone, as its front end writes it."""
         if self.written == "flag":
-            flag = f"--{option.replace('_', '-').removesuffix('s')}"  # --eviction-option is given once for each
+            option = option.replace("options", "option")  # each is given by a flag of its own
+            flag = f"--{option.replace('_', '-')}"
             return flag if value is None else f"{flag} {value}"
         return option if value is None else f"{option}{': ' if self.written == 'key' else '='}{value}"
 
@@ -111,10 +132,13 @@ class ArmSpec:
                 raise ValueError(f"{self.spelled(key)}{place} must be text; got {value!r}")
         if self.name is not None:
             check_file_name(self.name, "name of an arm")
-        if self.keep_ratio is not None and type(self.keep_ratio) not in (int, float):
-            raise ValueError(f"{self.spelled('keep_ratio')}{place} must be a number; got {self.keep_ratio!r}")
-        drawn = set(DRAWING) & {self.reducer, self.selector, self.eviction}
-        if self.seed is not None and (type(self.seed) is not int or not drawn):
+        if not isinstance(self.rerotate, bool):
+            raise ValueError(f"rerotate{place} must be true or false; got {self.rerotate!r}")
+        for key, kinds, kind in NUMBERS:
+            value = getattr(self, key)
+            if type(value) not in kinds and (value is not None or key == "key_channels"):
+                raise ValueError(f"{self.spelled(key)}{place} must be {kind}; got {value!r}")
+        if self.seed is not None and (type(self.seed) is not int or not self.drawing | set(DRAWING) & {self.selector}):
             raise ValueError(
                 f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction that draws: "
                 f"{' or '.join(DRAWING)}"
@@ -130,14 +154,26 @@ class ArmSpec:
             ValueError: names or settings that do not exist.
         """
         options = dict(self.eviction_options)
-        if self.eviction == "random" and self.seed is not None:
-            options["seed"] = self.seed
+        if self.seed is not None and self.eviction is not None and (drawn := innermost(self.eviction)) in DRAWING:
+            options[f"{drawn}.seed"] = self.seed
         try:
             method = None if self.eviction is None else build_eviction(self.eviction, **options)
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        return Compression(method, keep, unit, self.scope, self.kv_dtype, round_up)
+        return Compression(
+            method,
+            keep,
+            unit,
+            self.scope,
+            self.kv_dtype,
+            round_up,
+            self.key_channels,
+            self.merge,
+            every=self.eviction_every,
+            prefill_chunk=self.prefill_chunk,
+            rerotate=self.rerotate,
+        )
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None
@@ -161,6 +197,12 @@ class ArmSpec:
         where = backbone or (self.backbone if self.adapter is not None else None)
         loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device)
         return SubTokenModel(loaded, compression)
+
+    @property
+    def drawing(self) -> set[str]:
+        """Its reducer and its eviction, of ``DRAWING``: what takes the seed whatever selects groups."""
+        eviction = None if self.eviction is None else innermost(self.eviction)
+        return {name for name in (self.reducer, eviction) if name in DRAWING}
 
     @property
     def overrides(self) -> bool:

@@ -92,10 +92,11 @@ def generate_batch(
 
     cache = PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
+    parts = account(backbone, prompts, opened, cache)  # before eviction_every changes it
     filled = _now(prompts)
     tokens_BT, count_B = greedy_tokens(backbone, cache, opened.logits_BV, max_new_tokens, ended if stops else None)
     done = _now(prompts)
-    outcomes = _outcomes(account(backbone, prompts, opened, cache), start, filled, done)
+    outcomes = _outcomes(parts, start, filled, done)
     for i, (row, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
         ids = row[: count - 1] if row[count - 1] in end_ids else row[:count]
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
@@ -117,7 +118,8 @@ def score_batch(
 
     A prompt runs once for all of its continuations, and its next-token logits score their first tokens; single tokens
     need nothing else. The others are appended to the cache one after another (those of a batch together, long ones with
-    long ones), and cropped off again.
+    long ones), and cropped off again. Nothing is generated, and ``eviction_every`` has nothing to do; what is so long
+    that it would act is refused.
 
     Args:
         backbone: in evaluation mode.
@@ -127,11 +129,19 @@ def score_batch(
         protocol: what is seen when the cache is compressed, see ``open_prompts``.
 
     Raises:
-        ValueError: as ``open_prompts``; an empty continuation, or one that leaves the model's positions.
+        ValueError: as ``open_prompts``; an empty continuation, one that leaves the model's positions, or one that is
+            longer than ``eviction_every``.
     """
     check_continuations(backbone, prompts, continuations)
+    compression = compression or Compression()
+    longest = max((len(ids) for of_prompt in continuations for ids in of_prompt), default=0)
+    if compression.every is not None and longest > compression.every:
+        raise ValueError(
+            f"a continuation of {longest} tokens is scored, and eviction_every={compression.every} evicts while tokens "
+            "are generated; leave it out to score texts"
+        )
     start, cache = _now(prompts), PackedCache(backbone.family.shape.num_layers)
-    opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
+    opened = open_prompts(backbone, prompts, cache, replace(compression, every=None), protocol)
     filled = _now(prompts)
     places = [(b, k) for b, of_prompt in enumerate(continuations) for k in range(len(of_prompt))]
     rows = torch.tensor([b for b, _ in places], device=opened.logits_BV.device, dtype=torch.long)

@@ -1,28 +1,33 @@
 """How a prompt's cache is compressed after prefill: the eviction method, how much stays, and the precision.
 
-Legend: B batch, L layers, M rows of a layer, h key-value heads.
+Legend: B batch, M rows of a layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.artifact.identity import check_calibration
 from subtoken_train.errors import check_word, unknown_name
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Scope, TaskView
+from subtoken_train.evictions import check_online
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.families.family import Family
-from subtoken_train.ledger.kv_budget import KVBudget, entry_bytes
+from subtoken_train.functional.merging import Merge
+from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]
+MOST = 2**53
+"""Tokens or bytes of a budget: what a float still counts one by one."""
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of rotary embedding that turn a position by another angle in a longer prompt."""
 BITS: dict[KVDtype, int] = {"model": 0, "int8": 8, "int4": 4}
 
 
@@ -40,6 +45,15 @@ class Compression:
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per key head and value
             piece.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
+        key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
+            cuts none.
+        merge: what becomes of evicted entries: ``none`` lets them go; ``weighted``, ``pivot`` and ``position`` merge
+            them into entries that stay (``functional/merging.py``). None: what the method does of itself.
+        key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
+        every: evict again whenever this many tokens were generated, see ``online_eviction.py``; None: only the prompt.
+        prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
+            one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
+        rerotate: turn the keys that stay to closed-up positions, see ``inference/rerotation.py``.
     """
 
     eviction: Eviction | None = None
@@ -48,22 +62,111 @@ class Compression:
     scope: Scope | None = None
     kv_dtype: KVDtype = "model"
     round_up: bool = False
+    key_channels: float = 1.0
+    merge: Merge | None = None
+    key_window: int = 32
+    prefill_chunk: int | None = None
+    rerotate: bool = False
+    every: int | None = None
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
         check_word("kv_dtype", self.kv_dtype, BITS)
+        check_key_channels(self.key_channels)
+        if self.merge is not None:
+            check_word("merge", self.merge, get_args(Merge))
+        if self.merge not in (None, "none") and self.eviction is None:
+            raise ValueError(f"merge {self.merge!r} needs an eviction method, for instance eviction='snapkv'")
+        if self.key_window < 1:
+            raise ValueError(f"key_window={self.key_window} must be at least 1; 32 last rows choose the key channels")
         if self.scope is not None and self.scope not in get_args(Scope):
             raise unknown_name("scope", self.scope, get_args(Scope))
+        if not isinstance(self.rerotate, bool):
+            raise ValueError(f"rerotate={self.rerotate!r} must be true or false")
+        self._check_keep()
+        check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
+        if self.prefill_chunk is not None:
+            self._check_chunk(self.prefill_chunk)
+        if self.rerotate:
+            self._check_rerotation()
+
+    def _check_keep(self) -> None:
+        if type(self.keep) not in (int, float):
+            raise ValueError(f"eviction_keep={self.keep!r} must be a number; 0.1 keeps a tenth of the cached entries")
         if self.unit == "fraction" and not 0 < self.keep <= 1:
             raise ValueError(f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries")
-        if self.unit != "fraction" and (self.keep < 1 or self.keep != int(self.keep)):
-            raise ValueError(f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1")
+        if self.unit != "fraction" and not (1 <= self.keep <= MOST and self.keep == int(self.keep)):
+            raise ValueError(
+                f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}"
+            )
         if self.eviction is None and self.keep != 1:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
 
+    def _check_rerotation(self) -> None:
+        if self.eviction is None or self.eviction.across_layers:
+            reason = "needs an eviction"
+            if self.eviction is not None:
+                reason = f"needs as many entries in every layer, and eviction {self.eviction.name!r} divides them"
+            raise ValueError(f"rerotate {reason}; take for instance streaming_llm, snapkv or h2o")
+        if self.eviction.reads:
+            raise ValueError(
+                f"rerotate closes positions that an eviction opens, and {self.eviction.name!r} evicts nothing; leave "
+                "rerotate out, or take for instance streaming_llm, snapkv or h2o"
+            )
+        if self.every is not None:
+            raise ValueError(
+                f"rerotate closes the positions of a prompt, and eviction_every={self.every} opens them again while "
+                "tokens are decoded; leave one out"
+            )
+        if self.key_channels < 1:
+            raise ValueError("rerotate turns pairs of key channels, and key_channels cuts single ones; leave one out")
+        if self.merging != "none":
+            raise ValueError(
+                f"rerotate turns a key by one position, and merge {self.merging!r} makes keys of several; leave one out"
+            )
+
+    def _check_chunk(self, chunk: int) -> None:
+        if type(chunk) is not int or chunk < 1:
+            raise ValueError(f"prefill_chunk={chunk!r} must be a whole number of at least 1, for instance 4096")
+        method = self.eviction
+        if method is None:
+            return
+        if method.across_layers or "second_pass" in method.needs:
+            reason = "divides its budget between layers" if method.across_layers else "runs a prompt twice"
+            raise ValueError(
+                f"prefill_chunk={chunk}: eviction {method.name!r} {reason} and in chunks a layer is packed before the "
+                "next one runs; leave prefill_chunk out, or take snapkv, h2o or another method that decides by layer"
+            )
+        if chunk < method.observing_rows:
+            raise ValueError(
+                f"prefill_chunk={chunk} is smaller than the window of {method.observing_rows} rows in which eviction "
+                f"{method.name!r} observes; take at least {method.observing_rows}"
+            )
+
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
-        if self.eviction is None or family.image_token_id is not None:
+        kind = getattr(family.decoder.rotary_emb, "rope_type", "default")
+        if self.rerotate and kind in LENGTH_DEPENDENT:
+            raise ValueError(
+                f"rerotate: {family.name} has positions of kind {kind!r}, whose angles depend on a prompt's length; "
+                "leave rerotate out"
+            )
+        if self.rerotate and family.tower_positions == "mrope":
+            raise ValueError(
+                f"rerotate: {family.name} gives the tokens of an image places in a grid, which cannot be closed up; "
+                "leave rerotate out"
+            )
+        width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
+        if self.kv_dtype == "int4" and kept % 2:
+            raise ValueError(
+                f"int4 stores two channels a byte, but key_channels={self.key_channels} keeps {kept} of {width}; take "
+                f"key_channels={(kept + 1) / width:.6g}, or kv_dtype int8"
+            )
+        if self.eviction is None:
+            return
+        check_calibration(self.eviction.calibrated, family)
+        self.eviction.check_shape(family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim)
+        if family.image_token_id is not None:
             return
         if self.eviction.needs_image:
             raise ValueError(
@@ -87,117 +190,31 @@ class Compression:
     @property
     def label(self) -> str:
         """What a table says of it: ``snapkv 0.1 int8``; ``-`` where nothing is compressed."""
-        parts: list[str] = [] if self.kv_dtype == "model" else [self.kv_dtype]
+        parts = [] if self.key_channels == 1 else [f"keys {self.key_channels:.6g}"]
+        parts += [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
-            parts = [self.eviction.name, amount, *(["all"] if self.scope == "all" else []), *parts]
+            amount = f"reads {amount}" if self.eviction.reads else amount
+            merged = [] if self.merge is None else [f"merge {self.merge}"]
+            words = [word for word, said in (("all", self.scope == "all"), ("rerotated", self.rerotate)) if said]
+            parts = [self.eviction.name, amount, *words, *merged, *parts]
+        parts += [] if self.every is None else [f"every {self.every:,}"]
         return " ".join(parts) or "-"
+
+    def cuts_keys(self, regions_BM: Tensor) -> Tensor:
+        """Entries whose keys are cut where they stay, bool [B, M]: those in scope, but for the last of a prompt."""
+        if self.key_channels == 1:
+            return torch.zeros_like(regions_BM, dtype=torch.bool)
+        return self.in_scope(regions_BM) & ~last_marked(regions_BM != Region.PADDING, self.key_window)
+
+    @property
+    def merging(self) -> Merge:
+        """What becomes of evicted entries."""
+        own: Merge = "none" if self.eviction is None else self.eviction.merges
+        return own if self.merge is None else self.merge
 
     def in_scope(self, regions_BM: Tensor) -> Tensor:
         """Rows that the scope names, bool [B, M]."""
         if self.scope == "all":
             return regions_BM != Region.PADDING
         return in_compressed_region(regions_BM)
-
-
-class EvictionPass:
-    """The observer of one prompt pass: scores layer after layer, then says what stays.
-
-    ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``).
-
-    Args:
-        compression: with an eviction.
-        family: the backbone.
-        prompts: whole, or their first part (``followed``), whose last rows may be dropped.
-    """
-
-    def __init__(self, compression: Compression, family: Family, prompts: Batch) -> None:
-        assert compression.eviction is not None
-        self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
-        self.followed = prompts.followed
-        self.again_B = self.method.second_pass(prompts.regions_BN)
-        self.again = bool(self.again_B.any())
-        assert not self.again or "second_pass" in self.method.needs
-        self.scores: dict[int, LayerScores] = {}
-        self.regions: dict[int, Tensor] = {}
-
-    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Score one layer, see ``PromptObserver``."""
-        self.regions[layer] = rows.regions_BM
-        self.scores[layer] = self.method.score(
-            LayerView(
-                layer,
-                query,
-                key,
-                value,
-                rows.regions_BM,
-                scale,
-                self.method.needs,
-                self.compression.in_scope(rows.regions_BM),
-                position=rows.position,
-                next_position=rows.next_position,
-                rotate=self.family.rotation,
-                output_weight=partial(self.family.output_weight, layer),
-            )
-        )
-
-    def observe_task(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
-    ) -> None:
-        """Score one layer again, see ``TaskObserver``."""
-        view = TaskView(layer, query, key, value, self.regions[layer], rows_BS, scale)
-        first = self.scores[layer]
-        first.scores_BhN = torch.where(self.again_B[:, None, None], self.method.score_task(view), first.scores_BhN)
-
-    def keep(self, groups: KVBudget) -> list[Tensor]:
-        """Entries that stay, per layer bool [B, h, M] (h = 1: one set for all heads).
-
-        Args:
-            groups: what a routed entry stores; what a budget in bytes counts with.
-
-        Raises:
-            ValueError: a budget that does not hold what never competes.
-        """
-        order = sorted(self.scores)
-        regions = [self.regions[layer] for layer in order]
-        competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
-        budget = torch.stack([self._budget(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
-        return self.method.keep([self.scores[layer] for layer in order], Candidates(regions, competes, budget))
-
-    def _last_row(self, regions_BM: Tensor) -> Tensor:
-        """The last row of each prompt, which the next token is read from, bool [B, M]."""
-        return last_marked(regions_BM != Region.PADDING, int(not self.followed))
-
-    def _budget(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
-        """Competing entries that may stay in a layer, int64 [B]; a last row that is in scope takes one of them."""
-        keep = self.compression.keep
-        count_B = self.compression.in_scope(regions_BM).sum(-1)
-        if self.compression.unit == "fraction":
-            # the decimal that was written, not its binary neighbours
-            exact_B = count_B.double() * keep
-            budget_B = (torch.ceil(exact_B - 1e-9) if self.compression.round_up else torch.floor(exact_B + 1e-9)).long()
-        elif self.compression.unit == "tokens":
-            budget_B = torch.full_like(count_B, int(keep))
-        else:
-            budget_B = self._budget_of_bytes(regions_BM, competes_BM, groups)
-        candidates_B = competes_BM.sum(-1)
-        if self.compression.unit != "bytes":  # which count what always stays themselves
-            budget_B = budget_B - (count_B - candidates_B)
-        return torch.minimum(budget_B.clamp(min=1), candidates_B)
-
-    def _budget_of_bytes(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
-        routed, whole = entry_bytes(self.shape, groups), entry_bytes(self.shape)
-        cost_BM = torch.where(in_compressed_region(regions_BM), float(routed), float(whole))
-        cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
-        fixed_B = (cost_BM * ~competes_BM).sum(-1)
-        # entries of unlike cost: count with the dearest, so that the bytes are never exceeded
-        dearest_B = (cost_BM * competes_BM).amax(-1).clamp(min=1)
-        budget_B = torch.floor((self.compression.keep / self.shape.num_layers - fixed_B) / dearest_B).long()
-        needed_B = fixed_B + (cost_BM * competes_BM).amax(-1)
-        if bool((needed_B * self.shape.num_layers > self.compression.keep).any()):
-            needed = int((needed_B.max() * self.shape.num_layers).ceil())
-            raise ValueError(
-                f"eviction_keep={int(self.compression.keep)} bytes cannot hold the entries that always stay (text, and "
-                f"at least one other entry per layer); {needed} bytes would"
-            )
-        return budget_B

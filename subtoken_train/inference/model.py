@@ -18,6 +18,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.functional.merging import Merge
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
 from subtoken_train.inference.generate_arguments import check_settings, copies_asked
@@ -84,9 +85,14 @@ class SubTokenModel:
         eviction: str | None = None,
         eviction_keep: float = 1.0,
         eviction_unit: KeepUnit = "fraction",
+        eviction_every: int | None = None,
         eviction_options: dict[str, Any] | None = None,
         scope: Scope | None = None,
         kv_dtype: KVDtype = "model",
+        key_channels: float = 1.0,
+        merge: Merge | None = None,
+        prefill_chunk: int | None = None,
+        rerotate: bool = False,
         device_map: str | None = None,
     ) -> SubTokenModel:
         """Load an adapter with the backbone that it names, or a backbone alone.
@@ -101,17 +107,34 @@ class SubTokenModel:
             eviction: name of an eviction method; None: none.
             eviction_keep: what stays, see ``Compression.keep``.
             eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
+            eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
             eviction_options: settings of the method, by name.
-            scope: what the eviction chooses among: ``context`` (the default: visual tokens, or a text's context) or
-                ``all``.
+            scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
             kv_dtype: ``model``, ``int8`` or ``int4``.
+            key_channels: share of the channels that stay of the keys in scope.
+            merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
+            prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
+            rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
             device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
 
         Raises:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
+        if eviction is None and eviction_options:
+            raise ValueError(f"eviction_options={eviction_options!r} need an eviction, for instance eviction='snapkv'")
         method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
-        compression = Compression(method, eviction_keep, eviction_unit, scope, kv_dtype)
+        compression = Compression(
+            method,
+            eviction_keep,
+            eviction_unit,
+            scope,
+            kv_dtype,
+            key_channels=key_channels,
+            merge=merge,
+            every=eviction_every,
+            prefill_chunk=prefill_chunk,
+            rerotate=rerotate,
+        )
         return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
 
     @property
@@ -151,6 +174,9 @@ class SubTokenModel:
         # the model's own generate never sees them, because prompts run here
         images = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
         beams, _ = copies_asked(inputs, model.generation_config)
+        if beams > 1 and self.compression.every is not None:
+            every = f"eviction_every={self.compression.every}"
+            raise ValueError(f"num_beams={beams} does not go with {every}: beams share entries; leave one of them out")
         if past is None:
             visible = visible_tokens(ids, mask, inputs, model.generation_config)
             batch = batch_from_inputs(family, ids, visible, images, context_length)
@@ -220,4 +246,5 @@ class SubTokenModel:
         """
         if self.last is None:
             raise ValueError("nothing was generated yet; cache_report describes the cache of the last call of generate")
-        return report(self.backbone, self.last.batch, self.last.plan, self.last.cache)
+        last = self.last
+        return report(self.backbone, last.batch, last.plan, last.cache, self.compression.key_channels)

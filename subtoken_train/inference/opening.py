@@ -80,9 +80,13 @@ def open_prompts(
     first = prefill(backbone, context, cache, compression)
     index_Bq, valid_Bq = kept_index(rest_BN, pad_left=True)
     padding_B = (~valid_Bq).sum(-1)
-    hidden = append(
-        backbone, take_rows(prompts.input_ids_BN, index_Bq), cache, padding_B if bool(padding_B.any()) else None
-    )
+    for layer in cache.layers:  # before it is appended, so that nothing is evicted between its chunks
+        if layer.record is not None:
+            layer.record.given = index_Bq.shape[1]
+    ids_Bq, size = take_rows(prompts.input_ids_BN, index_Bq), compression.prefill_chunk or index_Bq.shape[1]
+    hidden = append(backbone, ids_Bq[:, :size], cache, padding_B if bool(padding_B.any()) else None)
+    for start in range(size, ids_Bq.shape[1], size):
+        hidden = append(backbone, ids_Bq[:, start : start + size], cache)
     return replace(first, logits_BV=next_logits(backbone, hidden))
 
 

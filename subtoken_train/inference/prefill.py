@@ -6,20 +6,26 @@ Legend: B batch, M rows of the prompt's pass, D model width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.pack import Packing, pack_layer
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, layer_plan
+from subtoken_train.engine.spans import PromptObserver
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
-from subtoken_train.inference.compression import BITS, Compression, EvictionPass
-from subtoken_train.inference.second_pass import repeated, second_pass
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.online_eviction import evict_while_decoding
+from subtoken_train.inference.page_reading import add_pages, check_reading
+from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.types import Batch, Plan, Region
 
 
@@ -43,7 +49,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     """Run a batch of prompts once, with reducer and routers, and fill ``cache`` with what stays.
 
     The eviction sees the whole pass, and a second one where it needs it, then acts: the next token's logits are those
-    of the unevicted cache. Dense keys and values exist until their layer is packed.
+    of the unevicted cache. Dense keys and values exist until their layer is packed: those of all layers, in chunks
+    (``Compression.prefill_chunk``) those of one.
 
     Args:
         backbone: in evaluation mode.
@@ -53,7 +60,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
     Raises:
         ValueError: the compression does not fit the backbone or the prompts, or a prompt is longer than the model's
-            positions, or than half of them where it runs twice.
+            positions, or with what a second pass runs after it.
     """
     family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
@@ -61,31 +68,86 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     compression.check(family)
     compression.check_prompts(prompts)
     check_length(prompts, family)
+    check_reading(backbone, compression)
     use_packed_attention(family.decoder.config)
-    dense = DynamicCache(config=family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
-    if eviction is not None and eviction.again:
-        check_twice(prompts, eviction, family)
-    result = backbone.run(prompts, cache=dense, pad_left=True, observer=None if eviction is None else eviction.observe)
-    if eviction is not None and eviction.again:
-        entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
-        second_pass(family, dense, entries, repeated(result), eviction.observe_task)
-    plan = result.plan(None if eviction is None else eviction.keep(backbone.group_budget))
-    packing = Packing(plan.layout, BITS[compression.kv_dtype])
-    for states, packed, kept in zip(dense.layers, cache.layers, plan.layers, strict=True):
-        assert isinstance(packed, PackedLayer)
-        packed.fill(pack_layer(states.keys, states.values, kept, packing), prompts.input_ids_BN.shape[1], states.keys)
-        states.keys = states.values = None  # the dense layer goes before the next one is packed
-    cache.next_position = result.rows.next_position
+    packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
+    run = _whole if compression.prefill_chunk is None else _chunked
+    result, plan = run(backbone, prompts, eviction, packer)
+    if eviction is not None and compression.every is not None:
+        evict_while_decoding(cache, eviction, plan, prompts.record_ids)
+    if eviction is not None and eviction.method.reads:
+        add_pages(cache, plan, eviction)
+    rerotation = packer.rerotation
+    cache.next_position = result.rows.next_position if rerotation is None else rerotation.next_position
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
     return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
 
 
+def _whole(
+    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
+) -> tuple[PromptPass, Plan]:
+    """All rows of all layers, then the plan, then each layer packed."""
+    family, dense = backbone.family, packer.dense
+    if eviction is not None:
+        check_tasks(prompts, eviction, family)
+    result = backbone.run(prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer))
+    if eviction is not None:
+        entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
+        for task in eviction.tasks:
+            read = rows_of_task(family, result, task)
+            second_pass(family, dense, entries, read, partial(eviction.observe_task, task))
+    masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
+    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
+    plan = result.plan(kept_LBhM)
+    for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
+        entries_BM = regions_BM != Region.PADDING
+        keep_BhM = entries_BM[:, None] if kept_LBhM is None else kept_LBhM[layer]
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
+    return result, plan
+
+
+def _chunked(
+    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
+) -> tuple[PromptPass, Plan]:
+    """Layer after layer, each planned and packed before the next one runs."""
+    size, plan = packer.compression.prefill_chunk, Plan([], packer.packing.layout)
+    assert size is not None
+
+    def finished(layer: int, rows: Rows, groups_BMS: Tensor | None) -> None:
+        entries_BM = rows.regions_BM != Region.PADDING
+        keep_BhM = entries_BM[:, None]
+        groups_BMS = None if backbone.active_routing is None else groups_BMS
+        if eviction is not None:
+            (keep_BhM,) = eviction.keep(backbone.group_budget, [groups_BMS], packer.packing.layout)
+            eviction.forget()
+        plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
+
+    watch, chunks = _observer(eviction, packer), Chunks(size, finished)
+    return backbone.run(prompts, cache=packer.dense, pad_left=True, observer=watch, chunks=chunks), plan
+
+
+def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:
+    """What watches a prompt's pass; None where nothing does."""
+    observers = [watch.observe for watch in (eviction, packer.key_cut) if watch is not None]
+
+    def observe(*layer: Any) -> None:
+        for observer in observers:
+            observer(*layer)
+
+    return observe if observers else None
+
+
 @torch.no_grad()
 def append(
-    backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache, padding_B: Tensor | None = None
+    backbone: CompressedBackbone,
+    token_ids_Bq: Tensor,
+    cache: PackedCache,
+    padding_B: Tensor | None = None,
+    chooses_pages: bool = False,
 ) -> Tensor:
     """Append tokens to a filled cache; their hidden states before the final norm, [B, q, D].
 
@@ -97,23 +159,27 @@ def append(
         cache: with the prompts.
         padding_B: how many of the tokens are padding on the left, int64; they are seen by none. Only right after the
             prompt. None: none is.
+        chooses_pages: read chosen pages of a cache that has pages; for one token.
     """
     family = backbone.family
     assert cache.next_position is not None
+    if cache.evictor is not None:
+        cache.evictor.before_append(cache)
     new = token_ids_Bq.shape[1]
     start = cache.next_position
     if padding_B is not None:
         cache.pad_tail(padding_B)
         start = start - padding_B[:, None]
     positions = start + torch.arange(new, device=token_ids_Bq.device)
+    cache.choose_pages(chooses_pages)
     hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
     cache.next_position = start + new
     return hidden
 
 
 def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
-    """The same; logits of the last token, [B, V]."""
-    return next_logits(backbone, append(backbone, token_ids_Bq, cache))
+    """The same; logits of the last token, [B, V]. A token that comes alone chooses the pages that it reads."""
+    return next_logits(backbone, append(backbone, token_ids_Bq, cache, chooses_pages=token_ids_Bq.shape[1] == 1))
 
 
 @torch.no_grad()
@@ -138,15 +204,20 @@ def check_length(prompts: Batch, family: Family) -> None:
         )
 
 
-def check_twice(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
-    """Raise a worded ``ValueError`` unless the prompts that a second pass repeats fit the model's positions twice."""
-    longest, limit = int(_lengths(prompts)[eviction.again_B].max()), max_positions(family)
-    if limit is not None and 2 * longest > limit:
-        raise ValueError(
-            f"eviction {eviction.method.name!r} runs a context without a question a second time: {longest} tokens "
-            f"need {2 * longest} positions and the model has {limit}; shorten the context, or take the option "
-            "task=causal, which runs it once and chooses worse"
-        )
+def check_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
+    """Raise a worded ``ValueError`` unless every prompt that a second pass scores fits the model with each task."""
+    limit, lengths_B = max_positions(family), _lengths(prompts)
+    if limit is None:
+        return
+    for task in eviction.tasks:
+        tokens_B = task_tokens(family, task, prompts.regions_BN)
+        needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
+        if needed > limit:
+            raise ValueError(
+                f"eviction {eviction.method.name!r} runs further rows after a prompt to score it: {lengths_B[place]} "
+                f"tokens and {tokens_B[place]} rows need {needed} positions and the model has {limit}; shorten the "
+                f"context, or {eviction.method.second_pass_advice}"
+            )
 
 
 def _lengths(prompts: Batch) -> Tensor:

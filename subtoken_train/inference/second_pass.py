@@ -1,8 +1,8 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
 It is how methods judge a context whose question is not there yet. KVCompose repeats the context and lets all of it ask;
-a method that reconstructs a context in pieces (KVzip) makes its own rows of each piece and calls ``second_pass``
-once per piece. The rows run as a question would: they take the positions that follow the prompt, see its cache (as the
+a method that reconstructs a context in pieces (KVzip) plans a task for every piece (``TaskPlan``), and has a pass for
+each. The rows run as a question would: they take the positions that follow the prompt, see its cache (as the
 token reducer and the routers left it, before any eviction) and each other causally, and meet no reducer and no router.
 
 It costs one more pass over the rows. Layer after layer, a block of rows at a time: beside the prompt's own cache there
@@ -21,11 +21,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from subtoken_train.engine.prompt_pass import PromptPass
+from subtoken_train.engine.chunks import QueryNotes, run_chunks
+from subtoken_train.engine.prompt_pass import PromptPass, one_past
+from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
-from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.gather import kept_index, take_rows
+from subtoken_train.types import Region
 
-BLOCK = 1024  # rows whose attention mask exists at a time
+BLOCK = 1024  # rows that run through a layer at a time
 
 TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
 """Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale,
@@ -55,6 +58,59 @@ def repeated(result: PromptPass) -> TaskRows:
     return TaskRows(hidden_BSD, rows.visible_BM, rows.next_position + rows.position)
 
 
+def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
+    """A task's rows, at the positions that follow the prompt: a text's count on, repeated tokens keep their distances.
+
+    What a sample has less of than others is padding.
+    """
+    if plan.pieces is None:
+        return repeated(result)
+    batch, start = len(result.rows.regions_BM), result.rows.next_position
+    parts: list[TaskRows] = []
+    for piece in plan.pieces:
+        if isinstance(piece, str):
+            ids = torch.tensor(_token_ids(family, piece), dtype=torch.long, device=start.device)
+            hidden_BSD = family.model.get_input_embeddings()(ids).expand(batch, -1, -1)
+            rows_BS = torch.ones(batch, len(ids), dtype=torch.bool, device=start.device)
+            parts.append(TaskRows(hidden_BSD, rows_BS, start + torch.arange(len(ids), device=start.device)))
+        else:
+            parts.append(_again(result, piece, start))
+        if parts[-1].rows_BS.shape[1]:
+            start = torch.maximum(start, one_past(parts[-1].position, parts[-1].rows_BS))
+    return TaskRows(
+        torch.cat([part.hidden_BSD for part in parts], 1),
+        torch.cat([part.rows_BS for part in parts], 1),
+        torch.cat([part.position for part in parts], -1),
+    )
+
+
+def _again(result: PromptPass, marked_BN: Tensor, start: Tensor) -> TaskRows:
+    """Those of the marked tokens that the token reducer left; the first of them stands at ``start``."""
+    rows = result.rows
+    assert result.embeds_BND is not None
+    index_BS, valid_BS = kept_index(take_rows(marked_BN, rows.index_BM) & rows.visible_BM, pad_left=False)
+    hidden_BSD = take_rows(result.embeds_BND, take_rows(rows.index_BM, index_BS))
+    position = rows.position.gather(-1, index_BS.expand(*rows.position.shape[:-1], -1))
+    if not index_BS.shape[1]:
+        return TaskRows(hidden_BSD, valid_BS, position)
+    first = position[..., :1] if position.dim() == 2 else position[..., :1].amin(0, keepdim=True)
+    return TaskRows(hidden_BSD, valid_BS, (start + position - first).masked_fill(~valid_BS, 0))
+
+
+def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
+    """Positions that a task takes after each prompt if the token reducer drops nothing, int64 [B]."""
+    if plan.pieces is None:
+        return (regions_BN != Region.PADDING).sum(-1)
+    texts = [len(_token_ids(family, piece)) for piece in plan.pieces if isinstance(piece, str)]
+    again = [piece.sum(-1) for piece in plan.pieces if not isinstance(piece, str)]
+    return torch.stack([torch.full_like(regions_BN[:, 0], sum(texts)), *again]).sum(0)
+
+
+def _token_ids(family: Family, text: str) -> list[int]:
+    ids: list[int] = family.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
 @torch.no_grad()
 def second_pass(
     family: Family, cache: DynamicCache, entries: list[Tensor], task: TaskRows, observe: TaskObserver
@@ -81,19 +137,7 @@ def _layer(
     family: Family, cache: DynamicCache, layer: int, entries_BN: Tensor, task: TaskRows, hidden_BSD: Tensor
 ) -> tuple[Tensor, Tensor, float]:
     """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
-    outputs: list[Tensor] = []
-    queries: list[Tensor] = []
-    scales: list[float] = []
-
-    def note(_: int, query: Tensor, __: Tensor, ___: Tensor, scale: float) -> None:
-        queries.append(query)
-        scales.append(scale)
-
-    for start in range(0, hidden_BSD.shape[1], BLOCK):
-        part = slice(start, start + BLOCK)
-        seen_BK = torch.cat([entries_BN, task.rows_BS[:, : part.stop]], 1)
-        position = task.position[..., part]
-        outputs.append(
-            family.run_layers(hidden_BSD[:, part], seen_BK, position, cache, layer, layer + 1, observer=note)
-        )
-    return torch.cat(outputs, 1), torch.cat(queries, 2), scales[0]
+    notes = QueryNotes()
+    seen_BK = torch.cat([entries_BN, task.rows_BS], 1)
+    out_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes)
+    return out_BSD, notes.taken(), notes.scale

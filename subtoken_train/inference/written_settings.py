@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import Field
 from typing import Any
 
 from subtoken_train.errors import check_word, unknown_name
-from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions import setting_fields
 from subtoken_train.inference.compression import KeepUnit
 
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -40,36 +40,62 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
 def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:
     """``key=value`` settings of an eviction method, read as what the method's own defaults are.
 
-    Unknown methods and keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
+    Unknown keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
+
+    Args:
+        method: as it is written, wrappers included.
+        settings: ``epsilon=0.01``, or ``expected_attention.epsilon=0.01`` where several methods have it.
 
     Raises:
-        ValueError: no ``=``, a key twice, or a value that is not of its default's kind.
+        ValueError: no such method, no ``=``, a key twice, or a value that is not of its default's kind.
     """
     if method is None:
         return dict.fromkeys(settings)
-    fields = dataclasses.fields(EVICTIONS[method]) if method in EVICTIONS else ()  # type: ignore[arg-type]
-    defaults = {field.name: field.default for field in fields}
+    return read_settings(setting_fields(method), method, settings)
+
+
+def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` settings of a dataclass, each read as what its field is; keys of no field stay texts.
+
+    Args:
+        fields: by key.
+        name: of what is set, for messages.
+        settings: as they are written.
+
+    Raises:
+        ValueError: no ``=``, a key twice, or a value that is not of its field's kind.
+    """
     read: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise ValueError(f"setting {setting!r} of {method} must be written key=value")
+            raise ValueError(f"setting {setting!r} of {name} must be written key=value")
         if key in read:
-            raise ValueError(f"setting {key!r} of {method} is given twice")
-        read[key] = _like(defaults.get(key), text, f"{method} {key}")
+            raise ValueError(f"setting {key!r} of {name} is given twice")
+        kind, default = (str, None) if key not in fields else (_kind(fields[key]), fields[key].default)
+        read[key] = _as(kind, text, f"{name} {key}", default)
     return read
 
 
-def _like(default: object, text: str, name: str) -> object:
-    """The value as a bool, int or float where the default is one, else the text itself."""
-    if isinstance(default, bool):
+def _kind(field: Field[Any]) -> type:
+    """Of a setting's values: that of its default, or (where that is None) what its annotation names, else text."""
+    if isinstance(field.default, bool | int | float | tuple):
+        return type(field.default)
+    named = re.search(r"\b(int|float)\b", str(field.type))
+    return str if named is None else {"int": int, "float": float}[named[0]]
+
+
+def _as(kind: type, text: str, name: str, default: object) -> object:
+    """A text as a bool, int, float or several numbers, or as it is."""
+    if kind is bool:
         check_word(f"value of {name}", text, SWITCHES)
         return SWITCHES[text]
-    kind = type(default)
-    if kind not in (int, float):
+    if kind is str:
         return text
     try:
-        return kind(text)
+        return tuple(map(float, text.split(":"))) if kind is tuple else kind(text)
     except ValueError:
+        if kind is tuple:
+            raise ValueError(f"{name}={text!r} must be numbers between colons, for instance 4:3:2:1") from None
         what = "a whole number" if kind is int else "a number"
         raise ValueError(f"{name}={text!r} must be {what}; its default is {default}") from None

@@ -7,15 +7,20 @@ lengths are in other blocks. A value slice of one head is cut into P / c *pieces
 a group mask never cuts; ``bits`` says which pieces of a routed entry are stored.
 
 Legend: h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width, S bits of
-an entry, P pieces of an entry in all heads of the row, w channels of a piece, n stored pieces.
+an entry, P pieces of an entry in all heads of the row, w channels of a piece, n stored pieces, k channels of a cut key.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from subtoken_train.kernels.page_index import PageIndex
+
+CHUNK = 2048  # entries of a rounded payload that are read back at a time
 
 
 @dataclass
@@ -72,6 +77,16 @@ class Payload:
     def select(self, index: Tensor) -> Payload:
         """Entries of the first axis, copied."""
         return Payload(self.data[index], None if self.scale is None else self.scale[index], self.dtype)
+
+    @property
+    def entries(self) -> int:
+        """Vectors of each head, where the axes are [R, c, M, d]."""
+        return self.data.shape[2]
+
+    @property
+    def stretch(self) -> int:
+        """Of these, how many are read at a time: all where reading copies nothing."""
+        return self.entries if self.scale is None else CHUNK
 
     @property
     def nbytes(self) -> int:
@@ -133,17 +148,32 @@ class BlockPart:
     """Entries of a block that are stored alike.
 
     Attributes:
-        keys: payload [R, c, M, d].
+        keys: payload [R, c, M, d]; where they are cut, only of the block's ``channels``.
         values: payload [R, c, M, d] where entries keep all of their value, else their stored pieces.
+        cut: whether the keys are cut.
     """
 
     keys: Payload
     values: Payload | RoutedValues
+    cut: bool = False
 
     @property
     def entries(self) -> int:
         """Entries of each row, M."""
-        return self.keys.data.shape[2]
+        return self.keys.entries
+
+    @cached_property
+    def halves(self) -> Tensor | None:
+        """The keys of a part of one head as two halves of ceil(M / 2), which share an entry where M is odd; views.
+
+        None where there is not one head, nothing to halve, or where keys are rounded.
+        """
+        data = self.keys.data
+        length, width = data.shape[2:]
+        if self.keys.scale is not None or data.shape[:2] != (1, 1) or length < 2:
+            return None
+        half = -(-length // 2)
+        return data.as_strided((2, half, width), ((length - half) * width, width, 1))
 
     @property
     def payloads(self) -> list[Payload]:
@@ -164,10 +194,20 @@ class Block:
         rows: which rows of the cache these are, int64 [R]: sample numbers where heads share entries, else
             sample * h + head; None where the block holds all rows, in order.
         parts: one or more, possibly without entries; all have the same R and c. Attention sums them.
+        channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
+            [R, c, k]; None where no part is cut.
+        pages: of the only part, which is stored whole: what one new token reads of it; None: all.
+        numbers: the rows on the host; None where ``rows`` is.
     """
 
     rows: Tensor | None
     parts: list[BlockPart]
+    channels: Tensor | None = None
+    pages: PageIndex | None = None
+    numbers: list[int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = None if self.rows is None else self.rows.tolist()
 
     @property
     def num_rows(self) -> int:
@@ -186,5 +226,14 @@ class Block:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, and of the row numbers."""
-        return sum(part.index_bytes for part in self.parts) + (0 if self.rows is None else self.rows.nbytes)
+        """Bytes of what finds the stored pieces, of the page index, and of the numbers of rows and key channels."""
+        beside = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels, self.pages))
+        return sum(part.index_bytes for part in self.parts) + beside
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that one new token does not read: keys and values of the pages that it does not choose."""
+        if self.pages is None:
+            return 0
+        entries = self.pages.size * (self.pages.low.shape[2] - self.pages.count)
+        return sum(payload.nbytes for payload in self.payloads) * entries // self.parts[0].entries

@@ -1,7 +1,8 @@
 """What a budget promises of a token's KV, and what a whole token takes. Pure Python, exact rationals.
 
 Words: r ``keep_ratio``, S ``num_groups``, K ``kept_groups``, rho_KV ``kv_fraction`` = (1 + K/S)/2,
-rho_total ``total_kv_fraction`` = r * rho_KV (paper, section 3.3).
+rho_total ``total_kv_fraction`` = r * rho_KV (paper, section 3.3). Where key channels are cut, their share stands for
+the 1.
 """
 
 from __future__ import annotations
@@ -39,6 +40,17 @@ def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False
     return min(tokens, max(1, rounded(exact(keep_ratio) * tokens)))
 
 
+def check_key_channels(key_channels: float) -> None:
+    """Raise ``ValueError`` unless 0 < key_channels <= 1."""
+    if type(key_channels) not in (int, float, Fraction) or not 0 < key_channels <= 1:
+        raise ValueError(f"key_channels={key_channels!r} must lie in (0, 1]; 0.6 keeps 60 % of each key's channels")
+
+
+def kept_channels(width: int, key_channels: float) -> int:
+    """Channels that stay of a key of ``width``: ThinK rounds what goes down; at least one."""
+    return math.ceil(exact(key_channels) * width)
+
+
 @dataclass(frozen=True)
 class KVBudget:
     """Nominal budget of routed tokens.
@@ -47,14 +59,17 @@ class KVBudget:
         keep_ratio: r, tokens kept by the reducer / tokens before it, in (0, 1].
         num_groups: S, value groups per value vector.
         kept_groups: K, groups kept per routed token, 1 <= K <= S; K = S is a token-only arm.
+        key_channels: share of the key channels kept per token, in (0, 1].
     """
 
     keep_ratio: float = 1.0
     num_groups: int = 1
     kept_groups: int = 1
+    key_channels: float = 1.0
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
+        check_key_channels(self.key_channels)
         if not 1 <= self.kept_groups <= self.num_groups:
             raise ValueError(f"kept_groups={self.kept_groups} must lie between 1 and num_groups={self.num_groups}")
 
@@ -65,13 +80,13 @@ class KVBudget:
 
     @property
     def kv_fraction(self) -> float:
-        """rho_KV = (1 + K/S)/2: retained KV of a routed token (keys stay whole)."""
-        return float((1 + self.value_fraction) / 2)
+        """rho_KV = (1 + K/S)/2: retained KV of a routed token, where keys stay whole."""
+        return float((exact(self.key_channels) + self.value_fraction) / 2)
 
     @property
     def exact_total(self) -> Fraction:
         """rho_total as a rational; what anchors are solved for."""
-        return exact(self.keep_ratio) * (1 + self.value_fraction) / 2
+        return exact(self.keep_ratio) * (exact(self.key_channels) + self.value_fraction) / 2
 
     @property
     def total_kv_fraction(self) -> float:
@@ -104,12 +119,29 @@ class KVShape:
         return 2 * self.side_bytes * self.num_layers
 
 
-def entry_bytes(shape: KVShape, groups: KVBudget | None = None) -> int:
+def key_bytes(shape: KVShape, key_channels: float = 1.0) -> int:
+    """Bytes of one entry's keys in one layer, of all heads."""
+    return shape.num_kv_heads * kept_channels(shape.head_dim, key_channels) * shape.element_bytes
+
+
+def entry_bytes(shape: KVShape, budget: KVBudget | None = None) -> int:
     """Bytes of one entry's key and value in one layer, without the index; a routed entry stores K/S of its value.
 
     Rounded down, though a group of a real model is a whole number of channels.
     """
-    return shape.side_bytes + int(shape.side_bytes * (1 if groups is None else groups.value_fraction))
+    budget = KVBudget() if budget is None else budget
+    return key_bytes(shape, budget.key_channels) + int(shape.side_bytes * budget.value_fraction)
+
+
+def channel_index_bytes(shape: KVShape, key_channels: float) -> int:
+    """Bytes that name the kept key channels of one sample in one layer: a number a channel; none where all stay."""
+    count = kept_channels(shape.head_dim, key_channels)
+    return 0 if count == shape.head_dim else shape.num_kv_heads * count * number_bytes(shape.head_dim)
+
+
+def number_bytes(width: int) -> int:
+    """Bytes of the number of one of ``width`` channels."""
+    return 1 if width <= 256 else 2
 
 
 def index_bytes(num_groups: int, kept_groups: int) -> int:

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape, entry_bytes, exact, index_bytes, kept_count
+from subtoken_train.ledger.kv_budget import (
+    KVBudget,
+    KVShape,
+    channel_index_bytes,
+    entry_bytes,
+    exact,
+    index_bytes,
+    kept_count,
+    key_bytes,
+)
 
 ROUTED_REGIONS = ("visual", "context")
 
@@ -74,14 +83,15 @@ def nominal_ledger(
     for layer in range(shape.num_layers):
         for region, tokens in region_tokens.items():
             compressed = region in ROUTED_REGIONS and layer >= cut_layer
-            count, each, extra = tokens, entry_bytes(shape), 0
+            count, each, extra, keys, fixed = tokens, entry_bytes(shape), 0, shape.side_bytes, 0
             if compressed:
                 count = kept_count(tokens, budget.keep_ratio) if kept_tokens is None else kept_tokens
                 each = entry_bytes(shape, budget)
                 extra = index_bytes(budget.num_groups, budget.kept_groups)
+                keys, fixed = key_bytes(shape, budget.key_channels), channel_index_bytes(shape, budget.key_channels)
             count = count if tokens else 0
-            keys = count * shape.side_bytes
-            rows.append(Entry(layer, region, tokens, count, keys, count * each - keys, count * extra))
+            index = count * extra + (fixed if count else 0)
+            rows.append(Entry(layer, region, tokens, count, count * keys, count * (each - keys), index))
     return Ledger(shape, tuple(rows))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.groups import expand_group_mask
-from subtoken_train.ledger.kv_budget import KVShape
+from subtoken_train.ledger.kv_budget import KVShape, number_bytes
 from subtoken_train.ledger.ledger import Entry, Ledger
 from subtoken_train.types import LayerPlan, Layout, Plan, Region
 
@@ -33,6 +33,7 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     """
     entries = []
     for index, layer in enumerate(plan.layers):
+        named = _channel_index(layer, shape)  # once for all regions: it goes to the first with a cut key
         valid = layer.entries_BN >= 0
         regions = take_rows(regions_BN, layer.entries_BN.clamp(min=0)).masked_fill(~valid, Region.PADDING)
         for region in torch.unique(regions_BN).tolist():
@@ -40,8 +41,32 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
                 continue
             kept = regions == region
             before, label = int((regions_BN == region).sum()), Region(region).label
-            entries.append(Entry(index, label, before, int(kept.sum()), *_bytes(layer, kept, shape, plan.layout)))
+            keys, values, found = _bytes(layer, kept, shape, plan.layout)
+            if layer.cut_keys is not None and bool((layer.cut_keys.entries_BN & kept).any()):
+                keys -= _cut_bytes(layer, kept, shape)
+                found, named = found + named, 0
+            entries.append(Entry(index, label, before, int(kept.sum()), keys, values, found))
     return Ledger(shape, tuple(entries))
+
+
+def _cut_bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape) -> int:
+    """Bytes of the key channels that the marked entries of a layer go without."""
+    assert layer.cut_keys is not None
+    cut_BN = layer.cut_keys.entries_BN & kept_BN
+    slices = int(cut_BN.sum()) * shape.num_kv_heads if layer.heads_BNh is None else int(layer.heads_BNh[cut_BN].sum())
+    return slices * (shape.head_dim - layer.cut_keys.kept) * shape.element_bytes
+
+
+def _channel_index(layer: LayerPlan, shape: KVShape) -> int:
+    """Bytes of the numbers of a layer's kept key channels: of the heads that have a cut key."""
+    if layer.cut_keys is None:
+        return 0
+    cut_BN, heads = layer.cut_keys.entries_BN, layer.heads_BNh
+    if heads is None:
+        count = int(cut_BN.any(-1).sum()) * shape.num_kv_heads
+    else:
+        count = int((heads & cut_BN[..., None]).any(1).sum())
+    return count * layer.cut_keys.kept * number_bytes(shape.head_dim)
 
 
 def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) -> tuple[int, int, int]:

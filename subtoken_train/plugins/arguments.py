@@ -13,11 +13,11 @@ from typing import Any
 from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.written_settings import parse_settings
+from subtoken_train.inference.written_settings import SWITCHES, parse_settings
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
@@ -103,8 +103,16 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     for name in texts:
         if name not in known:
             raise unknown_name("model argument", name, known)
-    if (ratio := texts.get("keep_ratio")) is not None:
-        texts["keep_ratio"] = _number("keep_ratio", ratio)
+    for name in {"keep_ratio", "key_channels"} & set(texts):
+        texts[name] = _number(name, texts[name])
+    if (chunk := texts.get("prefill_chunk")) is not None:
+        _whole("prefill_chunk", chunk, "rows of a prompt that run at a time")
+        texts["prefill_chunk"] = int(chunk)
+    if (rerotate := texts.get("rerotate")) is not None:
+        check_word("value of rerotate", rerotate.lower(), SWITCHES)
+        texts["rerotate"] = SWITCHES[rerotate.lower()]
+    if (every := texts.get("eviction_every")) is not None:
+        texts["eviction_every"] = _whole("eviction_every", every, "generated tokens between two evictions")
     if (options := texts.get("eviction_options")) is not None:
         texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -115,9 +123,10 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     return ModelArguments(**texts, written="argument")
 
 
-def _whole(name: str, text: str, meaning: str) -> None:
+def _whole(name: str, text: str, meaning: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{name}={text} must be a whole number of at least 1: {meaning}")
+    return int(text)
 
 
 def _number(name: str, text: str) -> float:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.gather import keep_best
+from subtoken_train.functional.page_bound import page_bound
 from subtoken_train.reducers.base import ContextReducer, ContextView
 
 
@@ -59,9 +60,7 @@ def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd
     with torch.autocast(query.device.type, enabled=False):  # training must choose the pages that inference chooses
         positive_Bhd = torch.einsum("bhgqd,bq->bhd", query.clamp(min=0), weight_BQ) / query.shape[2]
         negative_Bhd = torch.einsum("bhgqd,bq->bhd", query.clamp(max=0), weight_BQ) / query.shape[2]
-        bound_BhP = torch.einsum("bhd,bhpd->bhp", positive_Bhd, high_BhPd)
-        bound_BhP = bound_BhP + torch.einsum("bhd,bhpd->bhp", negative_Bhd, low_BhPd)
-    return bound_BhP.mean(1)
+        return page_bound(positive_Bhd, negative_Bhd, low_BhPd, high_BhPd).mean(1)
 
 
 def keep_pages(scores_BP: Tensor, page_BN: Tensor, count_B: Tensor, protected_B: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ known only in its attention. Then a layer takes two steps: the hook notes the pr
 ``RoutingState.deferred`` and changes nothing; whoever computes the attention asks ``route_deferred`` for the routed
 values of the tokens that stay.
 
+A layer that runs a chunk of rows at a time is routed before its rows run, from the projection of all of them (a budget,
+a score prior or a query summary is of a whole prompt); the hook then gives every chunk its part.
+
 Legend: B batch, N positions, D model width, S value groups, L layers.
 """
 
@@ -49,6 +52,8 @@ class RoutingState:
             waits.
         choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
             the balance loss is made of. Learned selectors only.
+        ahead: the projection's output over all rows, of a layer that runs a chunk of rows at a time.
+        part: the rows of that chunk, (first, one past the last).
     """
 
     routed_BN: Tensor
@@ -59,6 +64,8 @@ class RoutingState:
     rank_BN: Tensor | None = None
     masks: dict[int, Tensor] = field(default_factory=dict)
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    ahead: dict[int, Tensor] = field(default_factory=dict)
+    part: tuple[int, int] = (0, 0)
 
     def mean_balance(self) -> Tensor:
         """Balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
@@ -141,6 +148,8 @@ class RouterBank(nn.Module):
         state = self._state
         if state is None:
             return value_BND
+        if layer in state.ahead:
+            return state.ahead[layer][:, slice(*state.part)]
         if state.deferred is not None:
             state.deferred[layer] = (args[0], value_BND)
             return value_BND

@@ -73,9 +73,47 @@ def test_a_language_model_reads_english(language_model, tmp_path, capsys):
     assert "--data x.json has prompts with images, but a language model reads text" in capsys.readouterr().err
 
 
+EVICTION_FILES = ["eviction.png", "eviction_layers.csv", "eviction_prompts.csv"]
+
+
+@pytest.mark.parametrize("adapter", ["tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"])
+def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, capsys, monkeypatch, adapter):
+    monkeypatch.chdir(tmp_path)
+    asked = ["--eviction", "vl_cache", "--eviction-keep", "0.5", "--eviction-option", "budgets=pyramid"]
+    argv = ["diagnose", "--adapter", str(ADAPTERS / adapter), "--data", data, "--limit", "4", *asked]
+    assert main(argv) == 0
+    folder = tmp_path / "runs" / "diagnostics" / f"{adapter}-seed0-vl_cache"
+    assert sorted(path.name for path in folder.iterdir()) == EVICTION_FILES
+    captured = capsys.readouterr()
+    assert "hit rate" in captured.out
+    assert "vl_cache 0.5: what it would keep, beside what up to 16 tokens read" in captured.out
+    rows = [line.split(",") for line in (folder / "eviction_layers.csv").read_text().splitlines()]
+    kept = [float(row[2]) for row in rows[1:]]
+    assert len(kept) == 6
+    assert kept == sorted(kept, reverse=True)
+    assert len((folder / "eviction_prompts.csv").read_text().splitlines()) == 1 + 4 * 6
+
+
+def test_an_eviction_before_a_language_model_sees_the_question(language_model, tmp_path):
+    out, asked = tmp_path / "out", ["--eviction", "snapkv", "--eviction-keep", "64tokens", "--new-tokens", "2"]
+    argv = ["diagnose", "--adapter", language_model, "--limit", "2", "--out", str(out), *asked]
+    assert main(argv) == 0
+    rows = [line.split(",") for line in (out / "eviction_layers.csv").read_text().splitlines()]
+    assert [float(row[2]) for row in rows[1:]] == [64, 64]
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        (["--adapter", ROUTED, "--eviction", "snapkv"], "--eviction snapkv needs --eviction-keep"),
+        (["--adapter", ROUTED, "--eviction-keep", "0.1"], "need --eviction NAME, for instance snapkv"),
+        (["--adapter", ROUTED, "--new-tokens", "3"], "--protocol and --new-tokens need --eviction NAME"),
+        (["--adapter", ROUTED, "--eviction", "snapvk", "--eviction-keep", "0.1"], "Did you mean 'snapkv'"),
+        (["--adapter", ROUTED, "--eviction", "snapkv", "--eviction-keep", "2"], "must lie in (0, 1]"),
+        (
+            ["--adapter", ROUTED, "--eviction", "aircache", "--eviction-keep", "0.5", "--protocol", "context_first"],
+            "context_first compresses before the question is seen",
+        ),
         (["--adapter", ROUTED, "--limit", "0"], "--limit 0 must be at least 1"),
         (["--adapter", ROUTED, "--data", "nowhere.json"], "nowhere.json"),
         (["--adapter", "nowhere"], "not an adapter folder"),

@@ -87,6 +87,18 @@ def test_evaluate_prints_a_table_and_writes_records(vlm_adapter, questions, tmp_
     assert "exists" in capsys.readouterr().err
 
 
+def test_what_is_stored_in_full_and_read_in_part_says_so(vlm_adapter, questions, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    backbone = json.loads((vlm_adapter / "subtoken_config.json").read_text())["backbone"]["path"]
+    argv = ["evaluate", "--backbone", backbone, "--data", str(questions), "--max-new-tokens", "2"]
+    reads = ["--eviction", "quest_steps", "--eviction-keep", "0.25"]
+    assert main([*argv, *reads, "--eviction-option", "page_size=4", "--out", str(out)]) == 0
+    assert "read per step" in capsys.readouterr().out
+    record = json.loads(out.read_text())["runs"][0]
+    assert record["nominal_kv"] == record["realised_kv"]  # nothing is freed
+    assert 0 < record["unread_bytes"] < record["kv_bytes"]
+
+
 def test_two_adapters_are_compared_question_by_question(vlm_adapter, questions, tmp_path, capsys):
     other = shutil.copytree(vlm_adapter, tmp_path / "other")
     argv = ["evaluate", "--adapter", str(vlm_adapter), "--adapter", str(other), "--data", str(questions)]

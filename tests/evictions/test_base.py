@@ -54,6 +54,16 @@ def test_best_entries_are_the_plain_ones(choice):
             assert set(kept[sample, head].nonzero()[:, 0].tolist()) == expected
 
 
+@settings(deadline=None, max_examples=100)
+@given(choices(), st.integers(0, 3))
+def test_heads_that_share_scores_can_keep_unlike_numbers(choice, least):
+    scores, competes, protected, counts = choice
+    each = torch.stack([counts, counts // 2, counts + 1], dim=-1)
+    kept = keep_best_entries(scores[:, :1], competes, protected, each, least)
+    alone = [keep_best_entries(scores[:, :1], competes, protected, count, least) for count in each.unbind(-1)]
+    assert torch.equal(kept.expand(-1, 3, -1), torch.cat(alone, 1))
+
+
 def test_bf16_scores_are_ranked_as_they_are():
     scores = torch.tensor([[[1.0, 1.001, 2.0, 1.0]]]).to(torch.bfloat16)
     everything = torch.ones(1, 4, dtype=torch.bool)

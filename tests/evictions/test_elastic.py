@@ -24,7 +24,7 @@ def test_scores_are_the_release_s_and_its_sets_are_not(shared):
     differing = []
     for layer, view in enumerate(views):
         scores = method.score(view).scores_BhN[0, 0]
-        close(method, "score", scores, tensors["score_sum"][layer])
+        close(method, "elasticcache_as_released: scores", scores, tensors["score_sum"][layer])
         count = tensors[f"keys_out_layer{layer}"].shape[2]
         kept = keep_of(method, [view], count)[0][0, 0]
         ranked = scores[start:-1].sort(descending=True).indices[: count - 2] + start

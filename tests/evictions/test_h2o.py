@@ -21,7 +21,7 @@ def test_golden_official_prompt(shared):
     params, tensors = load(shared, "h2o_official_decode")
     length = params["prompt_len"]
     prompt = {name: tensors[name][:, :, :length] for name in ("queries", "keys")}
-    method = build_eviction("h2o", window=params["recent_budget"] - 1)
+    method = build_eviction("h2o", recent_share=0.0, window=params["recent_budget"] - 1)
     view = golden_view(method, prompt)
     kept = keep_of(method, [view], params["heavy_budget"] + params["recent_budget"] - 1)[0]
     places = tensors["next_mask_step0"][:, :length].nonzero()[:, 1].view(*kept.shape[:2], -1)
@@ -39,7 +39,9 @@ def test_golden_official_prompt(shared):
 def test_golden_factory(shared, name, keys):
     """A fixed window; a set per query head or, reduced, per key-value head."""
     params, tensors = load(shared, name)
-    method = build_eviction("h2o", window=params["window_size"], group=params.get("gqa_score_agg", "mean"))
+    method = build_eviction(
+        "h2o", recent_share=0.0, window=params["window_size"], group=params.get("gqa_score_agg", "mean")
+    )
     kept = keep_of(method, [golden_view(method, tensors, keys)], params["max_capacity_prompt"])[0]
     same_places(method, name, kept, tensors["kept_positions"])
 
@@ -84,10 +86,10 @@ def test_recent_share_is_exact_and_rounded_down(share, count, recent):
     assert kept == [*range(count - recent), *range(length - recent, length)]
 
 
-@pytest.mark.parametrize(("window", "count", "recent"), [(16, 57, 16), (0, 7, 0), (7, 7, 7), (9, 7, 7)])
+@pytest.mark.parametrize(("window", "count", "recent"), [(16, 57, 16), (1, 7, 1), (7, 7, 7), (9, 7, 7)])
 def test_a_window_is_a_number_of_entries(window, count, recent):
     """Which no share gives: 16 / 57 of 57, as a binary number, is 15 rounded down."""
-    method = build_eviction("h2o", window=window, recent_share=0.9)
+    method = build_eviction("h2o", window=window, recent_share=0.4)
     length = 120
     same = torch.ones(1, 1, length, 4)
     view = LayerView(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)

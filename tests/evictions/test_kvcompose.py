@@ -7,16 +7,18 @@ import torch
 from safetensors.torch import load_file
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import keep_best_entries
+from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.kvcompose import (
     KVCompose,
     first_is_largest,
     token_scores,
 )
-from subtoken_train.evictions.pools import pooled_counts, score_curve
+from subtoken_train.evictions.pools import score_curve
 from tests.support.golden_record import record
 from tests.support.prompt_views import (
     PROMPTS,
+    Q,
+    V,
     candidates_of,
     check_budget,
     check_padding,
@@ -25,7 +27,7 @@ from tests.support.prompt_views import (
     plan,
 )
 
-SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}]
+SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}, {"exact_total": True}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
 GOLDENS = ["structured", "structured_vnorm_lb2", "unstructured", "unstructured_vnorm_lb2"]
 
@@ -63,16 +65,12 @@ def test_first_is_largest():
 
 @pytest.mark.parametrize("case", GOLDENS)
 def test_golden(shared, case):
-    """kvpress's own scores, counts and kept sets; its attention is [task rows, context + task], in two chunks.
-
-    Its lower bound is 0 by default, with which it empties layers here; ours refuses that as a setting, so the bound is
-    given to the pure functions.
-    """
+    """kvpress's own scores, counts and kept sets; its attention is [task rows, context + task], in two chunks."""
     folder = shared / "golden" / f"kvpress_kvcompose_{case}"
     params = json.loads((folder / "set_a.json").read_text())["params"]
     tensors = load_file(folder / "set_a.safetensors")
-    layers, context, bound = params["L"], params["N"], params["keep_token_lower_bound"]
-    competes = torch.ones(1, context, dtype=torch.bool)
+    heads, bound = params["Hkv"], params["keep_token_lower_bound"]
+    layers, context = tensors["composite_scores_per_layer"].shape
     scores = []
     for layer in range(layers):
         attention_BHMK = tensors["attention"][layer]
@@ -81,29 +79,60 @@ def test_golden(shared, case):
         chunks = [(rows[:, part], attention_BHMK[:, :, part]) for part in (slice(half), slice(half, None))]
         norms = tensors["values"][layer].norm(dim=-1) if params["add_v_norm"] else None
         blocks = [(index, attention[..., :context]) for index, attention in chunks]
-        scores.append(token_scores(blocks, params["Hkv"], norms))
+        scores.append(token_scores(blocks, heads, norms))
     worst = float((torch.cat(scores) - tensors["scores"]).abs().max())
     assert worst < 1e-5
+    competes = torch.ones(1, context, dtype=torch.bool)
+    found = [LayerScores(each, torch.zeros_like(competes)) for each in scores]
+    for structured, name, curves in ((True, "layer", 1), (False, "head", heads)):
+        # as kvpress rounds: the product of floats, over all of its curves
+        total = int(layers * curves * context * (1 - params["compression_ratio"])) / (layers * curves)
+        exact = torch.full((layers, 1), total, dtype=torch.float64)
+        candidates = Candidates([competes.long()] * layers, [competes] * layers, exact.long(), exact)
+        method = KVCompose(structured=structured, kvpress=structured, lower_bound=bound, exact_total=True)
+        counts = method.counts(found, candidates)[:, 0]
+        assert counts.tolist() == tensors[f"important_per_{name}"].tolist()
+        if structured != case.startswith("un"):
+            kept = torch.stack(method.keep(found, candidates))[:, 0]
+            assert torch.equal(kept, tensors["kept_mask"])
     curves = torch.cat([score_curve(each, competes) for each in scores])
-    total = torch.tensor([int(layers * context * (1 - params["compression_ratio"]))])
-    per_layer = pooled_counts(first_is_largest(curves.mean(1)[None]), total, bound)[0]
-    per_head = pooled_counts(curves.flatten(0, 1)[None], total * params["Hkv"], bound)[0].view(layers, params["Hkv"])
-    assert per_layer.tolist() == tensors["important_per_layer"].tolist()
-    assert per_head.tolist() == tensors["important_per_head"].tolist()
     composite = curves.mean(1)
     above = slice(bound, None)  # kvpress adds 1e9 to the ranks below its bound
     assert torch.allclose(composite[1:, above], tensors["composite_scores_per_layer"][1:, above], atol=1e-5)
     assert torch.allclose(composite.amax(0)[above], tensors["composite_scores_per_layer"][0, above], atol=1e-5)
     assert torch.allclose(curves[..., above], tensors["composite_scores_per_head"][..., above], atol=1e-5)
     for layer in range(layers):
-        counts = per_head[layer] if case.startswith("un") else per_layer[layer].expand(params["Hkv"])
-        kept = keep_best_entries(scores[layer], competes, torch.zeros_like(competes), counts[None])[0]
-        kept = kept & (counts > 0)[:, None]
-        assert torch.equal(kept, tensors["kept_mask"][layer])
         if f"kept_positions_layer{layer}" in tensors:
             positions = tensors[f"kept_positions_layer{layer}"]
-            assert [each.nonzero()[:, 0].tolist() for each in kept] == positions.tolist()
-    record("kvcompose", f"kvpress {case}", worst)
+            assert [each.nonzero()[:, 0].tolist() for each in tensors["kept_mask"][layer]] == positions.tolist()
+    record("kvcompose", f"kvpress_kvcompose_{case}", worst)
+
+
+@pytest.mark.parametrize("structured", [True, False])
+def test_a_bound_of_zero_may_empty_a_layer(structured):
+    """All of the budget goes where the scores are; elsewhere what competes goes, and what does not compete stays."""
+    regions = torch.tensor([[V] * 6 + [Q] * 2])
+    scores = [LayerScores(torch.rand(1, 2, 8) + 10 * layer, torch.zeros(1, 8, dtype=torch.bool)) for layer in range(3)]
+    candidates = Candidates([regions] * 3, [regions == V] * 3, torch.tensor([[2], [2], [2]]))
+    for bound, expected in ((0, [0, 0, 6]), (1, [1, 1, 4])):
+        method = KVCompose(structured=structured, lower_bound=bound)
+        for kept, count in zip(method.keep(scores, candidates), expected, strict=True):
+            assert int((kept & (regions == V)[:, None]).sum()) == 2 * count
+            assert kept[..., 6:].all()
+
+
+@pytest.mark.parametrize("structured", [True, False])
+def test_exact_total_is_rounded_once(structured):
+    """Three layers of 7 entries at 0.4: 2 in each, 6 in all, or 8 of 8.4 (heads as one pool: 16 of 16.8)."""
+    competes = torch.ones(1, 7, dtype=torch.bool)
+    scores = [LayerScores(torch.rand(1, 2, 7), torch.zeros_like(competes)) for _ in range(3)]
+    exact = torch.full((3, 1), 2.8, dtype=torch.float64)
+    candidates = Candidates([competes.long()] * 3, [competes] * 3, exact.long(), exact)
+    kept = [
+        int(torch.stack(KVCompose(structured=structured, exact_total=each).keep(scores, candidates)).sum())
+        for each in (False, True)
+    ]
+    assert kept == [12, 16]
 
 
 @pytest.mark.parametrize("structured", [True, False])
@@ -150,7 +179,8 @@ def test_kvpress_gives_the_first_layer_most():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"task": "awar"}, "Did you mean 'aware'"), ({"lower_bound": 0}, "must be 1 or more")]
+    ("settings", "message"),
+    [({"task": "awar"}, "Did you mean 'aware'"), ({"lower_bound": -1}, "lower_bound=-1 must be 0 or more")],
 )
 def test_refused_settings(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -12,7 +12,7 @@ from tests.support.prompt_views import layer_views
 
 @pytest.mark.parametrize("call", ["call", "evict_for_space"])
 def test_golden_original(shared, call):
-    """Which entries stay; the original's renumbered positions are not part of the golden."""
+    """Which entries stay; how they are turned: ``tests/inference/test_rerotation.py``."""
     params, tensors = load(shared, "streamingllm_original")
     method = build_eviction("streaming_llm", sinks=params["start_size"])
     suffix = "" if call == "call" else f"_{params['num_coming']}"

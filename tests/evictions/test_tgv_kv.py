@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Candidates, keep_best_entries
-from subtoken_train.evictions.tgv_kv import TGVKV, ends, image_parts, released_counts, text_first, text_weights
+from subtoken_train.evictions.tgv_kv import TGVKV, ends, image_parts, released_counts, retention_order, text_weights
 from tests.support.golden_record import record
 from tests.support.prompt_views import (
     PROMPTS,
@@ -21,6 +22,8 @@ from tests.support.prompt_views import (
     layer_views,
 )
 
+KNOBS = [{"importance": each} for each in ("VV+TT", "window", "self")] + [{"importance": "window", "window_size": 3}]
+KNOBS += [{"budgets": each} for each in ("VV", "TT", "uniform")] + [{"first": each} for each in ("vision", "score")]
 GOLDENS = ["tgvkv_ratio0.5", "tgvkv_ratio0.8"]
 
 
@@ -68,6 +71,43 @@ def test_scores_of_the_release(name):
     assert found.protected_BN[0].nonzero()[:, 0].tolist() == sorted({0, 1, 2, 3, length - 1})
 
 
+def plain_sums(matrix, rows, columns):
+    """Attention that each of ``columns`` gets from ``rows``, by loops."""
+    return [sum(float(matrix[i, j]) for i in rows) for j in columns]
+
+
+@pytest.mark.parametrize("name", WITH_IMAGE)
+@pytest.mark.parametrize(
+    ("importance", "window_size"), [("VV+TT", 32), ("window", 3), ("window", 32), ("self", 32), ("TV+TT", 32)]
+)
+def test_importance_and_budgets_of_the_ablation(name, importance, window_size):
+    codes = PROMPTS[name]
+    everything = list(range(len(codes)))
+    visual = [i for i in everything if codes[i] == V]
+    text = [i for i in everything if codes[i] != V]
+    view = layer_views([codes], TGVKV.needs, layers=1)[0]
+    matrix = dense_attention(view.query_BHNd[0], view.key_BhNd[0], [True] * len(codes), view.scale).mean(0)
+    rows = {"VV+TT": (text, visual), "window": (everything[-window_size:],) * 2, "self": (everything,) * 2}
+    for budgets, summed, columns in (("TV", text, visual), ("VV", visual, visual), ("TT", text, text)):
+        found = TGVKV(importance=importance, window_size=window_size, budgets=budgets).score(view)
+        assert float(found.weight_B) == pytest.approx(sum(plain_sums(matrix, summed, columns)), abs=1e-4)
+        if importance != "TV+TT":
+            text_rows, visual_rows = rows[importance]
+            expected = plain_sums(matrix, text_rows, text), plain_sums(matrix, visual_rows, visual)
+            assert found.notes["text"][0, text].tolist() == pytest.approx(expected[0], abs=1e-4)
+            assert found.notes["visual"][0, visual].tolist() == pytest.approx(expected[1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("first", "order"), [("text", [3, 1, 0, 4, 2]), ("vision", [4, 2, 3, 1, 0]), ("score", [3, 4, 1, 2, 0])]
+)
+def test_which_kind_is_first(first, order):
+    regions = torch.tensor([[Q, Q, V, Q, V]])
+    text, vision = torch.tensor([[0.1, 0.5, 0, 0.9, 0]]), torch.tensor([[0, 0, 0.4, 0, 0.7]])
+    ranks = retention_order(text, vision, regions == Q, regions == V, first)
+    assert ranks[0].argsort(descending=True).tolist() == order
+
+
 def test_text_weights():
     received = torch.tensor([[0.5, 6.0, 9.0, 4.0, 5.0]])
     rows = torch.tensor([[False, True, False, True, True]])
@@ -77,7 +117,7 @@ def test_text_weights():
 def test_text_comes_first():
     regions = torch.tensor([[0, Q, V, Q, V, Q, V]])
     text, vision = torch.tensor([[0, 0.1, 0, 0.2, 0, 0.2, 0]]), torch.tensor([[0, 0, 0.9, 0, 5.0, 0, 0]])
-    ranks = text_first(text, vision, regions == Q, regions == V)
+    ranks = retention_order(text, vision, regions == Q, regions == V)
     assert ranks.tolist() == [[-6.0, -2.0, -4.0, 0.0, -3.0, -1.0, -5.0]]
 
 
@@ -174,10 +214,18 @@ def test_a_sample_does_not_depend_on_its_batch(released):
     check_padding(TGVKV(released), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
 
 
+@pytest.mark.parametrize("knob", KNOBS)
+def test_a_sample_does_not_depend_on_its_batch_under_any_setting(knob):
+    check_padding(TGVKV(**knob), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
+
+
+@pytest.mark.parametrize("knob", [{}, *KNOBS])
 @pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
-def test_budgets(keep):
-    counts, candidates = check_budget(TGVKV(), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
+def test_budgets(knob, keep):
+    counts, candidates = check_budget(TGVKV(**knob), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
     assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
+    if knob.get("budgets") == "uniform":
+        assert torch.equal(counts, candidates.budget_LB)
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.8, 1.0])
@@ -188,3 +236,18 @@ def test_budgets_of_the_release_are_rounded_layer_by_layer(keep):
 def test_a_prompt_without_an_image_shares_equally():
     counts, candidates = check_budget(TGVKV(), [PROMPTS["no image"]], 0.5)
     assert torch.equal(counts, candidates.budget_LB)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budgets": "TX"}, "Allowed: TT, TV, VV, uniform"),
+        ({"importance": "TT"}, r"Allowed: TV\+TT, VV\+TT, self, window"),
+        ({"first": "texts"}, "Did you mean 'text'"),
+        ({"window_size": 0}, "window_size=0 must be 1 or more"),
+        ({"released": True, "budgets": "VV"}, "released=true imitates one code"),
+    ],
+)
+def test_refused_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build_eviction("tgv_kv", **settings)

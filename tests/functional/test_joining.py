@@ -89,4 +89,9 @@ def test_elastic_as_released_joins_the_same_way(shared):
         for name in ("keys", "values"):
             states = tensors[name][layer][:, :, moved]
             joined = joined_means(states, goes[None, None])
-            close(Named, f"{name} as released", joined[:, :, out], tensors[f"{name}_out_layer{layer}"])
+            close(
+                Named,
+                f"elasticcache_as_released: {name} joined",
+                joined[:, :, out],
+                tensors[f"{name}_out_layer{layer}"],
+            )

@@ -36,6 +36,7 @@ COMMANDS = (
     "evaluate",
     "report",
     "generate",
+    "calibrate",
     "diagnose",
     "export",
     "data",

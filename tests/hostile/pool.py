@@ -33,6 +33,7 @@ def make_pool(folder: Path) -> Path:
         _adapter(REPOSITORY / "checkpoints/adapters" / name, folder / "adapters" / name)
     for name in ("tiny-llama", "tiny-llava"):
         shutil.copytree(REPOSITORY / "checkpoints" / name, folder / "backbones" / name)
+    _calibrations(folder)
     for layout in ("own", "parquet"):
         write_benchmarks(folder / "benchmarks" / layout, own=layout == "own")
     _run(folder)
@@ -99,6 +100,15 @@ def _adapter(source: Path, target: Path) -> None:
     peft = json.loads((target / "adapter_config.json").read_text())
     peft["base_model_name_or_path"] = config["backbone"]["path"]
     (target / "adapter_config.json").write_text(json.dumps(peft, indent=2))
+
+
+def _calibrations(folder: Path) -> None:
+    """Of the tiny Llama, from few prompts."""
+    for method in ("prefixkv", "duo_attention"):
+        command(
+            "calibrate", method, "--backbone", folder / "backbones/tiny-llama", "--out",
+            folder / f"calibrations/{method}.json", "--option", "samples=4", "--option", "context_length=300"
+        )  # fmt: skip
 
 
 def _run(folder: Path) -> None:

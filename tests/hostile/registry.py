@@ -7,6 +7,7 @@ from tests.hostile import (
     arguments,
     backbones,
     benchmark_files,
+    calibrations,
     calls,
     data_files,
     folders,
@@ -35,5 +36,6 @@ CLASSES: dict[str, tuple[Make, int]] = {
     "benchmark_files": (benchmark_files.make, 4),
     "backbones": (backbones.make, 4),
     "calls": (calls.make, 4),
+    "calibrations": (calibrations.make, 3),
 }
 """Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""

@@ -18,7 +18,7 @@ from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
 from tests.support.text_families import text_batch, text_family
-from tests.support.truth_cells import KV_HEADS, OwnSets
+from tests.support.truth_evictions import KV_HEADS, OwnSets
 
 ROUTING = RoutingConfig(num_groups=16, kept_groups=4)
 HEADS = 4

@@ -15,8 +15,9 @@ from subtoken_train.types import Region
 from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
 from tests.support.text_families import text_batch, text_family
 
-PER_HEAD = ("h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_cache")
+PER_HEAD = {name for name in EVICTIONS if not EVICTIONS[name].heads_share}
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
+FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
 
 
 @pytest.mark.parametrize(
@@ -27,10 +28,50 @@ PER_HEAD = ("h2o", "snapkv", "pyramidkv", "knorm", "random", "kvcompose", "vl_ca
         ({"keep": float("nan")}, r"must lie in \(0, 1\]"),
         ({"keep": 0, "unit": "tokens"}, "0 tokens must be a whole number of at least 1"),
         ({"keep": 2.5, "unit": "tokens"}, "must be a whole number"),
+        ({"keep": float("nan"), "unit": "bytes"}, "must be a whole number of at least 1, and at most 9,007"),
+        ({"keep": 10**39, "unit": "bytes"}, "0 bytes must be a whole number of at least 1, and at most"),
+        ({"keep": "0.5"}, "eviction_keep='0.5' must be a number; 0.1 keeps"),
+        ({"rerotate": "no"}, "rerotate='no' must be true or false"),
+        ({"rerotate": True, "eviction": build_eviction("quest_steps")}, "'quest_steps' evicts nothing; leave rerotate"),
         ({"unit": "token"}, "unknown unit of eviction_keep 'token'. Did you mean 'tokens'"),
         ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
         ({"scope": "visula"}, "unknown scope 'visula'. Did you mean 'visual'"),
+        ({"key_channels": 0.0}, r"key_channels=0.0 must lie in \(0, 1\]; 0.6 keeps 60 % of each key's channels"),
+        ({"key_channels": "0.5"}, r"key_channels='0.5' must lie in \(0, 1\]"),
+        ({"key_channels": 1.1}, r"key_channels=1.1 must lie in \(0, 1\]"),
+        ({"key_channels": float("nan")}, r"must lie in \(0, 1\]"),
+        ({"merge": "pivots"}, "unknown merge 'pivots'. Did you mean 'pivot'"),
+        ({"eviction": None, "merge": "pivot"}, "merge 'pivot' needs an eviction method"),
+        ({"key_window": 0}, "key_window=0 must be at least 1"),
         ({"eviction": None, "keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
+        ({"prefill_chunk": 0}, "prefill_chunk=0 must be a whole number of at least 1, for instance 4096"),
+        ({"prefill_chunk": 2.5}, "prefill_chunk=2.5 must be a whole number"),
+        ({"prefill_chunk": True}, "prefill_chunk=True must be a whole number"),
+        (
+            {"prefill_chunk": 63, "eviction": build_eviction("snapkv")},
+            "prefill_chunk=63 is smaller than the window of 64 rows in which eviction 'snapkv' observes; take at least",
+        ),
+        (
+            {"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")},
+            "prefill_chunk=64: eviction 'pyramidkv' divides its budget between layers and in chunks a layer is packed",
+        ),
+        ({"prefill_chunk": 64, "eviction": build_eviction("ada(pyramidkv)")}, r"'ada\(pyramidkv\)' divides its budget"),
+        (
+            {"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")},
+            "smaller than the window of 64 rows in",
+        ),
+        (
+            {"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")},
+            "'kvzip' runs a prompt twice",
+        ),
+        ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache' divides its budget"),
+        ({"rerotate": True, "merge": "pivot"}, "rerotate turns a key by one position, and merge 'pivot' makes keys of"),
+        ({"rerotate": True, "key_channels": 0.5}, "rerotate turns pairs of key channels, and key_channels cuts single"),
+        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; take for instance streaming_llm"),
+        (
+            {"rerotate": True, "eviction": build_eviction("pyramidkv")},
+            "rerotate needs as many entries in every layer, and eviction 'pyramidkv' divides them",
+        ),
     ],
 )
 def test_wrong_settings(settings, words):
@@ -47,6 +88,22 @@ def test_methods_for_images_are_refused_by_language_models():
     Compression(FirstEntries(), 0.5, scope="context").check(family)
 
 
+def test_evicted_entries_go_where_the_method_or_the_user_says():
+    elastic = build_eviction("elastic")
+    assert Compression().merging == Compression(FirstEntries(), 0.5).merging == "none"
+    assert Compression(elastic, 0.5).merging == "position"
+    assert Compression(elastic, 0.5, merge="none").merging == "none"
+    assert Compression(build_eviction("per_layer(elastic)", shares=(0.5, 0.5)), 0.5).merging == "position"
+
+
+def test_four_bits_need_an_even_number_of_key_channels():
+    family = text_family()
+    width = family.shape.head_dim
+    with pytest.raises(ValueError, match=rf"keeps {width - 1} of {width}; take key_channels=1, or kv_dtype int8"):
+        Compression(key_channels=1 - 1 / width, kv_dtype="int4").check(family)
+    Compression(key_channels=1 - 1 / width, kv_dtype="int8").check(family)
+
+
 def test_methods_for_images_are_refused_without_one(tiny_family):
     with pytest.raises(ValueError, match=r"'first_visual' reads .* and 'sample-1' has no image"):
         run(compress(tiny_family), make_batch([(1, 6), (0, 6)]), Compression(FirstVisual(), 0.5))
@@ -58,7 +115,11 @@ def test_methods_for_images_are_refused_without_one(tiny_family):
         (Compression(), "-"),
         (Compression(kv_dtype="int8"), "int8"),
         (Compression(FirstEntries(), 0.1), "first 0.1"),
+        (Compression(key_channels=0.6), "keys 0.6"),
+        (Compression(FirstEntries(), 0.1, merge="pivot"), "first 0.1 merge pivot"),
+        (Compression(FirstEntries(), 0.1, key_channels=0.5, kv_dtype="int8"), "first 0.1 keys 0.5 int8"),
         (Compression(FirstVisual(), 0.1, scope="visual"), "first_visual 0.1"),
+        (Compression(FirstVisual(), 0.1, scope="all", rerotate=True), "first_visual 0.1 all rerotated"),
         (Compression(FirstVisual(), 4096, "bytes", "all", "int4"), "first_visual 4,096 bytes all int4"),
     ],
 )
@@ -103,7 +164,7 @@ def test_budgets_over_everything_count_what_the_reducer_left(tiny_family):
 
 
 @pytest.mark.parametrize("scope", [None, "all"])
-@pytest.mark.parametrize("name", sorted(EVICTIONS))
+@pytest.mark.parametrize("name", FREEING)
 def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, scope):
     batch = make_batch([(1, 9), (2, 12)], pad_left=True)
     plan, _ = run(compress(tiny_family), batch, Compression(build_eviction(name), 0.25, scope=scope))
@@ -116,7 +177,7 @@ def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, sc
 
 
 @pytest.mark.parametrize("scope", ["context", "all"])
-@pytest.mark.parametrize("name", sorted(EVICTIONS))
+@pytest.mark.parametrize("name", FREEING)
 def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, scope):
     """A prompt that ends with its image: in every head of every layer."""
     batch = make_batch([(1, 6), (1, 6)])
@@ -190,3 +251,13 @@ def test_prompts_must_fit_the_positions():
     family = text_family(max_position_embeddings=32)
     with pytest.raises(ValueError, match="the prompt has 37 tokens and the model 32 positions; shorten the prompt"):
         run(compress(family), text_batch([(30, 6, 0)]), Compression())
+
+
+@pytest.mark.parametrize(("exact", "expected"), [(False, 3 * 7), (True, 22)])
+def test_a_share_is_rounded_in_every_layer_or_once(exact, expected):
+    """0.3 of 25 tokens in three layers: 7 each, or 22 of 22.5."""
+    method = build_eviction("kvcompose", exact_total=exact)
+    batch = text_batch([(25, 4, 0)])
+    plan, _ = run(compress(text_family()), batch, Compression(method, 0.3))
+    heads = [layer.heads_BNh[0, :, 0].sum() for layer in plan.layers]
+    assert int(sum(heads)) - 3 * 5 == expected  # beside the first token and the question

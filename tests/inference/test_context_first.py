@@ -15,7 +15,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample
 from tests.support.reference import recompute, tapped, truths
-from tests.support.truth_cells import KV_HEADS, OwnSets, SharedSet, backbone_of
+from tests.support.truth_cells import backbone_of
+from tests.support.truth_evictions import KV_HEADS, OwnSets, SharedSet
 from tests.support.truth_models import family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}

@@ -86,6 +86,20 @@ def test_evictions_compress_any_backbone(vlm_adapter, dummy_evictions):
     assert report.payload_bytes < 0.3 * report.ledger.bytes_of()
 
 
+def test_chunks_and_re_rotated_keys_reach_the_cache(text_adapter):
+    settings = {"eviction": "streaming_llm", "eviction_keep": 0.5, "scope": "all"}
+    found = {}
+    for further in ({}, {"prefill_chunk": 5}, {"rerotate": True}):
+        model = SubTokenModel.from_pretrained(text_adapter.parent / "backbone", **settings, **further)
+        prompt = "a bee and an ant and a cat and a dog"
+        answer = tokens(model, (), prompt)
+        length = model.last.batch.input_ids_BN.shape[1]
+        found[tuple(further)] = answer.tolist(), int(model.last.cache.next_position), length
+    plain, chunked, moved = found.values()
+    assert plain == chunked
+    assert plain[1] - moved[1] == plain[2] - plain[2] // 2
+
+
 def test_a_region_that_keeps_nothing_is_said(vlm_adapter, recwarn):
     """The last three entries hold no picture; the default scope leaves a fourth of it, whatever the window."""
     path = vlm_adapter.parent / "backbone"
@@ -243,6 +257,8 @@ def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
         SubTokenModel.from_pretrained(vlm_adapter.parent / "backbone", backbone="x")
     with pytest.raises(ValueError, match=r"is neither a folder with a config\.json nor"):
         SubTokenModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"eviction_options=.* need an eviction, for instance eviction='snapkv'"):
+        SubTokenModel.from_pretrained(text_adapter, eviction_options={"window": 3})
     with pytest.raises(ValueError, match="'first_visual' reads the attention between text and image"):
         SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)
 

@@ -19,7 +19,7 @@ from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import text_batch, text_family
-from tests.support.truth_cells import KV_HEADS, OwnSets, SharedSet
+from tests.support.truth_evictions import KV_HEADS, OwnSets, SharedSet
 from tests.support.truth_models import family_of, prompts
 
 ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]
@@ -41,7 +41,7 @@ def test_the_cache_is_packed_from_the_plan_that_is_returned(eviction, monkeypatc
         made.append(plan_of(*given))
         return made[-1]
 
-    monkeypatch.setattr("subtoken_train.inference.prefill.pack_layer", packed)
+    monkeypatch.setattr("subtoken_train.inference.layer_packer.pack_layer", packed)
     monkeypatch.setattr(PromptPass, "plan", planned)
     cache = PackedCache(2)
     first = prefill(backbone, text_batch([(600, 30, 0), (500, 20, 0)]), cache, Compression(eviction))

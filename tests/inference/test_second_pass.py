@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference import prefill
 from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch
-from subtoken_train.inference.compression import Compression, EvictionPass
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.pool import load_backbone
-from subtoken_train.inference.second_pass import repeated, second_pass
+from subtoken_train.inference.second_pass import rows_of_task, second_pass
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample
 from tests.support.text_families import text_batch, text_family
@@ -28,6 +30,7 @@ from tests.support.truth_models import prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 KVCOMPOSE = build_eviction("kvcompose")
+KVZIP = build_eviction("kvzip", chunk=5)
 
 
 def backbone_for(family, reducer="none", selector="none"):
@@ -43,7 +46,8 @@ def scored(backbone, batch, method):
     result = backbone.run(batch, cache=dense, pad_left=True, observer=eviction.observe)
     before = [(layer.keys, layer.values) for layer in dense.layers]
     entries = [regions != Region.PADDING for _, regions in result.layer_rows()]
-    second_pass(family, dense, entries, repeated(result), eviction.observe_task)
+    for task in eviction.tasks:
+        second_pass(family, dense, entries, rows_of_task(family, result, task), partial(eviction.observe_task, task))
     for layer, (keys, values) in zip(dense.layers, before, strict=True):
         assert layer.keys is keys
         assert layer.values is values
@@ -140,10 +144,11 @@ def test_what_follows_sees_the_kept_context_only(monkeypatch, family, reducer, s
         ("qwen2_5_vl", "visionzip"),
     ],
 )
+@pytest.mark.parametrize("method", [KVCOMPOSE, KVZIP], ids=["kvcompose", "kvzip"])
 @torch.no_grad()
-def test_a_sample_keeps_what_it_keeps_alone(family, reducer):
+def test_a_sample_keeps_what_it_keeps_alone(family, reducer, method):
     backbone = backbone_for(family, reducer)
-    batch, compression = prompts(backbone.family, "three", pad_left=False), Compression(KVCOMPOSE, 0.4)
+    batch, compression = prompts(backbone.family, "three", pad_left=False), Compression(method, 0.4)
 
     def kept(batch):
         cache = PackedCache(backbone.family.shape.num_layers)
@@ -172,7 +177,9 @@ def test_a_context_that_does_not_fit_twice_is_refused():
     family = text_family(layers=2, max_position_embeddings=60)
     batch = text_batch([(31, 5, 0)])
     options = {"max_new_tokens": 2, "protocol": "context_first"}
-    words = "32 tokens need 64 positions and the model has 60; shorten the context, or take the option task=causal"
+    words = (
+        "32 tokens and 32 rows need 64 positions and the model has 60; shorten the context, or take the option task="
+    )
     with pytest.raises(ValueError, match=words):
         generate_batch(compress(family).eval(), batch, compression=Compression(KVCOMPOSE, 0.5), **options)
     causal = Compression(build_eviction("kvcompose", task="causal"), 0.5)

@@ -52,7 +52,16 @@ def test_settings_take_the_kind_of_their_defaults(dummy_evictions):
     read = parse_settings("first", ["window=3", "weight=2", "loud=true", "mode=1", "stranger=x=y"])
     assert read == {"window": 3, "weight": 2.0, "loud": True, "mode": "1", "stranger": "x=y"}
     assert isinstance(read["weight"], float)
-    assert parse_settings("no such method", ["a=1"]) == {"a": "1"}
+
+
+def test_settings_of_a_chain(dummy_evictions):
+    read = parse_settings("per_layer(ada(first))", ["window=3", "ada.alpha=1", "shares=4:3:2.5", "first.weight=2"])
+    assert read == {"window": 3, "ada.alpha": 1.0, "shares": (4.0, 3.0, 2.5), "first.weight": 2.0}
+    with pytest.raises(ValueError, match=r"shares='4:b' must be numbers between colons, for instance 4:3:2:1"):
+        parse_settings("per_layer(first)", ["shares=4:b"])
+    assert parse_settings("h2o", ["window=3"]) == {"window": 3}  # None by default
+    with pytest.raises(ValueError, match=r"unknown eviction method 'frst'\. Did you mean 'first'"):
+        parse_settings("ada(frst)", ["alpha=1"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.kernels import naive
+from subtoken_train.kernels import storage
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 SHAPES = [
@@ -85,8 +85,8 @@ def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
                 for dense_states, stored in zip((key, value), block.parts[0].payloads, strict=True):
                     dense_states[sample, head, keep[sample, head]] = stored.read()[i, part]
     expected = masked_attention(state, query, tail_key, tail_value, key, value)
-    for chunk in (naive.CHUNK, 4, 1):
-        monkeypatch.setattr(naive, "CHUNK", chunk)
+    for chunk in (storage.CHUNK, 4, 1):
+        monkeypatch.setattr(storage, "CHUNK", chunk)
         assert (layer.attend(query, 8**-0.5) - expected).abs().max() < 1e-5
 
 

@@ -15,6 +15,9 @@ def test_values_that_a_parser_made_numbers_of_are_read():
         "backbone": "x", "eviction": "snapkv", "eviction_keep": "0.1", "batch_size": "8", "context": "32",
     }  # fmt: skip
     assert read_arguments({"backbone": "x"}).query_tokens is None
+    given = {"backbone": "x", "eviction": "snapkv", "eviction_keep": "0.1", "prefill_chunk": 4096, "rerotate": "True"}
+    got = read_arguments(given).compression()
+    assert (got.prefill_chunk, got.rerotate) == (4096, True)
     options = {"eviction": "snapkv", "eviction_keep": "0.1", "eviction_options": "window=4;kernel=3"}
     assert read_arguments({"backbone": "x", **options}).settings == {"backbone": "x", **options}
 
@@ -27,12 +30,20 @@ def test_values_that_a_parser_made_numbers_of_are_read():
         ({"backbone": "x", "reducer": "fastv"}, "reducer and keep_ratio go together"),
         ({"backbone": "x", "keep_ratio": 0.5}, "reducer and keep_ratio go together"),
         ({"backbone": "x", "reducer": "fastv", "keep_ratio": "half"}, "keep_ratio=half must be a number"),
-        ({"backbone": "x", "eviction_keep": 0.1}, "eviction_keep, eviction_options and scope need eviction=NAME"),
-        ({"backbone": "x", "scope": "all"}, "eviction_keep, eviction_options and scope need eviction=NAME"),
+        (
+            {"backbone": "x", "eviction_keep": 0.1},
+            "eviction_keep, eviction_every, eviction_options and scope need eviction=NAME",
+        ),
+        (
+            {"backbone": "x", "scope": "all"},
+            "eviction_keep, eviction_every, eviction_options and scope need eviction=NAME",
+        ),
         ({"backbone": "x", "eviction": "snapkv"}, "eviction=snapkv needs eviction_keep"),
         ({"backbone": "x", "selector": "random"}, "unknown model argument 'selector'"),
         ({"backbone": "x", "eviction": "snapkv", "eviction_options": "window"}, "'window' of snapkv must be written"),
         ({"backbone": "x", "protocol": "context_frist"}, "Did you mean 'context_first'"),
+        ({"backbone": "x", "prefill_chunk": "0"}, "prefill_chunk=0 must be a whole number of at least 1: rows of a"),
+        ({"backbone": "x", "rerotate": "maybe"}, "unknown value of rerotate 'maybe'"),
         ({"backbone": "x", "context": "few"}, "context=few must be a whole number"),
         ({"backbone": "x", "batch_size": "auto"}, "batch_size=auto must be a whole number"),
         ({"backbone": "x", "batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),

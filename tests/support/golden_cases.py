@@ -22,12 +22,13 @@ def load(shared, name):
     return json.loads((folder / "set_a.json").read_text())["params"], load_file(folder / "set_a.safetensors")
 
 
-def golden_view(method, tensors, keys="keys", layer=0):
-    """The recorded layer; methods that read no query do without one."""
+def golden_view(method, tensors, keys="keys", layer=0, values=None, **surroundings):
+    """The recorded layer; methods that read no query or value do without one."""
     key = tensors[keys]
-    query = tensors.get("queries", key)
+    query = tensors.get("queries", tensors.get("query", key))
+    value = key if values is None else tensors[values]
     regions = torch.full(key.shape[::2], int(Region.QUERY))
-    return LayerView(layer, query, key, key, regions, key.shape[-1] ** -0.5, method.needs)
+    return LayerView(layer, query, key, value, regions, key.shape[-1] ** -0.5, method.needs, **surroundings)
 
 
 def keep_of(method, views, count):
@@ -48,6 +49,11 @@ def same_places(method, case, kept_BhN, places_BhK):
     differing = int((kept_BhN != expected).sum())
     record(method.name, f"{case}: places that differ", differing)
     assert differing == 0
+
+
+def same_sets(method, case, view, places_BhK):
+    """The sets that stay of one layer are the original's, with the original's counts."""
+    same_places(method, case, keep_of(method, [view], places_BhK.shape[-1])[0], places_BhK)
 
 
 def close(method, case, ours, golden, rtol=1e-4, atol=1e-6):

@@ -106,7 +106,7 @@ def surroundings(real_BN, width=WIDTH, model=12):
 def candidates_of(method, views, keep):
     """A fraction ``keep`` per layer, rounded down, at least 1, of all entries: in most papers text competes too."""
     regions = [view.regions_BN for view in views]
-    competes = [codes == V if method.name == "aircache" else codes > 0 for codes in regions]
+    competes = [codes == V if "aircache" in method.name else codes > 0 for codes in regions]
     counts = torch.stack([each.sum(-1) for each in competes])
     budget = torch.minimum((counts * keep).long().clamp(min=1), counts)
     return Candidates(regions, competes, budget)
@@ -138,16 +138,23 @@ def check_padding(method, prompts, **options):
                 assert not kept[layer][i][:, ~views[layer].entries_BN[i]].any()
 
 
+def by_head(counts):
+    """``Eviction.counts`` as [L, B, h]; h = 1 where all heads of a layer keep as many."""
+    return counts if counts.dim() == 3 else counts[..., None]
+
+
 def check_budget(method, prompts, keep, slack=0, **options):
     """Every layer and head keeps what ``counts`` says and 1 at least; layers together no more than their budgets."""
     views = layer_views(prompts, method.needs, "right", **options)
     scores, counts, kept, candidates = plan(method, views, keep)
     assert counts.dtype == torch.int64
-    assert (counts.sum(0) <= candidates.budget_LB.sum(0) + slack).all()
+    count_LBh = by_head(counts)
+    heads = count_LBh.shape[-1]
+    assert (count_LBh.sum((0, 2)) <= (candidates.budget_LB.sum(0) + slack) * heads).all()
     for layer, competes in enumerate(candidates.competes_LBN):
         chosen = (kept[layer] & competes[:, None]).sum(-1)
-        assert (chosen == counts[layer][:, None]).all()
-        assert (counts[layer] >= competes.any(-1).long()).all()
+        assert (chosen == count_LBh[layer]).all()
+        assert (count_LBh[layer] >= competes.any(-1, keepdim=True).long()).all()
         others = views[layer].entries_BN & ~competes
         assert (kept[layer] | ~others[:, None]).all()
         assert not (kept[layer] & ~views[layer].entries_BN[:, None]).any()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -23,8 +23,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
-from subtoken_train.families.family import Family
 from subtoken_train.types import Batch, Plan, Region
+from tests.support.page_truth import PageTruth
+from tests.support.plain_merging import merged_by_loop
+from tests.support.plain_positions import prompt_positions
 
 NAME = "truth_eager"
 
@@ -33,12 +35,18 @@ NAME = "truth_eager"
 class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
-    ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values.
+    ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
+    ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
+    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more.
     """
 
     seen_N: Tensor
     entries_hN: Tensor
     factor_hNd: Tensor
+    keys_hNd: Tensor
+    merge: str
+    pages: PageTruth | None = None
+    lost: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 @dataclass
@@ -46,6 +54,7 @@ class SampleTruth:
     """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context.
 
     ``rest_q``: tokens of the prompt that come after those rows; ``position``, [N + q] or [3, N + q], is of both.
+    ``closed_up``: later tokens see the entries as if they stood at 0, 1, 2, ... in each head, and count from there.
     """
 
     hidden_ND: Tensor
@@ -54,6 +63,7 @@ class SampleTruth:
     rest_q: Tensor
     whole_N: Tensor
     layers: list[LayerTruth]
+    closed_up: bool = False
 
 
 @dataclass
@@ -74,7 +84,12 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
     def noting(batch, *args, **kwargs):
         tap.batch.append(batch)
         tap.result.append(run(batch, *args, **kwargs))
-        return tap.result[-1]
+        result, parts = tap.result[-1], [tap.hidden.pop()]
+        rows = result.spans[0][2] if result.spans else result.rows
+        while sum(part.shape[1] for part in parts) < rows.index_BM.shape[1]:  # in chunks
+            parts.insert(0, tap.hidden.pop())
+        tap.hidden.append(torch.cat(parts, 1))
+        return result
 
     def entering(_, args):
         if len(tap.batch) > len(tap.result):  # not what is appended after the pass
@@ -92,29 +107,22 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
             handle.remove()
 
 
-def truths(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch) -> list[SampleTruth]:
-    """Every sample of the tapped pass over ``prompts`` or their contexts; ``plan`` says what later tokens see."""
-    return [_sample(backbone, tap, plan, prompts, sample) for sample in range(len(tap.hidden[-1]))]
+def truths(
+    backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, merge: str = "none"
+) -> list[SampleTruth]:
+    """Every sample of the tapped pass over ``prompts`` or their contexts; ``plan`` says what later tokens see.
+
+    ``merge`` is what becomes of what an eviction drops.
+    """
+    return [_sample(backbone, tap, plan, prompts, sample, merge) for sample in range(len(tap.hidden[-1]))]
 
 
-def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
-    """Positions of a sample's real tokens, [n], or [3, n]: an image's tokens are a grid, what follows is beyond it."""
-    ids = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING].tolist()
-    if prompts.image_grid_I3 is None and family.name != "qwen2_5_vl":
-        return torch.arange(len(ids))
-    first = int(prompts.images_per_sample_B[:sample].sum())
-    grids = [] if prompts.image_grid_I3 is None else prompts.image_grid_I3[first:].tolist()
-    placed: list[tuple[int, int, int]] = []
-    start = 0
-    while len(placed) < len(ids):
-        if ids[len(placed)] != family.image_token_id:
-            placed.append((start, start, start))
-            start += 1
-            continue
-        _, high, wide = (n // 2 for n in grids.pop(0))
-        placed += [(start, start + row, start + column) for row in range(high) for column in range(wide)]
-        start += max(high, wide)
-    return torch.tensor(placed).T
+def closed_up(truth: SampleTruth) -> SampleTruth:
+    """The same, after key re-rotation: what follows the kept entries stands right after them."""
+    count, rows, rest = int(truth.layers[0].entries_hN[0].sum()), len(truth.hidden_ND), len(truth.rest_q)
+    assert all(bool((layer.entries_hN.sum(-1) == count).all()) for layer in truth.layers)
+    position = torch.cat([truth.position[:rows], count + torch.arange(rest)])
+    return replace(truth, position=position, next_position=count + rest, closed_up=True)
 
 
 def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int, origin: Tensor) -> dict[str, object]:
@@ -136,7 +144,7 @@ def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int,
     return {"position": position, "next_position": following, "rest_q": rest}
 
 
-def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, sample: int) -> SampleTruth:
+def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, sample: int, merge: str) -> SampleTruth:
     result, shape = tap.result[-1], backbone.family.shape
     first = result.spans[0][2] if result.spans else result.rows
     real = first.visible_BM[sample]
@@ -161,7 +169,10 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                 groups = torch.where(routed[:, None], groups * tap.gates[layer][sample, here], groups)
             groups[here < 0] = 1
             factor = groups[:, _group_of_channel(backbone, groups.shape[-1])].view_as(factor)
-        layers.append(LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor.transpose(0, 1)))
+        factor = factor.transpose(0, 1)
+        layers.append(
+            LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor, torch.ones(factor.shape), merge)
+        )
         _check_plan(kept, mask, sample, rows.index_BM)
         for i, row in enumerate(kept.entries_BN[sample].tolist()):
             if row >= 0:
@@ -170,6 +181,8 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                     if kept.heads_BNh is None
                     else kept.heads_BNh[sample, i, :, None]
                 )
+                if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
+                    layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
     placed = _placed(backbone, tap, prompts, sample, origin)
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, **placed)
 
@@ -194,6 +207,8 @@ def _group_of_channel(backbone: CompressedBackbone, num_groups: int) -> Tensor:
 
 
 _active: list[SampleTruth] = []
+FREQUENCIES: list[Tensor] = []
+"""Of the model that runs: radians that a pair of channels turns by from a position to the next, [d / 2]."""
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, **_):
@@ -206,16 +221,44 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed = causal.repeat(key.shape[1], 1, 1)
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
+    for row, lost_hN in layer.lost:
+        allowed[:, row:, :row] &= ~lost_hN[:, None]
+    if layer.pages is not None:
+        layer.pages.hide_unread(allowed, query[0], key[0], count + len(sample.rest_q))
     shared = query.shape[1] // key.shape[1]
     hidden = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
     mask = hidden.repeat_interleave(shared, dim=0)[None]
     routed = value.clone()
     routed[:, :, :count] *= layer.factor_hNd.to(value.dtype)
     out, _ = eager(module, query, key, routed, mask, scaling=scaling)
+    if layer.merge != "none" or bool((layer.keys_hNd != 1).any()):
+        later_key, later_value = key.clone(), routed.clone()
+        if layer.merge != "none":
+            own = key[0, :, :count], routed[0, :, :count]
+            merged = merged_by_loop(layer.merge, *own, layer.entries_hN, layer.seen_N)
+            later_key[0, :, :count], later_value[0, :, :count] = merged
+            later_value[:, :, :count] *= (layer.factor_hNd != 0).to(value.dtype)
+        later_key[:, :, :count] *= layer.keys_hNd.to(key.dtype)
+        out[:, count:] = eager(module, query, later_key, later_value, mask, scaling=scaling)[0][:, count:]
     if bool(sample.whole_N.any()):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
+    if sample.closed_up:
+        near, _ = eager(module, query, _moved(key, layer, sample), routed, mask, scaling=scaling)
+        out[:, count:] = near[:, count:]
     return out, None
+
+
+def _moved(key: Tensor, layer: LayerTruth, sample: SampleTruth) -> Tensor:
+    """Keys [1, h, n, d] whose kept entries are turned on from their own places to 0, 1, 2, ..., head by head."""
+    moved, half = key.clone(), key.shape[-1] // 2
+    for head, kept_N in enumerate(layer.entries_hN):
+        own = kept_N.nonzero()[:, 0]
+        angle = (torch.arange(len(own)) - sample.position[own])[:, None] * FREQUENCIES[-1]
+        first, second = key[0, head, own, :half], key[0, head, own, half:]
+        moved[0, head, own, :half] = first * angle.cos() - second * angle.sin()
+        moved[0, head, own, half:] = second * angle.cos() + first * angle.sin()
+    return moved
 
 
 AttentionInterface.register(NAME, _attention)
@@ -232,11 +275,13 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
     loaded, config._attn_implementation = config._attn_implementation, NAME
     _active.append(sample)
+    FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
         # one sample: [1, N], or [3, 1, N]
         out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False)
     finally:
         config._attn_implementation = loaded
         _active.pop()
+        FREQUENCIES.pop()
     logits = family.model.get_output_embeddings()(out.last_hidden_state[0])
     return logits[sample.position.shape[-1] - 1 :]

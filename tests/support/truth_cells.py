@@ -1,14 +1,14 @@
 """The matrix of packed = truth: its factors, which cells are allowed, and what a cell's difference is.
 
-Legend: B batch, h key-value heads, N rows, T steps, V vocabulary.
+Legend: B batch, T steps, V vocabulary.
 """
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from math import gcd
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,60 +16,20 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import EVICTIONS, build_eviction
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Batch, Plan, Protocol, Region
+from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
+from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
-from tests.support.reference import SampleTruth, recompute, tapped, truths
+from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
-
-@dataclass(frozen=True)
-class SharedSet(Eviction):
-    """Test only: entries at random, one set for all heads, layers with unequal counts."""
-
-    name: ClassVar[str] = "shared_set"
-
-    def score(self, view: LayerView) -> LayerScores:
-        generator = torch.Generator().manual_seed(view.layer)
-        scores = torch.rand(view.regions_BN.shape, generator=generator)[:, None]
-        protected = torch.zeros_like(view.entries_BN)
-        for sample, row in enumerate(view.last_rows(2)):
-            protected[sample, row[row >= 0]] = True
-        return LayerScores(scores, protected)
-
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        step = torch.arange(len(scores)) - len(scores) // 2
-        return (candidates.budget_LB + 2 * step[:, None]).clamp(min=1)
-
-
-@dataclass(frozen=True)
-class OwnSets(SharedSet):
-    """Test only: every head has entries of its own, and its own number of them."""
-
-    name: ClassVar[str] = "own_sets"
-
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
-        kept, heads = [], KV_HEADS[0]
-        for layer, regions in enumerate(candidates.regions_LBN):
-            generator = torch.Generator().manual_seed(100 + layer)
-            draws = torch.rand(len(regions), heads, regions.shape[1], generator=generator)
-            share = torch.linspace(0.2, 0.8, heads)[:, None]
-            best = torch.zeros_like(draws).scatter_(-1, draws.argmax(-1, keepdim=True), 1).bool()
-            chosen = (draws < share) | best | scores[layer].protected_BN[:, None]
-            chosen |= ~candidates.competes_LBN[layer][:, None]
-            kept.append(chosen & (regions != Region.PADDING)[:, None])
-        return kept
-
-
 TEXT = ("llama", "qwen2", "mistral")
-KV_HEADS = [2]  # heads of the model under test; a method does not see the model
-OWN = {"shared_set": SharedSet, "own_sets": OwnSets}
+KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
@@ -92,11 +52,13 @@ FACTORS = {
     "layout": ["contiguous", "per_head"],
     "groups": ["16/4", "2/1", "8/3", "8/8"],
     "budget": ["per_token", "global", "ranked"],
-    "eviction": ["none", *OWN, *EVICTIONS],
+    "eviction": ["none", *OWN, *EVICTIONS, *CHAINS],
     "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
     "precision": ["fp32", "bf16", "int8", "int4"],
+    "keys": ["whole", "cut"],
+    "merge": ["own", "none", "weighted", "pivot", "position"],
 }
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
 BOUNDS = {"bf16": 0.04, "int8": 0.06, "int4": 0.7}
@@ -167,8 +129,14 @@ def _piece_fits(cell: Cell) -> bool:
 
 
 def _eviction_fits(cell: Cell) -> bool:
-    if cell.get("eviction") == "none" and cell.get("scope") == "all":
+    if cell.get("precision") == "bf16" and cell.get("merge") in ("weighted", "pivot"):
+        return False  # two passes in bf16 find other nearest keys
+    if cell.get("eviction") == "none" and (cell.get("scope") == "all" or cell.get("merge", "own") != "own"):
         return False
+    if cell.get("eviction") in READING:
+        # rounded keys can have other pages chosen than those that the truth reads
+        plain = {"precision": "fp32", "keys": "whole", "merge": "own", "selector": "none"}
+        return all(cell.get(name, level) == level for name, level in plain.items())
     method = EVICTIONS.get(cell.get("eviction", "none"))
     if method is None:
         return True
@@ -179,26 +147,29 @@ def _eviction_fits(cell: Cell) -> bool:
 
 
 def full_matrix() -> list[Cell]:
-    """Every allowed choice of what the model computes, each with one (eviction, batch, precision), all in turn."""
+    """Every allowed choice of what the model computes, and every choice of what acts on its cache.
+
+    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed.
+    """
     models = ["family", "reducer", "selector", "layout", "groups", "budget"]
-    rest = [name for name in FACTORS if name not in models]
+    others = [name for name in FACTORS if name not in models]
+    return _filled(models, others) + _filled(ACTING, [name for name in FACTORS if name not in ACTING])
+
+
+ACTING = ["eviction", "batch", "protocol", "precision"]
+
+
+def _filled(crossed: list[str], rest: list[str]) -> list[Cell]:
+    """The allowed cells of all levels of some factors, each with one choice of the others."""
     turns = [dict(zip(rest, levels, strict=True)) for levels in product(*(FACTORS[name] for name in rest))]
-    cells, turn = [], 0
-    for levels in product(*(FACTORS[name] for name in models)):
-        model = dict(zip(models, levels, strict=True))
-        if allowed(model):
-            for i in range(len(turns)):
-                # a stride without a common divisor visits all of them, neighbours unlike each other
-                cell = model | turns[(turn + i) * _stride(len(turns)) % len(turns)]
-                if allowed(cell):
-                    cells.append(cell)
-                    break
-            turn += 1
+    random.Random(0).shuffle(turns)
+    cells = []
+    for turn, levels in enumerate(product(*(FACTORS[name] for name in crossed))):
+        cell = dict(zip(crossed, levels, strict=True))
+        if allowed(cell):
+            filled = (cell | turns[(turn + i) % len(turns)] for i in range(len(turns)))
+            cells += list(islice(filter(allowed, filled), 1))
     return cells
-
-
-def _stride(length: int) -> int:
-    return next(step for step in range(length // 3 + 1, length + 2) if gcd(step, length) == 1)
 
 
 @dataclass
@@ -224,7 +195,10 @@ def decoded(
     cache = PackedCache(backbone.family.shape.num_layers)
     with tapped(backbone) as tap:
         first = open_prompts(backbone, batch, cache, compression, protocol)
-    saved = truths(backbone, tap, first.plan, batch)
+    saved = truths(backbone, tap, first.plan, batch, compression.merging)
+    if compression.eviction is not None and compression.eviction.reads:
+        note_pages(saved, tap, compression)
+    saved = list(map(closed_up, saved)) if compression.rerotate else saved
     logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
     while len(tokens) < steps:
         logits.append(decode(backbone, tokens[-1][:, None], cache))
@@ -250,13 +224,18 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
 
 
 def compression_of(cell: Cell) -> Compression:
-    """A cell's eviction and precision."""
+    """A cell's eviction and precision; ``chunk`` and ``rerotate`` are for cells of their own."""
     name, precision = cell["eviction"], cell["precision"]
-    kv_dtype = precision if precision.startswith("int") else "model"
+    own = {"prefill_chunk": cell.get("chunk"), "rerotate": "rerotate" in cell, **KEYS[cell.get("keys", "whole")]}
+    own["kv_dtype"] = precision if precision.startswith("int") else "model"
     if name == "none":
-        return Compression(kv_dtype=kv_dtype)
-    method = OWN[name]() if name in OWN else build_eviction(name)
-    return Compression(method, keep=0.5, scope=cell.get("scope"), kv_dtype=kv_dtype)
+        return Compression(**own)
+    settings = dict({**CHAINS, **SHORT}.get(name, {}))
+    if "shares" in settings:
+        settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
+    method = OWN[name]() if name in OWN else build_eviction(name, **settings)
+    merge = None if cell.get("merge", "own") == "own" else cell["merge"]
+    return Compression(method, 0.5, scope=cell.get("scope"), merge=merge, **own)
 
 
 def batch_of(cell: Cell) -> Batch:
@@ -266,10 +245,11 @@ def batch_of(cell: Cell) -> Batch:
 
 
 @torch.no_grad()
-def difference(cell: Cell, steps: int) -> Difference:
-    """Decode a cell and recompute it."""
+def difference(cell: Cell, steps: int, compression: Compression | None = None) -> Difference:
+    """Decode a cell, under another compression than its own where one is given, and recompute it."""
     backbone = backbone_of(cell)
-    got = decoded(backbone, batch_of(cell), steps, compression_of(cell), cell["protocol"])
+    compression = compression_of(cell) if compression is None else compression
+    got = decoded(backbone, batch_of(cell), steps, compression, cell["protocol"])
     expected = torch.stack(
         [recompute(backbone, truth, tokens[:-1]) for truth, tokens in zip(got.truths, got.tokens_BT, strict=True)]
     ).float()

@@ -29,6 +29,11 @@ METHODS = {
     "streaming_llm": "StreamingLLM",
     "tgv_kv": "TGV-KV",
     "vl_cache": "VL-Cache",
+    "expected_attention": "ExpectedAttention",
+    "compactor": "Compactor",
+    "keydiff": "KeyDiff",
+    "tova": "TOVA",
+    "lagkv": "LagKV",
 }
 SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
 """How methods and selectors are written; others go by their own name."""

@@ -35,6 +35,7 @@ class Cost:
     entries_after: int = 0
     values_after: float = 0.0
     emptied: int = 0
+    unread_bytes: int = 0
 
     @classmethod
     def of(cls, records: Iterable[SampleRecord]) -> Cost:
@@ -64,9 +65,9 @@ class Cost:
 
     @property
     def acted(self) -> bool:
-        """Whether an entry or a value part left the cache, or what stayed takes fewer bytes."""
+        """Whether an entry or a value part left the cache, or what stayed takes fewer bytes, or is read in part."""
         fewer = self.entries_after < self.entries_before or self.values_after < self.entries_after
-        return fewer or self.region_bytes < self.region_dense_bytes
+        return fewer or self.region_bytes < self.region_dense_bytes or self.unread_bytes > 0
 
 
 SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)

@@ -162,6 +162,9 @@ def _flags(
         flags.append(f"measured, the anchor takes {1 - ratio:.2%} fewer bytes")
     if facts.acts != "-" and cost.dense_kv_bytes and not cost.acted:
         flags.append("compression did not act: nothing left the cache")
+    if cost.unread_bytes:
+        read = 1 - cost.unread_bytes / cost.kv_bytes
+        flags.append(f"it frees nothing: a step of decoding reads {read:.1%} of the prompts' stored KV")
     if cost.emptied:
         of = sum(len(run.ids) for task in tasks for run in arm.runs.get(task, {}).values())
         flags.append(f"nothing is left of a whole region in some layer of {cost.emptied:,} of {of:,} prompts")

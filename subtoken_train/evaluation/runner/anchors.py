@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm
-from subtoken_train.inference.arm_spec import DRAWING, ArmSpec
+from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.kv_budget import KVBudget, exact
 from subtoken_train.ledger.ledger import solve_anchor
@@ -58,8 +58,9 @@ def solve(arm: Arm) -> Reducer:
     assert arm.routing is not None
     if arm.reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
-    value = KVBudget(1.0, arm.routing.num_groups, arm.routing.kept_groups).exact_total
-    ratio = exact(arm.reducer.keep_ratio) * value
+    whole = KVBudget(key_channels=arm.spec.key_channels)
+    routed = replace(whole, num_groups=arm.routing.num_groups, kept_groups=arm.routing.kept_groups)
+    ratio = exact(arm.reducer.keep_ratio) * routed.exact_total / whole.exact_total
     depth, cut = arm.shape.num_layers, arm.reducer.cut_layer
     # layers below the cut hold every token with every group, in both arms
     solve_anchor(arm.shape, arm.tokens, (cut + (depth - cut) * ratio) / depth, cut)
@@ -99,13 +100,13 @@ def _kind(reducer: Reducer) -> dict[str, object]:
 def _compression(spec: ArmSpec) -> tuple[object, ...]:
     keep = None if spec.eviction_keep is None else str(spec.eviction_keep)
     scope = "all" if spec.scope == "all" else "context"
-    return spec.eviction, keep, dict(spec.eviction_options), scope, spec.kv_dtype, spec.protocol
+    eviction = spec.eviction, keep, spec.eviction_every, dict(spec.eviction_options), scope
+    return *eviction, spec.kv_dtype, spec.key_channels, spec.merge, spec.rerotate, spec.protocol
 
 
 def _untrained(arm: Arm, solved: Reducer) -> ArmSpec:
     """Named after the arm as it was trained: one anchor serves all selectors."""
-    drawn = set(DRAWING) & {arm.spec.reducer, arm.spec.eviction}
-    base = replace(arm.spec, selector=None, seed=arm.spec.seed if drawn else None)
+    base = replace(arm.spec, selector=None, seed=arm.spec.seed if arm.spec.drawing else None)
     return replace(
         base,
         name=f"{arm.spec.name or arm_name(base)}-{SUFFIX}",

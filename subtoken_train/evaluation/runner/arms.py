@@ -12,6 +12,7 @@ from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.tasks.task import Modality
+from subtoken_train.evictions.notation import notation_names
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import check_context_first
@@ -38,6 +39,7 @@ class Arm:
         shape: cache geometry.
         modality: what its model sees.
         adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
+        calibration_sha256: digest of the file that its eviction reads; None where it reads none.
     """
 
     spec: ArmSpec
@@ -48,6 +50,7 @@ class Arm:
     shape: KVShape
     modality: Modality
     adapter_sha256: str | None
+    calibration_sha256: str | None
 
     @property
     def kept(self) -> int:
@@ -120,8 +123,9 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     routing = backbone.active_routing
     config = None if spec.adapter is None else _adapter(spec.adapter)
     seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
-    # a budget in tokens or bytes is no share of anything before a prompt is there
-    evicted = compression.keep if compression.eviction is not None and compression.unit == "fraction" else 1.0
+    # a budget in tokens or bytes is no share of anything before a prompt is there, and what is read frees nothing
+    method = compression.eviction
+    evicted = compression.keep if method and not method.reads and compression.unit == "fraction" else 1.0
     facts = ArmFacts(
         name=spec.name or arm_name(spec),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
@@ -131,7 +135,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=backbone.promised_fraction(tokens, reducer.kept_tokens(tokens)) * evicted,
+        nominal_kv=backbone.promised_fraction(tokens, reducer.kept_tokens(tokens), spec.key_channels) * evicted,
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=seed,
@@ -145,6 +149,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         shape=family.shape,
         modality="text" if family.image_token_id is None else "image",
         adapter_sha256=None if spec.adapter is None else adapter_digest(adapter_folder(spec.adapter)),
+        calibration_sha256=_calibration(compression),
     )
 
 
@@ -161,10 +166,22 @@ def arm_name(spec: ArmSpec) -> str:
     if spec.selector is not None:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
     if spec.eviction is not None:
-        parts.append(f"{spec.eviction}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+        method = "+".join(notation_names(spec.eviction))
+        parts.append(f"{method}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+        parts += [] if spec.eviction_every is None else [f"every{spec.eviction_every}"]
+    parts += [] if spec.merge is None else [f"merge_{spec.merge}"]
+    parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
+    parts += ["rerotated"] if spec.rerotate else []
+    parts += [] if spec.prefill_chunk is None else [f"chunk{spec.prefill_chunk}"]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
+
+
+def _calibration(compression: Compression) -> str | None:
+    """Digest of the file that the eviction reads."""
+    made = None if compression.eviction is None else compression.eviction.calibrated
+    return None if made is None else made.digest
 
 
 def adapter_name(path: str) -> str:

@@ -44,6 +44,7 @@ def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processe
             "adapter_sha256": arm.adapter_sha256,
             "reducer": _as_read(asdict(arm.reducer)),
             "eviction_options": _as_read(dict(arm.spec.eviction_options)),
+            "calibration_sha256": arm.calibration_sha256,
             "seed": arm.spec.seed,
             "versions": {name: version(name) for name in ("subtoken_train", "torch", "transformers")},
         },
@@ -53,7 +54,7 @@ def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processe
     manifest.write(cell.folder)
 
 
-SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "seed")
+SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "calibration_sha256", "seed")
 """Settings that change answers and that ``ArmFacts`` do not tell."""
 
 

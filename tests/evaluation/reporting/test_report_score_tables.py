@@ -6,6 +6,7 @@ import pytest
 
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS, make_tables
+from subtoken_train.evaluation.results.manifest import SAMPLES_GLOB
 from subtoken_train.evaluation.tasks import TASKS
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
@@ -103,6 +104,16 @@ def test_flags_of_compression_that_did_nothing(tmp_path):
         "first": (),
         "off": ("compression did not act: nothing left the cache",),
     }
+
+
+def test_an_arm_that_reads_a_part_says_that_it_frees_nothing(tmp_path):
+    place = write_run(tmp_path, facts("pages"), "pope", answers(range(9)))
+    (samples,) = place.glob(SAMPLES_GLOB)
+    samples.write_text(samples.read_text().replace('"unread_bytes":0', '"unread_bytes":10000'))
+    manifest = place / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"acts": "-"', '"acts": "after prefill"'))
+    words = "it frees nothing: a step of decoding reads 75.0% of the prompts' stored KV"
+    assert flags(tmp_path)["pages"][0] == words
 
 
 def test_partial_and_incomplete_cells_are_marked(tmp_path):

@@ -118,6 +118,13 @@ def test_layers_below_the_cut_are_paid_for(pool):
     assert arm.facts.nominal_kv == pytest.approx((2 + 4 * 0.15625) / 6)
 
 
+def test_what_is_read_in_part_is_promised_whole(pool):
+    """A method that frees nothing promises nothing of its budget."""
+    spec = ArmSpec(backbone="checkpoints/tiny-llama", eviction="quest_steps", eviction_keep=0.25)
+    (reads,), (evicts,) = (prepare([each], pool) for each in (spec, replace(spec, eviction="snapkv")))
+    assert (reads.facts.nominal_kv, evicts.facts.nominal_kv) == (1, 0.25)
+
+
 def test_quest_keeps_whole_pages(pool):
     specs = [ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in ("tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")]
     anchors, arms, _ = names(specs, pool)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.run import read_tasks
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms, read_grid
 
@@ -110,8 +111,21 @@ def test_compression_of_an_arm():
     compression = ArmSpec(adapter="a", eviction="snapkv", eviction_keep="256tokens", kv_dtype="int8").compression()
     assert (compression.keep, compression.unit, compression.label) == (256, "tokens", "snapkv 256 tokens int8")
     assert ArmSpec(adapter="a").compression().label == "-"
-    with pytest.raises(ValueError, match="eviction_options of snapkv"):
+    with pytest.raises(ValueError, match="snapkv window is 'x'; it must be a whole number"):
         ArmSpec(adapter="a", eviction="snapkv", eviction_keep=0.1, eviction_options={"window": "x"}).compression()
+
+
+def test_chunks_and_re_rotated_keys_of_an_arm():
+    settings = {"adapter": "a", "eviction": "h2o", "eviction_keep": 0.5, "prefill_chunk": [None, 64], "rerotate": True}
+    arms = expand_arms(settings)
+    assert [arm.compression().prefill_chunk for arm in arms] == [None, 64]
+    assert {arm.compression().label for arm in arms} == {"h2o 0.5 rerotated"}
+    names = [arm_name(replace(arm, adapter=None, backbone="b")) for arm in arms]
+    assert names == ["b-h2o0.5-rerotated", "b-h2o0.5-rerotated-chunk64"]
+    with pytest.raises(ValueError, match="rerotate of an arm must be true or false; got 'yes'"):
+        expand_arms({**settings, "rerotate": "yes"})
+    with pytest.raises(ValueError, match="prefill_chunk='64' must be a whole number"):
+        ArmSpec(adapter="a", prefill_chunk="64").compression()
 
 
 def test_a_grid_needs_tasks():

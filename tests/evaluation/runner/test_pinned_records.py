@@ -9,14 +9,17 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file, save_file
 
+from subtoken_train.artifact.identity import identify
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
 from subtoken_train.evaluation.results.store import read_samples
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.families.backbone_config import resolve
-from subtoken_train.inference.pool import ModelPool
+from subtoken_train.evictions.prefixkv import LayerShares
+from subtoken_train.families.backbone_config import BackboneConfig, resolve
+from subtoken_train.inference.pool import ModelPool, load_backbone
+from tests.support.calibration_files import written
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 
 EVICTED = replace(WHOLE, name="arm", eviction="snapkv", eviction_keep=0.25, scope="visual")
@@ -53,6 +56,26 @@ def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, firs
     run_grid(replace(grid, limit=3))
     with pytest.raises(ValueError, match=f"holds answers with {name}"):
         run_grid(replace(grid, arms=(second,), limit=3))
+
+
+def test_a_calibration_file_that_changed_is_noticed(scenes, tmp_path):
+    """The setting names the same path; another content gives other answers."""
+    family = load_backbone(str(WHOLE.adapter)).family
+    layers, identity = family.shape.num_layers, identify(family, BackboneConfig(path="its own"))
+
+    def calibrated(share):
+        numbers = LayerShares([0.5], [[share] * layers])
+        return written(tmp_path / "prefix.json", "prefixkv", numbers, identity)
+
+    options = {"calibration": calibrated(0.5)}
+    arm = replace(EVICTED, eviction="prefixkv", eviction_options=options)
+    grid = scenes_grid(scenes, tmp_path / "out", arm, limit=2)
+    (folder,) = run_grid(grid)
+    run_grid(replace(grid, limit=3))
+    calibrated(0.4)
+    with pytest.raises(ValueError, match=r"holds answers with calibration_sha256"):
+        run_grid(replace(grid, limit=4))
+    assert len(Manifest.read(folder).settings["calibration_sha256"]) == 64
 
 
 def test_records_of_version_0_1_are_joined(scenes, tmp_path):

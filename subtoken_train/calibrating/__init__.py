@@ -1,0 +1,24 @@
+"""Making calibrations, one file a method; a new one is its file and a line in ``CALIBRATORS``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from subtoken_train.registry import Registry
+
+if TYPE_CHECKING:
+    from subtoken_train.calibrating.base import Calibrator
+
+CALIBRATORS: Registry[Calibrator] = Registry(
+    "method that is calibrated",
+    group="subtoken_train.calibrators",
+    package=__name__,
+    base="base:Calibrator",
+    named=True,
+    builtin={
+        "prefixkv": "layer_shares:PrefixCalibrator",
+        "duo_attention": "head_alphas:DuoCalibrator",
+        "q_filter": "query_directions:DirectionCalibrator",
+    },
+)
+"""By the name of the method that reads the calibration."""

@@ -1,0 +1,177 @@
+"""DuoAttention's calibration: the heads' alphas, trained with Lightning.
+
+Source: section 2.2 of "DuoAttention" and ``duo_attn/train.py`` of its release: every head mixes full and streaming
+attention, ``alpha`` starts at 1 and is clamped to [0, 1]; the loss is the squared difference of the last hidden states
+from those of full attention, mean over channels and over the rows from which the answers are predicted, plus
+``regularisation`` times the mean alpha; AdamW at 0.02, its rate rising over the first fifth of the steps and falling
+over the last, a tenth of it at least. The release hides passkeys in a book; here the prompts are key-value recall
+(``datasets/recall.py``).
+What it does not do: the release runs sequences of up to 32k tokens over several GPUs with block-sparse kernels; here
+masks of N x N, on one device. The backbone is never changed.
+
+Legend: L layers, h key-value heads, B batch, N rows, D model width, R labelled rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, IterableDataset
+
+from subtoken_train.calibrating.base import Calibrator
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
+from subtoken_train.errors import MAX_TOKENS, check_range
+from subtoken_train.evictions.duo_attention import HeadAlphas
+from subtoken_train.families.family import Family
+from subtoken_train.functional.objective import predicting_rows
+from subtoken_train.types import Batch, Region
+
+DIGITS = 6
+"""Of an alpha in the file."""
+
+
+@dataclass(frozen=True)
+class DuoCalibrator(Calibrator):
+    """How the alphas are trained: one step per batch; see ``Calibrator`` for the other settings.
+
+    Attributes:
+        sinks: first entries that a streaming head sees.
+        recent: entries up to a row that it sees.
+        learning_rate: peak rate.
+        regularisation: weight of the mean alpha.
+
+    Raises:
+        ValueError: a setting out of its range, or no entry that streaming would not see.
+    """
+
+    name: ClassVar[str] = "duo_attention"
+    answers: ClassVar[bool] = True
+
+    samples: int = 200
+    sinks: int = 4
+    recent: int = 28
+    learning_rate: float = 0.02
+    regularisation: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("duo_attention sinks", self.sinks, 0, MAX_TOKENS)
+        check_range("duo_attention recent", self.recent, 1, MAX_TOKENS)
+        check_range("duo_attention learning_rate", self.learning_rate, 0, 100)
+        check_range("duo_attention regularisation", self.regularisation, 0, 100)
+        if self.sinks + self.recent >= self.context_length:
+            raise ValueError(
+                f"duo_attention sinks={self.sinks} and recent={self.recent} hold a whole context of "
+                f"{self.context_length} tokens, so that no head needs more; raise context_length"
+            )
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        """A language model without routers: recall is text, and values must be whole."""
+        if backbone.family.image_token_id is not None:
+            raise ValueError(
+                "duo_attention is calibrated on recall of text, and the backbone sees images; take prefixkv"
+            )
+        if backbone.active_routing is not None or backbone.reducer.acts:
+            raise ValueError("duo_attention is calibrated on whole caches; take the backbone, or a LoRA-only adapter")
+
+    def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> HeadAlphas:
+        """Train, a step per batch."""
+        family = backbone.family
+        module = AlphaModule(family, self, steps=-(-self.samples // self.batch_size))
+        device = family.model.device
+        with _hushed():
+            trainer = L.Trainer(
+                accelerator="cpu" if device.type == "cpu" else "gpu",
+                devices=1 if device.type == "cpu" else [device.index or 0],
+                max_epochs=1,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(module, DataLoader(_Batches(batches), batch_size=None))
+        alpha = module.alpha_Lh.detach().clamp(0, 1).cpu().tolist()
+        return HeadAlphas([[round(value, DIGITS) for value in row] for row in alpha], self.sinks, self.recent)
+
+
+class AlphaModule(L.LightningModule):
+    """One number per layer and key-value head; the frozen backbone is no part of what is trained or saved.
+
+    Args:
+        family: the backbone, already on its device.
+        settings: of the training.
+        steps: of the whole training, for the rate's course.
+    """
+
+    def __init__(self, family: Family, settings: DuoCalibrator, steps: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "family", family)  # no submodule
+        self.settings, self.steps = settings, steps
+        shape = family.shape
+        self.alpha_Lh = nn.Parameter(torch.ones(shape.num_layers, shape.num_kv_heads))
+
+    family: Family
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Distillation of the rows that predict the answers, plus the weighted mean alpha."""
+        rows_BN, _ = predicting_rows(batch.labels_BN)
+        target_RD = self._hidden(batch, torch.ones_like(self.alpha_Lh), rows_BN)
+        mixed_RD = self._hidden(batch, self.alpha_Lh, rows_BN)
+        distance = (mixed_RD - target_RD).pow(2).mean(-1).mean()
+        self.log("train/distillation", distance.detach())
+        return distance + self.settings.regularisation * self.alpha_Lh.abs().mean()
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Alphas stay in [0, 1]."""
+        with torch.no_grad():
+            self.alpha_Lh.clamp_(0, 1)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW without decay; the rate rises over the first fifth and falls over the last."""
+        optimizer = torch.optim.AdamW([self.alpha_Lh], lr=self.settings.learning_rate, weight_decay=0.0)
+        fifth = max(1, self.steps // 5)
+
+        def scale(step: int) -> float:
+            return min(1.0, max((step + 1) / fifth, 0.1), max((self.steps - step) / fifth, 0.1))
+
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, scale), "interval": "step"}}
+
+    def _hidden(self, batch: Batch, alpha_Lh: Tensor, rows_BN: Tensor) -> Tensor:
+        """Last hidden states of some rows under some alphas, [R, D] in fp32."""
+        visible_BN = batch.regions_BN != Region.PADDING
+        mix = HeadMix(alpha_Lh, self.settings.sinks, self.settings.recent, visible_BN)
+        with torch.set_grad_enabled(alpha_Lh.requires_grad):
+            hidden = mixed_hidden(self.family, self.family.embed(batch), self.family.positions(batch), mix)
+        return hidden[rows_BN].float()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Inside the block Lightning does not say which devices there are and that training ends."""
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+class _Batches(IterableDataset[Batch]):
+    """One pass over batches that are made elsewhere."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)

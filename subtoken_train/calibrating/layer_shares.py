@@ -1,0 +1,77 @@
+"""PrefixKV's calibration: what each layer keeps of its entries under tenths of the cache, mean over some prompts.
+
+Source: "PrefixKV", section 3, and the release's profiles: 10 prompts, the budgets 0.1 to 0.9.
+
+Legend: B batch, M rows of a layer, L layers, R budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.calibrating.base import Calibrator
+from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions.layer_views import Scope
+from subtoken_train.evictions.prefixkv import LayerShares, PrefixKV
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.types import Batch
+
+KEEP = [round(tenth / 10, 1) for tenth in range(1, 10)]
+DIGITS = 6
+"""Of a share in the file."""
+
+
+@dataclass(frozen=True)
+class PrefixCalibrator(Calibrator):
+    """Prefixes of every prompt, averaged; see ``Calibrator`` for the other settings.
+
+    Attributes:
+        scope: what competes, ``context`` or ``all``; as the eviction's.
+        sinks: see ``PrefixKV``.
+        recent: see ``PrefixKV``.
+    """
+
+    name: ClassVar[str] = "prefixkv"
+
+    scope: Scope = "context"
+    sinks: int = 1
+    recent: int = 1
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        """The scope must fit the backbone."""
+        self._compression(0.5).check(backbone.family)
+
+    @torch.no_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> LayerShares:
+        """The mean shares; prompts of which nothing competes are left out."""
+        use_packed_attention(backbone.family.decoder.config)
+        found = [shares_BRL for batch in batches for shares_BRL in self._shares(backbone, batch)]
+        if not found:
+            raise ValueError(f"none of the prompts has anything in scope {self.scope!r}; choose other data")
+        return LayerShares(
+            KEEP, [[round(share, DIGITS) for share in row] for row in torch.stack(found).mean(0).tolist()]
+        )
+
+    def _compression(self, keep: float) -> Compression:
+        return Compression(PrefixKV(sinks=self.sinks, recent=self.recent), keep, scope=self.scope)
+
+    def _shares(self, backbone: CompressedBackbone, batch: Batch) -> list[Tensor]:
+        """Shares of every sample that has something in scope, float64 [R, L] each."""
+        passes = [EvictionPass(self._compression(keep), backbone.family, batch) for keep in KEEP]
+        backbone.run(batch, pad_left=True, observer=passes[0].observe)
+        rows = []
+        for each in passes:
+            each.scores, each.rows = passes[0].scores, passes[0].rows
+            scopes = [each.compression.in_scope(each.rows[layer].regions_BM) for layer in sorted(each.rows)]
+            kept = zip(each.keep(backbone.group_budget), scopes, strict=True)
+            rows.append(torch.stack([(keep_BhM[:, 0] & scope_BM).sum(-1) for keep_BhM, scope_BM in kept], -1))
+        total_BL = torch.stack([scope_BM.sum(-1) for scope_BM in scopes], -1)
+        shares_BRL = torch.stack(rows, 1).double().cpu() / total_BL[:, None].cpu().clamp(min=1)
+        return [shares_RL for shares_RL, total_L in zip(shares_BRL, total_BL, strict=True) if bool(total_L.all())]

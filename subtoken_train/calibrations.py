@@ -1,0 +1,157 @@
+"""Calibrations: numbers of a method per layer, or per head, found once for a backbone, in one small JSON file.
+
+One format for all methods; what the numbers are, each says with a dataclass of its own (``CalibratedNumbers``). A file
+names its method, the backbone as an adapter does, the settings and the data it was made with. ``subtoken-train
+calibrate`` writes it; a method reads it by its setting ``calibration``. Files are foreign: read as data, bounded, every
+key, type and range checked, and nothing in them names anything to open.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from subtoken_train.documents import parse_json, read_text
+from subtoken_train.outputs import write_whole
+from subtoken_train.typed import checked, shown, typed
+from subtoken_train.types import Identity
+
+SCHEMA_VERSION = 1
+MAX_CALIBRATION = 2**24
+"""Bytes of a file; a number for every channel of every head of a model of 70 billion parameters fits."""
+
+
+class CalibratedNumbers(ABC):
+    """What a method calibrates: a frozen dataclass of plain numbers and lists; its own ranges in ``__post_init__``."""
+
+    @abstractmethod
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise a worded ``ValueError`` where the numbers are not those of such a model."""
+
+    @abstractmethod
+    def words(self) -> str:
+        """The numbers for a terminal, a layer a line or column."""
+
+
+N = TypeVar("N", bound=CalibratedNumbers)
+
+
+@dataclass(frozen=True)
+class CalibrationData:
+    """What a calibration was made of.
+
+    Attributes:
+        name: a data set's, or a file's.
+        samples: prompts that were read.
+        tokens: of all prompts.
+        sha256: digest of a file's content; None for what is drawn by its settings.
+    """
+
+    name: str
+    samples: int
+    tokens: int
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Calibration(Generic[N]):
+    """One calibration.
+
+    Attributes:
+        method: name of the method that reads it.
+        backbone: what it was made on; another one's is refused.
+        settings: how it was made, for the reader; a method reads of them what it must share.
+        numbers: what the method reads.
+        data: what it was made of.
+        digest: SHA-256 of the file, in hexadecimal.
+    """
+
+    method: str
+    backbone: Identity
+    settings: dict[str, Any]
+    numbers: N
+    data: CalibrationData
+    digest: str = ""
+
+    def check_backbone(self, digest: str, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise a worded ``ValueError`` unless it was made on a backbone of this identity and these shapes."""
+        if digest != self.backbone.digest:
+            raise ValueError(
+                f"the calibration of {self.method} was made on {shown(self.backbone.path)} "
+                f"({shown(self.backbone.model_type)}, {self.backbone.digest[:12]}), and this backbone is another one "
+                f"({digest[:12]}); make its own: subtoken-train calibrate {self.method}"
+            )
+        self.numbers.check_shape(num_layers, num_kv_heads, head_dim)
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What every file holds, whatever its method."""
+
+    schema_version: int
+    method: str
+    backbone: Identity
+    settings: dict[str, Any]
+    numbers: dict[str, Any]
+    data: CalibrationData
+
+
+def write_calibration(path: Path, calibration: Calibration[Any]) -> None:
+    """Write the file whole or not at all."""
+    numbers = asdict(calibration.numbers)
+    header = _Header(
+        SCHEMA_VERSION, calibration.method, calibration.backbone, calibration.settings, numbers, calibration.data
+    )
+    write_whole(path, json.dumps(asdict(header), indent=1, allow_nan=False) + "\n")
+
+
+def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]:
+    """A calibration of a method.
+
+    Args:
+        path: the file, from the current folder on, as an adapter's; a setting may hold anything, so texts alone pass.
+        method: whose it must be.
+        kind: its numbers.
+
+    Raises:
+        ValueError: no such file, or it is another method's, newer, or holds other keys, types or ranges than it should.
+    """
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ValueError(f"{method} calibration is {shown(path)}; it must name a file")
+    if not Path(path).is_file():
+        raise ValueError(f"{method} calibration {path} is not a file; 'subtoken-train calibrate {method}' writes one")
+    text = read_text(path, MAX_CALIBRATION)
+    record = checked(dict[str, Any], parse_json(text, path), path)
+    version = checked(int, record.get("schema_version"), f"{path}: schema_version")
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"{path} has schema {version}; this version reads {SCHEMA_VERSION}")
+    header = typed(_Header, record, path)
+    if header.method != method:
+        raise ValueError(f"{path} is a calibration of {shown(header.method)}, not of {method}")
+    try:
+        numbers = typed(kind, header.numbers, "numbers")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    digest = sha256(text.encode()).hexdigest()
+    return Calibration(method, header.backbone, header.settings, numbers, header.data, digest)
+
+
+def check_table(name: str, table: Sequence[Sequence[float]], low: float = -math.inf, high: float = math.inf) -> None:
+    """Raise a worded ``ValueError`` unless rows are of one length, 1 or more, and every number is in a range."""
+    if not table or not table[0] or any(len(row) != len(table[0]) for row in table):
+        raise ValueError(f"{name} must be a table: rows of one length, 1 or more")
+    for i, row in enumerate(table):
+        for j, value in enumerate(row):
+            if not low <= value <= high:
+                raise ValueError(f"{name}[{i}][{j}] is {value:g}; it must be in [{low:g}, {high:g}]")
+
+
+def table_words(name: str, table: Sequence[Sequence[float]]) -> str:
+    """A table for a terminal, a row a line."""
+    return "\n".join([f"{name}:", *("  ".join(f"{value:5.3f}" for value in row) for row in table)])

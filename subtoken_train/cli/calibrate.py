@@ -1,0 +1,94 @@
+"""``subtoken-train calibrate``: numbers that a method needs of a backbone, found once and kept in a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from subtoken_train.calibrating import CALIBRATORS
+from subtoken_train.outputs import check_new
+
+if TYPE_CHECKING:
+    from subtoken_train.calibrations import CalibratedNumbers, Calibration
+    from subtoken_train.engine.compressed_backbone import CompressedBackbone
+    from subtoken_train.types import Identity
+
+HELP = """Find the numbers that an eviction method reads of a backbone, and write them to a file.
+
+  prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
+  duo_attention   how much each head needs its whole cache: trained (a language model's, on recall)
+  q_filter        where the queries of each head point
+
+  subtoken-train calibrate duo_attention --backbone PATH --out duo.json
+  subtoken-train generate --backbone PATH --eviction duo_attention --eviction-option calibration=duo.json ...
+
+A language model is calibrated on recall contexts that are drawn (--data recall, the default); a model that sees images
+on the records of --data FILE. The file holds for the backbone that it names, with any adapter, and for no other.
+
+options of --option KEY=VALUE, with their defaults:
+  all             samples=10 (duo_attention: 200), batch_size=2, context_length=512, seed=0
+  prefixkv        scope=context, sinks=1, recent=1
+  duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("method", metavar="METHOD", help=", ".join(CALIBRATORS))
+    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
+    parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
+    parser.add_argument("--data", metavar="NAME|FILE", help="prompts: recall, or a file of records with images")
+    parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, load, calibrate, write."""
+    kind, out = CALIBRATORS.find(args.method), Path(args.out)
+    if args.adapter is None and args.backbone is None:
+        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
+    check_new([out], args.overwrite)
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    import dataclasses
+
+    from subtoken_train.calibrations import write_calibration
+    from subtoken_train.cli.terminal import counter
+    from subtoken_train.errors import check_word
+    from subtoken_train.inference.written_settings import read_settings
+
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    settings = read_settings(fields, args.method, args.option)
+    for name in settings:
+        check_word(f"option of {args.method}", name, fields)
+    calibrator = kind(**settings)
+    backbone, identity = _load(args)
+    calibration = calibrator.run(backbone, identity, args.data, counter("prompts"))
+    write_calibration(out, calibration)
+    print(_summary(calibration))
+    print(f"calibration of {args.method} written to {out}")
+    return 0
+
+
+def _load(args: argparse.Namespace) -> tuple[CompressedBackbone, Identity]:
+    """The adapter or the backbone on its device, and which backbone it is."""
+    from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.identity import identify
+    from subtoken_train.artifact.source import adapter_folder
+    from subtoken_train.families.backbone_config import BackboneConfig
+    from subtoken_train.inference.pool import load_backbone
+
+    if args.adapter is None:
+        backbone = load_backbone(args.backbone, device=args.device)
+        return backbone, identify(backbone.family, BackboneConfig(path=args.backbone))
+    folder = adapter_folder(args.adapter)
+    return load_backbone(folder, backbone=args.backbone, device=args.device), read_config(folder).identity
+
+
+def _summary(calibration: Calibration[CalibratedNumbers]) -> str:
+    """The numbers per layer, as the method words them."""
+    read = calibration.data
+    return f"{calibration.numbers.words()}\n{read.samples} prompts of {read.name}, {read.tokens:,} tokens"

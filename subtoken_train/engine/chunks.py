@@ -1,0 +1,132 @@
+"""A layer, a chunk of its rows at a time: exact, without a mask of all rows and without wide intermediates of all.
+
+Layer after layer all rows of a prompt run before the next layer begins. What is wide exists for a chunk alone (MLP,
+attention masks), and of keys and values those of one layer, once ``finished`` takes them from the cache. What a layer
+decides from all of its rows (value groups, a context reducer's pages) is decided before they run, from projections of
+the whole layer's input; the value projection runs twice then, under a context reducer queries and keys as well.
+
+Legend: B batch, N rows, D model width, S value groups, H query heads, h key-value heads, d head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from subtoken_train.engine.attention import ContextSplit, Observer, runs_sdpa
+from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.families.family import Family
+from subtoken_train.routing.bank import RoutingState
+
+LayerFinished = Callable[[int, Rows, Tensor | None], None]
+"""Called with (layer, rows, kept groups [B, N, S]) once a layer's dense keys and values are in the cache; its rows'
+region is PADDING where they are no entry. May take them out of it."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How a pass runs its layers.
+
+    Attributes:
+        size: rows at a time.
+        finished: takes every layer.
+    """
+
+    size: int
+    finished: LayerFinished
+
+
+class QueryNotes:
+    """An observer that notes the queries of a layer's chunks, and the factor of its scores."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        self.scale = 0.0
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+        """See ``Observer``."""
+        self.parts.append(query)
+        self.scale = scale
+
+    def taken(self) -> Tensor:
+        """All of them, [B, H, n, d]; they are let go."""
+        query_BHnd = torch.cat(self.parts, 2)
+        self.parts.clear()
+        return query_BHnd
+
+
+@torch.no_grad()
+def run_chunks(
+    family: Family,
+    cache: Cache,
+    layer: int,
+    hidden_BND: Tensor,
+    seen_BN: Tensor,
+    position: Tensor,
+    size: int,
+    observer: Observer | None = None,
+    split: ContextSplit | None = None,
+    state: RoutingState | None = None,
+) -> Tensor:
+    """One layer's output for rows that stand after what its cache holds, [B, n, D].
+
+    Args:
+        family: in evaluation mode, with ``use_packed_attention``.
+        cache: grows by the rows.
+        layer: its number.
+        hidden_BND: the rows, n of them.
+        seen_BN: what may be seen, bool: of the cache's rows first, then of these.
+        position: of the n rows, [B, n] or [3, B, n].
+        size: rows at a time.
+        observer: sees every chunk: its queries, all keys and values so far.
+        split: as ``split_attention`` takes it; decided ahead.
+        state: of the routers; routed ahead.
+    """
+    block, config = family.decoder.layers[layer], family.decoder.config
+    before = seen_BN.shape[1] - hidden_BND.shape[1]
+    out_BND = torch.empty_like(hidden_BND)
+    options = {"observer": observer} if split is None else {"observer": observer, "context_split": split}
+    for start in range(0, hidden_BND.shape[1], size):
+        part = slice(start, min(start + size, hidden_BND.shape[1]))
+        if state is not None:
+            state.part = part.start, part.stop
+        rows, places, seen = hidden_BND[:, part], position[..., part], seen_BN[:, : before + part.stop]
+        if runs_sdpa(config):
+            out_BND[:, part] = family.through([block], rows, None, places, cache, seen_BN=seen, **options)
+        else:
+            out_BND[:, part] = family.run_layers(rows, seen, places, cache, layer, layer + 1, **options)
+    return out_BND
+
+
+@torch.no_grad()
+def look_ahead(
+    family: Family,
+    layer: int,
+    hidden_BND: Tensor,
+    position: Tensor,
+    split: ContextSplit | None,
+    state: RoutingState | None,
+) -> None:
+    """Decide what a layer decides from all of its rows: ``state.ahead`` and ``split.ahead`` have it then."""
+    if split is None and state is None:
+        return
+    block = family.decoder.layers[layer]
+    attention, normed_BND = block.self_attn, block.input_layernorm(hidden_BND)
+    value_BND = attention.v_proj(normed_BND)  # whose hook routes, or defers
+
+    def heads(projected_BND: Tensor) -> Tensor:
+        return projected_BND.reshape(*projected_BND.shape[:2], -1, attention.head_dim).transpose(1, 2)
+
+    if state is not None:
+        state.ahead[layer] = value_BND
+    if split is not None:
+        query_BHNd = key_BhNd = heads(value_BND)  # of no account where nothing chooses
+        if split.reducer is not None:
+            query_BHNd, key_BhNd = heads(attention.q_proj(normed_BND)), heads(attention.k_proj(normed_BND))
+            angles = family.decoder.rotary_emb(normed_BND, position)
+            query_BHNd, key_BhNd = family.rotate(query_BHNd, key_BhNd, angles)
+        split.ahead[layer] = split.decide(layer, query_BHNd, key_BhNd, heads(value_BND))

@@ -1,0 +1,101 @@
+"""Attention whose heads are a mixture of full and streaming attention: what DuoAttention learns its alphas through.
+
+A key-value head's output is ``alpha * full + (1 - alpha) * streaming``; streaming sees the first entries and the recent
+ones. For calibration alone: both are computed with masks of N x N, and no cache is filled.
+
+Legend: B batch, N rows, H query heads, h key-value heads, d head width, L layers, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from subtoken_train.engine.modes import evaluation_mode
+from subtoken_train.families.family import Family
+
+NAME = "subtoken_mixed_heads"
+"""Of the attention function in transformers' table."""
+
+
+@dataclass
+class HeadMix:
+    """How the heads of a pass are mixed.
+
+    Attributes:
+        alpha_Lh: share of full attention, per layer and key-value head; a gradient flows to it.
+        sinks: first entries that streaming sees.
+        recent: entries up to a row, itself included, that streaming sees.
+        visible_BN: real tokens, bool.
+    """
+
+    alpha_Lh: Tensor
+    sinks: int
+    recent: int
+    visible_BN: Tensor
+    full_B1NN: Tensor = field(init=False)
+    streaming_B1NN: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        place_BN = self.visible_BN.cumsum(-1)
+        rows_N = torch.arange(place_BN.shape[1], device=place_BN.device)
+        causal_BNN = (rows_N[:, None] >= rows_N) & self.visible_BN[:, None]
+        near_BNN = place_BN[:, :, None] - place_BN[:, None] < self.recent
+        held_BNN = near_BNN | (place_BN[:, None] <= self.sinks)
+        itself_NN = torch.eye(len(rows_N), dtype=torch.bool, device=place_BN.device)  # a padding row would be NaN
+        self.full_B1NN = (causal_BNN | itself_NN)[:, None]
+        self.streaming_B1NN = (causal_BNN & held_BNN | itself_NN)[:, None]
+
+
+def _mixed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    head_mix: HeadMix | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' attention interface; [B, H, N, d] queries, [B, h, N, d] keys and values to [B, N, H, d]."""
+    assert head_mix is not None
+    shared = query.shape[1] // key.shape[1]
+    settings: dict[str, Any] = {"scale": scaling, "enable_gqa": shared > 1}
+    full, streaming = (
+        F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **settings)
+        for mask in (head_mix.full_B1NN, head_mix.streaming_B1NN)
+    )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    alpha_H11 = head_mix.alpha_Lh[layer].repeat_interleave(shared)[:, None, None].to(full.dtype)
+    mixed = alpha_H11 * full + (1 - alpha_H11) * streaming
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def _attending(config: Any) -> Iterator[None]:
+    """Inside the block a decoder's layers mix their heads."""
+    AttentionInterface.register(NAME, _mixed_attention)
+    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: HeadMix) -> Tensor:
+    """Hidden states after the last layer's norm, [B, N, D], of a pass whose heads are mixed; dropout is off."""
+    decoder = family.decoder
+    with _attending(decoder.config), evaluation_mode(decoder):
+        hidden = family.run_layers(embeds_BND, mix.visible_BN, position, head_mix=mix)
+        normed: Tensor = decoder.norm(hidden)
+    return normed

@@ -1,0 +1,102 @@
+"""ChunkKV (Liu et al., 2025): runs of neighbouring entries stay or go together, one set for all heads.
+
+Source: "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference" (arXiv 2502.00299)
+and kvpress 0.5.4 (``chunkkv_press.py``). The entries that compete are cut into chunks of ``length``, the last one
+shorter; a chunk's score is the mean of its entries' over entries and heads, and the best chunks stay.
+What differs from kvpress: the budget is met exactly, of the first chunk that does not fit whole the best entries stay
+(there a number of chunks stays, whose entries can be fewer or more than the budget); protected entries stay beside the
+chunks and do not weigh in their means (there a window's chunk has the largest mean); every sample has chunks of its own
+(there sample 0's serve the whole batch). The paper reuses a layer's set for the next layers; that is not offered.
+
+Legend: B batch, N cached rows of the prompt, h key-value heads, L layers, C chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from subtoken_train.evictions.base import Candidates, LayerScores
+from subtoken_train.evictions.budgets import competing_counts
+from subtoken_train.evictions.wrapper import Wrapper
+
+FINITE = 1e30  # of a score, so that sums of many are finite
+
+
+@dataclass(frozen=True)
+class ChunkKV(Wrapper):
+    """Chunks of entries, around any method that counts per layer.
+
+    Attributes:
+        length: entries of a chunk.
+
+    Raises:
+        ValueError: see ``Wrapper``; a length below 1, one that no layer's budget holds, or a base whose heads keep
+            different numbers of entries.
+    """
+
+    name: ClassVar[str] = "chunk"
+    heads_share: ClassVar[bool] = True
+
+    length: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < 1:
+            raise ValueError(f"chunk length={self.length} must be 1 or more")
+        if isinstance(self.base, Wrapper) and self.base.heads_differ:
+            raise ValueError(self._heads_differ())
+
+    def _heads_differ(self) -> str:
+        return f"chunk keeps one set for all heads, and heads of {self.base.name} keep different numbers of entries"
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        """The base's counts, int64 [L, B]."""
+        budget_LB, entries_LB = candidates.budget_LB, competing_counts(candidates)
+        short_B = ((budget_LB < self.length) & (budget_LB < entries_LB)).all(0)
+        if bool(short_B.any()):
+            most = int(budget_LB[:, short_B].max())
+            raise ValueError(
+                f"chunk length={self.length} is longer than the {most} entries that a layer may keep of a prompt; take "
+                "a shorter one, or raise eviction_keep"
+            )
+        count_LB = self.base.counts(scores, candidates)
+        if count_LB.dim() == 3:
+            raise ValueError(self._heads_differ())
+        return count_LB
+
+    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+        """Scores that order entries chunk by chunk, [B, 1, N]."""
+        its = self.base.at_budget(scores, competes_BN, count_Bh)
+        ranks_BN = chunk_ranks(its.scores_BhN, competes_BN, its.protected_BN, self.length)
+        return replace(its, scores_BhN=-ranks_BN.float()[:, None])
+
+
+def chunk_ranks(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, length: int) -> Tensor:
+    """Places of the entries when the best chunk comes first and its best entry before its others, int64 [B, N].
+
+    A chunk's score is the mean of its entries that are not protected, summed over heads. Ties go to the lower chunk,
+    then to the lower index. Entries that do not compete come last.
+    """
+    batch, _, rows = scores_BhN.shape
+    score_BN = scores_BhN.float().clamp(-FINITE, FINITE).sum(1)
+    # entries that compete stand together, so that padding moves no border and every mean is one sum
+    packed_BN = competes_BN.int().sort(dim=-1, descending=True, stable=True).indices
+    free_BN = (competes_BN & ~protected_BN).gather(-1, packed_BN)
+    score_BN = score_BN.gather(-1, packed_BN)
+    missing = -rows % length
+    sums_BC, count_BC = (
+        F.pad(each, (0, missing)).view(batch, -1, length).sum(-1) for each in (score_BN * free_BN, free_BN.int())
+    )
+    mean_BC = torch.where(count_BC > 0, sums_BC / count_BC.clamp(min=1), -torch.inf)
+    rank_BC = mean_BC.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
+    rank_BN = rank_BC.repeat_interleave(length, -1)[:, :rows].masked_fill(~competes_BN.gather(-1, packed_BN), rows)
+    order_BN = score_BN.sort(dim=-1, descending=True, stable=True).indices
+    order_BN = order_BN.gather(-1, rank_BN.gather(-1, order_BN).sort(dim=-1, stable=True).indices)
+    return torch.empty_like(order_BN).scatter_(
+        -1, packed_BN.gather(-1, order_BN), torch.arange(rows, device=order_BN.device).expand_as(order_BN)
+    )

@@ -1,0 +1,136 @@
+"""Compactor (Chari & Van Durme, 2025): keys that stand out, and what a chunk attends to both ways.
+
+Source: "Compactor: Calibrated Query-Agnostic KV Cache Compression with Approximate Leverage Scores" (2507.08143), in
+the form of NVIDIA's kvpress 0.5.4 (``compactor_press.py``, ``leverage_press.py``, ``non_causal_attention_press.py``),
+which solves by Cholesky and blends by the removed share. Without the first and the last few entries, which always stay:
+(a) approximate leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a
+causal mask inside chunks, summed over a chunk's rows, mean over a group, times the norm of the value, mean of three
+neighbours. Each is standardised over all heads and entries of a prompt; the score is ``blending`` (a) + (b).
+What it does not do: no calibration of the budget per prompt (the paper's second half), every layer has the same budget,
+and nothing is evicted while decoding. With a question in the prompt its rows are scored and observe inside their chunks
+as any others, as in the release, and only the entries in scope compete.
+What differs from the release: a prompt is standardised by itself (there, with its batch), and the sketch is drawn from
+a seed, the same for every prompt.
+
+Legend: B batch, N cached rows of the prompt, n rows of one sample that are scored, H query heads, h key-value heads, d
+head width, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.observers import over_groups
+from subtoken_train.functional.leverage import gaussian_sketch, leverage_scores, standardised
+
+NEIGHBOURS = 3
+LONGEST = 1 << 40  # entries: as good as no limit
+RANGES = {"sinks": (0, LONGEST), "last": (0, LONGEST), "chunk": (1, 4096), "sketch": (1, 4096), "seed": (0, 1 << 32)}
+
+
+@dataclass(frozen=True)
+class Compactor(Eviction):
+    """Leverage of the keys and chunked attention.
+
+    Attributes:
+        sinks: first entries of the prompt that always stay, inside the budget.
+        last: last entries of the prompt likewise.
+        chunk: entries that attend to each other.
+        sketch: width of the Gaussian sketch.
+        blending: factor of the leverage; None: the share of the competing entries that is removed.
+        scaled: attention scores are divided by the root of the head width; the release does not.
+        masked: the last chunk is as long as what is left. The release fills it up with zeros that take part, as keys
+            with weight exp(0) and as rows that look at all alike. It recalls as much (98.6 and 68.3 % of a text's facts
+            at a quarter and an eighth of the cache, masked 99.0 and 67.6: ``benchmarks/recall_peers.py``), but an
+            entry's score then depends on how much is missing to a whole chunk.
+        seed: of the sketch.
+
+    Raises:
+        ValueError: a number outside its range, or a negative factor.
+    """
+
+    name: ClassVar[str] = "compactor"
+
+    sinks: int = 8
+    last: int = 4
+    chunk: int = 256
+    sketch: int = 48
+    blending: float | None = None
+    scaled: bool = False
+    masked: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for setting, (least, most) in RANGES.items():
+            if not least <= getattr(self, setting) <= most:
+                raise ValueError(f"compactor {setting}={getattr(self, setting)} must be in [{least:,}, {most:,}]")
+        if self.blending is not None and not 0 <= self.blending < float("inf"):
+            raise ValueError(
+                f"compactor blending={self.blending:g} must be 0 or more and finite; None: the removed share"
+            )
+
+    def score(self, view: LayerView) -> LayerScores:
+        """The attention part, [B, h, N], plus the leverage part (note ``leverage``) where ``blending`` is given."""
+        place_BN = view.entries_BN.cumsum(-1)
+        inner_BN = (place_BN > self.sinks) & (place_BN <= view.entries_BN.sum(-1, keepdim=True) - self.last)
+        inner_BN = inner_BN & view.entries_BN
+        key_BhNd = view.unrotated_keys()
+        _, kv_heads, _, width = key_BhNd.shape
+        sketch_hdk = gaussian_sketch(kv_heads, width, self.sketch, self.seed * 1_000 + view.layer).to(key_BhNd.device)
+        attention_BhN, leverage_BhN = (torch.zeros_like(key_BhNd[..., 0]) for _ in range(2))
+        for sample, inner_N in enumerate(inner_BN):  # chunks and means are those of its own entries
+            rows_n = inner_N.nonzero()[:, 0]
+            if not len(rows_n):
+                continue
+            own_hnd = key_BhNd[sample].index_select(1, rows_n)
+            leverage_BhN[sample][:, rows_n] = standardised(leverage_scores(own_hnd, sketch_hdk))
+            attention_BhN[sample][:, rows_n] = standardised(self._attention(view, sample, rows_n))
+        found = LayerScores(attention_BhN, view.entries_BN & ~inner_BN, notes={"leverage": leverage_BhN})
+        return found if self.blending is None else _blended(found, self.blending)
+
+    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+        """Without a ``blending`` of its own: the leverage part is added with the removed share, mean over the heads."""
+        if self.blending is not None:
+            return scores
+        count_B = count_Bh.float() if count_Bh.dim() == 1 else count_Bh.float().mean(-1)
+        removed_B = 1 - count_B / competes_BN.sum(-1).clamp(min=1)
+        return _blended(scores, removed_B.clamp(min=0)[:, None, None])
+
+    def _attention(self, view: LayerView, sample: int, rows_n: Tensor) -> Tensor:
+        """Part (b) of one sample before it is standardised, [h, n]."""
+        query_Hnd, key_hnd, value_hnd = (
+            each[sample].index_select(1, rows_n).float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)
+        )
+        scale = view.scale if self.scaled else 1.0
+        sums_Hn = chunk_attention_sums(query_Hnd, key_hnd, self.chunk, scale, self.masked)
+        scores_hn = over_groups(sums_Hn[None], len(key_hnd))[0] * value_hnd.norm(dim=-1)
+        return F.avg_pool1d(scores_hn[None], NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2)[0]
+
+
+def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, scale: float, masked: bool) -> Tensor:
+    """Attention that every key receives from the rows of its chunk, earlier and later ones, [H, n] in fp32.
+
+    ``masked``: the last chunk ends with the rows; otherwise zeros fill it up and take part, as keys and as rows.
+    """
+    heads, length, width = query_Hnd.shape
+    parts = []
+    for start in range(0, length, chunk):
+        query_HCd, key_hCd = query_Hnd[:, start : start + chunk], key_hnd[:, start : start + chunk]
+        rows = key_hCd.shape[1]
+        if not masked:
+            query_HCd, key_hCd = (F.pad(each, (0, 0, 0, chunk - rows)) for each in (query_HCd, key_hCd))
+        grouped = query_HCd.reshape(len(key_hCd), -1, width)  # the query heads of a key head, row after row
+        probability = (grouped @ key_hCd.transpose(-1, -2) * scale).softmax(-1)
+        parts.append(probability.view(heads, -1, key_hCd.shape[1]).sum(1)[:, :rows])
+    return torch.cat(parts, 1)
+
+
+def _blended(scores: LayerScores, factor: Tensor | float) -> LayerScores:
+    return replace(scores, scores_BhN=scores.scores_BhN + factor * scores.notes["leverage"])

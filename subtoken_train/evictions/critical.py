@@ -1,0 +1,104 @@
+"""CriticalKV (Feng et al., 2025): a second half of the budget goes by what an entry's value does to the layer's output.
+
+Source: "Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective" (arXiv 2502.03805),
+Algorithm 1, and kvpress 0.5.4 (``criticalkv_press.py``). Stage 1: of a head's budget, the first half goes to the base's
+best entries. Stage 2: the rest goes to the best by (score + epsilon) times the L1 norm of the entry's value after the
+output projection, W_o v, mean over the query heads of a group.
+
+With ``ada`` inside or around, each head's halves are those of its own count (the paper's CriticalAdaKV). As released,
+negative scores (knorm, keydiff) are multiplied too, so that stage 2 prefers small norms among them; a base that weighs
+by value norms itself (``expected_attention.value_norm``) counts them twice, and kvpress advises against it.
+Where heads share a set, norms are averaged over all heads. Values are those that the cache stores: a group that
+routing dropped weighs nothing.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evictions.base import LayerScores, keep_best_entries
+from subtoken_train.evictions.chunk import ChunkKV
+from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.wrapper import Wrapper
+from subtoken_train.ledger.kv_budget import exact
+
+ROWS = 1024  # of entries that are projected together, so that no [N, D] stands in memory
+NORM = "projected norm"
+FINITE = 1e30
+
+
+@dataclass(frozen=True)
+class CriticalKV(Wrapper):
+    """Two stages, around a method whose scores say what an entry is worth.
+
+    Attributes:
+        first_share: share of the budget that stage 1 takes, in [0, 1]; 1 is the base.
+        epsilon: added to scores in stage 2, 0 or more: entries without attention go by their norm alone.
+
+    Raises:
+        ValueError: see ``Wrapper``; a share outside of [0, 1], a negative epsilon, or chunks as a base.
+    """
+
+    name: ClassVar[str] = "critical"
+
+    first_share: float = 0.5
+    epsilon: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.first_share <= 1:
+            raise ValueError(f"critical first_share={self.first_share:g} must be in [0, 1]; 0.5 is half of the budget")
+        if not (isfinite(self.epsilon) and self.epsilon >= 0):
+            raise ValueError(f"critical epsilon={self.epsilon:g} must be 0 or more")
+        if any(isinstance(each, ChunkKV) for each in self.inside):
+            inner = self.inside[-1].name
+            raise ValueError(f"critical weighs entries and chunk ranks chunks of them; write chunk(critical({inner}))")
+
+    def score(self, view: LayerView) -> LayerScores:
+        """The base's scores; ``notes`` has the projected norms, [B, h, N], or [B, 1, N] where heads share a set."""
+        assert view.output_weight is not None
+        found = self.base.score(view)
+        norm_BhN = projected_norm(view.value_BhNd, view.output_weight())
+        if found.scores_BhN.shape[1] == 1:
+            norm_BhN = norm_BhN.mean(1, keepdim=True)
+        return replace(found, notes={**found.notes, NORM: norm_BhN})
+
+    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+        """Scores of stage 2, with the entries of stage 1 above all others of their head."""
+        its, share = self.base.at_budget(scores, competes_BN, count_Bh), exact(self.first_share)
+        first_Bh = count_Bh * share.numerator // share.denominator
+        stage_BhN = keep_best_entries(its.scores_BhN, competes_BN, its.protected_BN, first_Bh, least=0)
+        return replace(its, scores_BhN=two_stages(its.scores_BhN, stage_BhN, scores.notes[NORM], self.epsilon))
+
+
+def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon: float) -> Tensor:
+    """(Score + epsilon) times norm, finite, fp32; marked entries are lifted above all others of their head."""
+    finite = torch.finfo(torch.float32).max
+    second = (scores_BhN.float().clamp(-finite, finite) + epsilon) * norm_BhN
+    second = second.clamp(-FINITE, FINITE)
+    lift_Bh1 = 2 * (second.amax(-1, keepdim=True) - second.amin(-1, keepdim=True)) + 1
+    return torch.where(first_BhN, second + lift_Bh1, second)
+
+
+def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
+    """L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32.
+
+    Args:
+        value_BhNd: cached values.
+        weight_DHd: output projection, [D, H * d].
+    """
+    batch, heads, _, width = value_BhNd.shape
+    weight_HdD = weight_DHd.float().T.view(-1, width, weight_DHd.shape[0])
+    group = len(weight_HdD) // heads
+    blocks = []
+    for value in torch.split(value_BhNd.float(), ROWS, dim=2):
+        norms = [(value[:, i // group] @ weight_dD).abs().sum(-1) for i, weight_dD in enumerate(weight_HdD)]
+        blocks.append(torch.stack(norms, 1).view(batch, heads, group, -1).mean(2))
+    return torch.cat(blocks, -1)

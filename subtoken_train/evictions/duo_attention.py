@@ -1,0 +1,177 @@
+"""DuoAttention (Xiao et al., 2024): retrieval heads keep every entry, streaming heads the first ones and the recent.
+
+Source: "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads" (arXiv 2410.10819) and
+its released code. How much a key-value head needs its whole cache is a number alpha in [0, 1], learned offline on
+recall (``subtoken-train calibrate duo_attention``); ``calibration`` names the file.
+The budget says how many heads are retrieval heads: all heads first get what streaming takes, and what is left goes to
+the heads by falling alpha, each up to its whole cache. The first that it does not fill keeps a longer recent window, so
+at most one head of a prompt is neither, and the budget is met exactly. Where the budget is less than streaming takes in
+all heads, all give way alike.
+Without a calibration alpha is read off the prompt: the share of its attention that a head pays to what streaming would
+not hold, mean over rows and over the query heads of a key-value head. The paper compares with such attention profiling
+and finds it worse; no pattern is downloaded.
+What it does not do: the release reorders heads and keeps two caches per layer; here every head has entries of its own
+in the packed cache. Nothing is evicted while decoding, so a streaming head's window does not move on.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.errors import MAX_TOKENS, check_range
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.observers import over_groups
+
+SINKS, RECENT = 128, 256
+"""Of a streaming head, in the published training."""
+
+
+@dataclass(frozen=True)
+class HeadAlphas(CalibratedNumbers):
+    """How much every head needs its whole cache.
+
+    Attributes:
+        alpha: in [0, 1], per layer and key-value head, [L, h]; 1 is a retrieval head, 0 a streaming head.
+        sinks: first entries of a streaming head in training.
+        recent: last entries of a streaming head in training.
+    """
+
+    alpha: list[list[float]]
+    sinks: int
+    recent: int
+
+    def __post_init__(self) -> None:
+        check_table("alpha", self.alpha, 0, 1)
+        check_range("sinks", self.sinks, 0, MAX_TOKENS)
+        check_range("recent", self.recent, 1, MAX_TOKENS)
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """A row for every layer, a column for every key-value head."""
+        layers, heads = len(self.alpha), len(self.alpha[0])
+        if (layers, heads) != (num_layers, num_kv_heads):
+            raise ValueError(
+                f"alpha has {layers} layers of {heads} heads, and the backbone {num_layers} of {num_kv_heads}"
+            )
+
+    def words(self) -> str:
+        """A line for every layer."""
+        return table_words("alpha of every head, a line per layer", self.alpha)
+
+
+@dataclass(frozen=True)
+class DuoAttention(Eviction):
+    """Whole caches for the heads that need them.
+
+    Attributes:
+        calibration: file of the heads' alphas; None: read off every prompt.
+        sinks: first entries of the prompt that a streaming head keeps; None: as the calibration was made, else 128.
+        recent: last competing entries that it keeps; None: as the calibration was made, else 256.
+
+    Raises:
+        ValueError: negative sinks, no recent entry, or a file that is no calibration of this method.
+    """
+
+    name: ClassVar[str] = "duo_attention"
+    needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+    heads_differ: ClassVar[bool] = True
+
+    calibration: str | None = None
+    sinks: int | None = None
+    recent: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("duo_attention sinks", self.sinks, 0, MAX_TOKENS)
+        check_range("duo_attention recent", self.recent, 1, MAX_TOKENS)
+        _ = self.calibrated  # a file that cannot be read is refused before anything runs
+
+    @cached_property
+    def calibrated(self) -> Calibration[HeadAlphas] | None:
+        """See ``Eviction.calibrated``."""
+        return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadAlphas)
+
+    @property
+    def streaming(self) -> tuple[int, int]:
+        """(sinks, recent entries) of a streaming head."""
+        made = self.calibrated
+        sinks, recent = (SINKS, RECENT) if made is None else (made.numbers.sinks, made.numbers.recent)
+        return sinks if self.sinks is None else self.sinks, recent if self.recent is None else self.recent
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Later entries score higher, the sinks are protected; the heads' alphas are noted, ``alpha`` [B, h]."""
+        sinks, recent = self.streaming
+        place_BN, heads = view.entries_BN.cumsum(-1), view.key_BhNd.shape[1]
+        if self.calibrated is None:
+            alpha_Bh = attention_outside(view, sinks, recent)
+        else:
+            alpha_h = torch.tensor(self.calibrated.numbers.alpha[view.layer], device=place_BN.device)
+            alpha_Bh = alpha_h.expand(len(place_BN), heads)
+        scores_BhN = place_BN[:, None].float().expand(-1, heads, -1)
+        return LayerScores(scores_BhN, view.entries_BN & (place_BN <= sinks), notes={"alpha": alpha_Bh})
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: heads of all layers share the budget."""
+        return True
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        """Entries of every head, int64 [L, B, h]."""
+        alpha_LBh = torch.stack([layer.notes["alpha"] for layer in scores])
+        sinks_LB = torch.stack(
+            [
+                (layer.protected_BN & competes_BN).sum(-1)
+                for layer, competes_BN in zip(scores, candidates.competes_LBN, strict=True)
+            ]
+        )
+        most_LB, heads = competing_counts(candidates), alpha_LBh.shape[-1]
+        least_LB = torch.minimum(sinks_LB + self.streaming[1], most_LB)
+        return head_counts(alpha_LBh, least_LB, most_LB, candidates.budget_LB.sum(0) * heads)
+
+
+def attention_outside(view: LayerView, sinks: int, recent: int) -> Tensor:
+    """Share of a head's attention on what streaming would not hold, [B, h] in fp32, in [0, 1].
+
+    Mean over all rows of the prompt; of a row, what is neither among the first ``sinks`` entries nor among the
+    ``recent`` ones up to itself.
+    """
+    entries_BN, kv_heads = view.entries_BN, view.key_BhNd.shape[1]
+    place_BN = entries_BN.cumsum(-1)
+    outside_BH = torch.zeros(view.query_BHNd.shape[:2], device=entries_BN.device)
+    for index_BW, probability_BHWN in view.blocks(entries_BN):
+        row_BW1 = place_BN.gather(1, index_BW.clamp(min=0))[..., None]
+        outside_BWN = (place_BN[:, None] > sinks) & (row_BW1 - place_BN[:, None] >= recent)
+        outside_BH += (probability_BHWN * outside_BWN[:, None]).sum((2, 3))
+    share_BH1 = (outside_BH / entries_BN.sum(-1, keepdim=True).clamp(min=1)).clamp(max=1)[..., None]
+    return over_groups(share_BH1, kv_heads)[..., 0]
+
+
+def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: Tensor) -> Tensor:
+    """Entries of every head that are the total together, int64 [L, B, h].
+
+    Args:
+        alpha_LBh: the heads that get more first; ties go to the lower layer, then the lower head.
+        least_LB: what streaming takes in a head, int64.
+        most_LB: a head's whole cache, int64.
+        total_B: entries of all heads together, int64; at least 1 in every head that has any.
+    """
+    layers, batch, heads = alpha_LBh.shape
+    least_TB, most_TB = (each.repeat_interleave(heads, 0) for each in (least_LB, most_LB))
+    order_TB = alpha_LBh.transpose(1, 2).flatten(0, 1).sort(dim=0, descending=True, stable=True).indices
+    room_TB = (most_TB - least_TB).gather(0, order_TB)
+    before_TB = room_TB.cumsum(0) - room_TB
+    left_B = (total_B - least_TB.sum(0)).clamp(min=0)
+    granted_TB = torch.minimum(room_TB, (left_B - before_TB).clamp(min=0))
+    count_TB = least_TB.scatter_add(0, order_TB, granted_TB)
+    # less than streaming takes everywhere: in proportion
+    fewer_TB = divide_budget(least_TB, total_B, most_TB.clamp(max=1), least_TB)
+    count_TB = torch.where(total_B < least_TB.sum(0), fewer_TB, count_TB)
+    return count_TB.view(layers, heads, batch).transpose(1, 2)

@@ -1,0 +1,119 @@
+"""ExpectedAttention (Devoto et al., 2025): the attention that queries still to come are expected to pay.
+
+Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
+(2510.00636), in the form of NVIDIA's kvpress 0.5.4 (``expected_attention_press.py``). Queries before their rotary
+embedding are taken to be normal, with the mean and the covariance of the prompt's own. Turned by the mean rotation of
+the next ``future`` positions, they give an entry's expected exp(q.k), a closed form of its key; its share among all
+entries, mean over a group, times the norm of its value, is the score.
+What it does not do: nothing is evicted while decoding, and every layer has the same budget. With a question in the
+prompt its queries are part of the statistics, as in the release, the future starts after it, and only the entries in
+scope compete. Sinks are the first entries of the whole prompt.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.observers import over_groups
+from subtoken_train.functional.rotary import Rotation
+
+FURTHEST = 1 << 16  # positions that are averaged
+
+
+@dataclass(frozen=True)
+class ExpectedAttention(Eviction):
+    """Expected attention of future queries; the defaults are the release's.
+
+    Attributes:
+        future: positions after the prompt whose mean rotation the queries get.
+        sinks: first entries of the prompt that always stay, inside the budget, and count in no statistic.
+        covariance: of the queries, counts; otherwise their mean alone.
+        value_norm: scores are multiplied by the norm of the value.
+        epsilon: added to the expected attention before that; it does nothing where ``value_norm`` is off.
+
+    Raises:
+        ValueError: no future position or too many, a negative number of sinks or a negative epsilon.
+    """
+
+    name: ClassVar[str] = "expected_attention"
+    needs: ClassVar[frozenset[Need]] = frozenset({"value_norms"})
+
+    future: int = 512
+    sinks: int = 4
+    covariance: bool = True
+    value_norm: bool = True
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.future <= FURTHEST:
+            raise ValueError(f"expected_attention future={self.future} must be in [1, {FURTHEST:,}] positions")
+        if self.sinks < 0:
+            raise ValueError(f"expected_attention sinks={self.sinks} must be 0 or more")
+        if not 0 <= self.epsilon < float("inf"):
+            raise ValueError(f"expected_attention epsilon={self.epsilon:g} must be 0 or more, and finite")
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Expected attention, [B, h, N], 0 for the sinks, which are protected."""
+        sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
+        counted_BN = view.entries_BN & ~sinks_BN
+        mean_BHd, covariance_BHdd = query_statistics(view.unrotated_queries(), counted_BN, self.covariance)
+        assert view.rotate is not None
+        assert view.next_position is not None
+        ahead = torch.arange(self.future, device=view.next_position.device)
+        rotation = view.rotate(view.next_position + ahead).mean()
+        mean_BHd, covariance_BHdd = turn_statistics(rotation, mean_BHd, covariance_BHdd)
+        logits_BHN = expected_logits(mean_BHd, covariance_BHdd, view.key_BhNd, view.scale)
+        share_BHN = logits_BHN.masked_fill(~counted_BN[:, None], torch.finfo(torch.float32).min).softmax(-1)
+        scores_BhN = over_groups(share_BHN, view.key_BhNd.shape[1])
+        if self.value_norm:
+            scores_BhN = (scores_BhN + self.epsilon) * view.value_norms()
+        return LayerScores(scores_BhN.masked_fill(~counted_BN[:, None], 0.0), sinks_BN)
+
+
+def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -> tuple[Tensor, Tensor | None]:
+    """Mean [B, H, d] and (biased) covariance [B, H, d, d] of the counted rows; 0 where none is counted.
+
+    ``query_BHNd`` is overwritten: at thousands of rows a copy takes as long as the statistics.
+    """
+    count_B = counted_BN.sum(-1).clamp(min=1)[:, None, None]
+    others_B1N1 = ~counted_BN[:, None, :, None]
+    query_BHNd.masked_fill_(others_B1N1, 0.0)
+    mean_BHd = query_BHNd.sum(2) / count_B
+    if not covariance:
+        return mean_BHd, None
+    query_BHNd.sub_(mean_BHd[:, :, None]).masked_fill_(others_B1N1, 0.0)
+    return mean_BHd, query_BHNd.transpose(-1, -2) @ query_BHNd / count_B[..., None]
+
+
+def turn_statistics(
+    rotation: Rotation, mean_BHd: Tensor, covariance_BHdd: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Mean and covariance of vectors after a linear map R (of one row): R m and R C R^T."""
+    turned_BHd = rotation.turn(mean_BHd[:, :, None])[:, :, 0]
+    if covariance_BHdd is None:
+        return turned_BHd, None
+    half_BHdd = rotation.turn(covariance_BHdd).transpose(-1, -2)
+    return turned_BHd, rotation.turn(half_BHdd).transpose(-1, -2)
+
+
+def expected_logits(mean_BHd: Tensor, covariance_BHdd: Tensor | None, key_BhNd: Tensor, scale: float) -> Tensor:
+    """Log of the expected exp(scale * q.k) over normal queries q, [B, H, N] in fp32."""
+    batch, heads, width = mean_BHd.shape
+    kv_heads, length = key_BhNd.shape[1:3]
+    key_BhNd = key_BhNd.float()
+    logits_BhGN = mean_BHd.view(batch, kv_heads, -1, width) @ key_BhNd.transpose(-1, -2) * scale
+    if covariance_BHdd is not None:
+        # one product for the query heads that share a key
+        every_BhdGd = covariance_BHdd.view(batch, kv_heads, -1, width, width).transpose(2, 3)
+        seen_BhNGd = (key_BhNd @ every_BhdGd.flatten(3)).view(batch, kv_heads, length, -1, width)
+        spread_BhNG = (seen_BhNGd @ key_BhNd[..., None])[..., 0]
+        logits_BhGN = logits_BhGN + spread_BhNG.transpose(-1, -2) * (0.5 * scale**2)
+    return logits_BhGN.reshape(batch, heads, length)

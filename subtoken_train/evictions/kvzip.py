@@ -1,0 +1,160 @@
+"""KVzip: entries stay by the largest attention that they receive while the model says the context again, in pieces.
+
+Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its release
+(snu-mllab/KVzip, ``attention/score.py``, ``model/wrapper.py``) and the one in NVIDIA's kvpress 0.5.4. The context is
+cut into chunks. For each, rows run after the whole cache: a sentence that asks for it, and the chunk itself. Their
+softmax is taken anew over the first entries of the prompt (sinks), the chunk and the rows up to each; an entry of the
+chunk scores the largest probability of any row and of any query head of its group. One threshold for all layers and
+heads says what stays, so heads keep unlike numbers of entries, and the bytes of the others are freed.
+
+The context is what lies between the first and the last visual or context token; a question after it is never read,
+whatever the protocol, and neither is what stands before it. Such entries score 1 where they compete (scope ``all``), so
+that the context goes first, as both releases keep the system prompt.
+
+What differs from the releases: the budget is met exactly (the original's strict threshold keeps one entry fewer), and
+every head keeps one entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same entries. A newline
+ends the sentence, as there for models without a chat template. KVzip+ (scores times the norms of projected values) and
+scores stored for a model's heads are not offered.
+
+Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value
+heads, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import MAX_TOKENS, check_range, check_word
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
+from subtoken_train.evictions.observers import column_largest, over_groups
+from subtoken_train.evictions.pools import pooled_head_counts
+from subtoken_train.evictions.task_plan import TaskPlan
+from subtoken_train.types import Region, in_compressed_region
+
+FIRST = "\n\nRepeat the previous context exactly."
+LATER = "\n\nRepeat the part of the previous context exactly, starting with"
+ANSWER = "\n"
+HINT = 8  # last tokens of the chunk before that a later sentence names
+
+Level = Literal["token", "head"]
+Pool = Literal["global", "layer", "head"]
+
+
+@dataclass(frozen=True)
+class KVzip(Eviction):
+    """KVzip.
+
+    Attributes:
+        chunk: tokens of the context that are repeated at a time; the original's 2,000 and kvpress's 2,048 keep what
+            exists beside the cache small.
+        sinks: first entries of the prompt that every task sees beside its chunk.
+        level: ``token`` keeps the best entries; ``head`` the best heads, by their best entry, each whole as long as the
+            budget lasts.
+        pool: what shares a budget: ``global`` all layers and heads (the paper), ``layer`` the heads of a layer
+            (kvpress's ``layerwise``), ``head`` each head for itself (the original's ``uniform``).
+        lower_bound: entries that every head keeps, where it has them; 0, as in the releases, may leave a head none of
+            what competes.
+
+    Raises:
+        ValueError: fewer than 1 token a chunk, numbers below 0, other words, or whole heads with a budget
+            for each of them.
+    """
+
+    name: ClassVar[str] = "kvzip"
+    needs: ClassVar[frozenset[Need]] = frozenset({"second_pass"})
+    second_pass_advice: ClassVar[str] = "repeat less at a time (option chunk)"
+
+    chunk: int = 2048
+    sinks: int = 4
+    level: Level = "token"
+    pool: Pool = "global"
+    lower_bound: int = 1
+
+    def __post_init__(self) -> None:
+        check_range("kvzip chunk", self.chunk, 1, MAX_TOKENS)
+        check_range("kvzip sinks", self.sinks, 0, MAX_TOKENS)
+        check_range("kvzip lower_bound", self.lower_bound, 0, MAX_TOKENS)
+        check_word("kvzip level", self.level, get_args(Level))
+        check_word("kvzip pool", self.pool, get_args(Pool))
+        if self.level == "head" and self.pool == "head":
+            raise ValueError(
+                "kvzip level=head keeps whole heads, so heads must share a budget: take pool global or layer"
+            )
+
+    @property
+    def may_empty(self) -> bool:
+        """See ``Eviction.may_empty``."""
+        return not self.lower_bound
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: with a pool of all layers."""
+        return self.pool == "global"
+
+    def score(self, view: LayerView) -> LayerScores:
+        """1 for entries outside of the context; the others are scored by the tasks, [B, h, N]."""
+        outside_BN = view.entries_BN & ~repeated_context(view.regions_BN)
+        scores_BhN = outside_BN[:, None].float().expand(-1, view.key_BhNd.shape[1], -1)
+        return LayerScores(scores_BhN, torch.zeros_like(outside_BN))
+
+    def second_pass(self, regions_BN: Tensor) -> Tensor:
+        """See ``Eviction.second_pass``: every sample."""
+        return torch.ones_like(regions_BN[:, 0], dtype=torch.bool)
+
+    def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:
+        """A task for every chunk of the longest context."""
+        context_BN = repeated_context(regions_BN)
+        place_BN = torch.where(context_BN, context_BN.cumsum(-1) - 1, -1)
+        plans = []
+        for start in range(0, int(place_BN.max()) + 1, self.chunk):
+            about_BN = (place_BN >= start) & (place_BN < start + self.chunk)
+            said = (FIRST,) if not start else (LATER, (place_BN >= max(0, start - HINT)) & (place_BN < start))
+            plans.append(TaskPlan((*said, ANSWER, about_BN), about_BN))
+        return plans
+
+    def score_task(self, view: TaskView) -> Tensor:
+        """Scores of the entries of the task's chunk, [B, h, N]; 0 elsewhere."""
+        entries_BN = view.regions_BN != Region.PADDING
+        sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
+        chosen, index_BC = view.among(view.about_BN | sinks_BN)
+        scores_BhC = over_groups(column_largest(chosen.blocks()), view.value_BhNd.shape[1], "max")
+        scores_BhN = scores_BhC.new_zeros(*scores_BhC.shape[:2], entries_BN.shape[1])
+        # padding of the choice points to row 0 and scores 0
+        return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")
+
+    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+        """Entries per layer and head, int64 [L, B, h]; with a budget for every head, [L, B]."""
+        if self.pool == "head":
+            return candidates.budget_LB
+        found = [each.scores_BhN for each in scores]
+        if self.level == "head":
+            found = [of_heads(*each) for each in zip(found, candidates.competes_LBN, strict=True)]
+        if self.pool == "global":
+            return pooled_head_counts(found, candidates, self.lower_bound)
+        layers = zip(found, candidates.regions_LBN, candidates.competes_LBN, candidates.budget_LB, strict=True)
+        return torch.cat(
+            [
+                pooled_head_counts([each], Candidates([regions_BN], [competes_BN], budget_B[None]), self.lower_bound)
+                for each, regions_BN, competes_BN, budget_B in layers
+            ]
+        )
+
+
+def repeated_context(regions_BN: Tensor) -> Tensor:
+    """What is repeated, bool [B, N]: from the first visual or context token to the last; without any, all of a prompt.
+
+    ``regions_BN`` are those of a prompt, or of a layer's rows.
+    """
+    entries_BN, body_BN = regions_BN != Region.PADDING, in_compressed_region(regions_BN)
+    inside_BN = (body_BN.cumsum(-1) > 0) & (body_BN.flip(-1).cumsum(-1).flip(-1) > 0)
+    return entries_BN & (inside_BN | ~body_BN.any(-1, keepdim=True))
+
+
+def of_heads(scores_BhN: Tensor, competes_BN: Tensor) -> Tensor:
+    """Every entry scores what the best competing entry of its head does, [B, h, N]."""
+    return scores_BhN.masked_fill(~competes_BN[:, None], 0.0).amax(-1, keepdim=True).expand_as(scores_BhN)

@@ -1,0 +1,100 @@
+"""LagKV (Liang et al., 2025): entries that vary most in the terms of the entries that follow them.
+
+Source: "LagKV: Lag-Relative Information of the KV Cache Tells Which Tokens Are Important" (2504.04704), in the form of
+NVIDIA's kvpress 0.5.4 (``lagkv_press.py``). After the sinks the prompt is cut into partitions. The smallest and the
+largest value of each channel in the *next* partition are 0 and 1 for this one's keys (and for its values); an entry's
+spread over the channels, softmax within the partition, mean of key and value, says how much it stands out. The score is
+its rank within the partition, so that all partitions keep as much, or that number itself (``cross_scoring``). The last
+whole partition and what is left after it have none to be compared with, and stay.
+What it does not do: no query is read, every layer has the same budget, and nothing is evicted while decoding; the paper
+compresses partition after partition while the prompt grows. A prompt with fewer than two partitions keeps its latest
+entries. With a question in the prompt, partitions run over it too, as in the release, and only the entries in scope
+compete; sinks are the first entries of the whole prompt.
+What differs from the release: a channel that is constant in the next partition (after routing, a group that it dropped)
+says nothing and is left out, where the release divides by 0.
+
+Legend: B batch, N cached rows of the prompt, h key-value heads, d head width, P partitions, W entries of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView
+
+
+@dataclass(frozen=True)
+class LagKV(Eviction):
+    """Spread of keys and values relative to the next partition; the defaults are the release's.
+
+    Attributes:
+        sinks: first entries of the prompt that always stay, inside the budget.
+        lag: entries of a partition.
+        cross_scoring: entries of all partitions compete by their scores, not by ranks within their own.
+
+    Raises:
+        ValueError: a negative number of sinks, or a partition of fewer than 2 entries.
+    """
+
+    name: ClassVar[str] = "lagkv"
+
+    sinks: int = 4
+    lag: int = 128
+    cross_scoring: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sinks < 0:
+            raise ValueError(f"lagkv sinks={self.sinks} must be 0 or more")
+        if self.lag < 2:
+            raise ValueError(f"lagkv lag={self.lag} must be 2 entries or more")
+
+    def score(self, view: LayerView) -> LayerScores:
+        """Scores in [0, 1], [B, h, N]; sinks and the last partition on are protected."""
+        entries_BN = view.entries_BN
+        batch, kv_heads, length, _ = view.key_BhNd.shape
+        scores_BhN = torch.zeros(batch, kv_heads, length, device=entries_BN.device)
+        protected_BN = torch.zeros_like(entries_BN)
+        for sample, entries_N in enumerate(entries_BN):  # partitions begin at each sample's own entries
+            rows_n = entries_N.nonzero()[:, 0]
+            states = [each[sample].index_select(1, rows_n).float() for each in (view.key_BhNd, view.value_BhNd)]
+            scores_hn, protected_n = self._score_sample(*states)
+            scores_BhN[sample][:, rows_n] = scores_hn
+            protected_BN[sample][rows_n] = protected_n
+        return LayerScores(scores_BhN, protected_BN)
+
+    def _score_sample(self, key_hnd: Tensor, value_hnd: Tensor) -> tuple[Tensor, Tensor]:
+        kv_heads, length, _ = key_hnd.shape
+        place_n = torch.arange(length, device=key_hnd.device)
+        partitions = (length - self.sinks) // self.lag
+        if partitions < 2:
+            late_n = (place_n - self.sinks) / max(length - self.sinks, 1)
+            return late_n.clamp(min=0).expand(kv_heads, -1), place_n < self.sinks
+        body = slice(self.sinks, self.sinks + partitions * self.lag)
+        of_key, of_value = (
+            lag_spread(each[:, body].reshape(kv_heads, partitions, self.lag, -1)).softmax(-1)
+            for each in (key_hnd, value_hnd)
+        )
+        scores_hPW = (of_key + of_value) / 2
+        if not self.cross_scoring:
+            scores_hPW = scores_hPW.argsort(dim=-1, stable=True).argsort(dim=-1) / self.lag
+        scores_hn = torch.ones(kv_heads, length, device=key_hnd.device)
+        scored = slice(self.sinks, self.sinks + (partitions - 1) * self.lag)
+        scores_hn[:, scored] = scores_hPW.flatten(1)
+        return scores_hn, (place_n < scored.start) | (place_n >= scored.stop)
+
+
+def lag_spread(states_hPWd: Tensor) -> Tensor:
+    """Standard deviation over the channels in terms of the next partition's extremes, [h, P - 1, W]."""
+    low, high = states_hPWd[:, 1:].aminmax(dim=2, keepdim=True)
+    span = high - low
+    told = span > 0
+    relative = ((states_hPWd[:, :-1] - low) / span).masked_fill(~told, 0.0)
+    count = told.sum(-1)
+    mean = (relative.sum(-1) / count.clamp(min=1))[..., None]
+    variance = ((relative - mean).square() * told).sum(-1) / (count - 1).clamp(min=1)
+    return variance.sqrt()

@@ -1,0 +1,49 @@
+"""TOVA (Oren et al., 2024): the entries that the prompt's last row attends to, one set for all heads of a layer.
+
+Source: "Transformers are Multi-State RNNs" (2401.06104) and its released code (``tova_cache.py`` @9c7d09b): attention
+of the last row, mean over all query heads, the best of them stay, the last entry on the same terms as every other.
+NVIDIA's kvpress 0.5.4 keeps the last entry in any case, which is a setting.
+The paper evicts at every step while decoding; here after ``eviction_every`` tokens, by the last one's row (1 is the
+paper's). With a question in the prompt the last row is the question's, and only the entries in scope compete; without
+one it is the context's own.
+
+Legend: B batch, N cached rows of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.observers import last_marked
+from subtoken_train.evictions.online_views import Online
+
+
+@dataclass(frozen=True)
+class TOVA(Eviction):
+    """Attention of the last row, mean over the heads.
+
+    Attributes:
+        protect_last: the prompt's last entry always stays, inside the budget (kvpress).
+    """
+
+    name: ClassVar[str] = "tova"
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+    heads_share: ClassVar[bool] = True
+
+    protect_last: bool = False
+
+    @property
+    def online(self) -> Online:
+        """See ``Eviction.online``."""
+        return Online(rows=1)
+
+    def score(self, view: LayerView) -> LayerScores:
+        """The last row's attention, [B, 1, N]."""
+        scores_B1N = view.rows(view.last_rows(1))[:, :, 0].mean(1, keepdim=True)
+        last_BN = last_marked(view.entries_BN, 1) if self.protect_last else torch.zeros_like(view.entries_BN)
+        return LayerScores(scores_B1N, last_BN)

@@ -1,0 +1,56 @@
+"""Which channels of a head's keys stay: those that the last queries and the kept keys meet in with the most energy.
+
+Source: ThinK (Xu et al., 2024, *ThinK: Thinner Key Cache by Query-Driven Pruning*), as released
+(``SalesforceAIResearch/ThinK``, ``key_pruner_query_driven``): a channel's score is the mean of q_d^2 over the last rows
+times the mean of k_d^2 over the cached keys, both rotated; the lowest of a key-value head go. The query heads of a
+group are averaged, which the release, whose keys are repeated, does not need. Nothing is stored here.
+
+Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h key-value heads, d head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.gather import take_rows
+
+BLOCK = 4096  # entries whose squares exist at a time
+
+
+def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
+    """Mean square of the marked rows' queries in each channel of a key-value head, [B, h, d] in fp32; 0 without rows.
+
+    Args:
+        query_BHNd: rotated queries.
+        rows_BN: rows that ask, bool.
+        kv_heads: h; each stands for H / h query heads.
+    """
+    count_B = rows_BN.sum(-1)
+    places_BW = rows_BN.int().argsort(dim=-1, descending=True, stable=True)[:, : int(count_B.max())]
+    asks_BW = rows_BN.gather(1, places_BW)
+    square = take_rows(query_BHNd.transpose(1, 2), places_BW).float().square()  # [B, W, H, d]
+    mean_BHd = (square * asks_BW[..., None, None]).sum(1) / count_B.clamp(min=1)[:, None, None]
+    return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
+
+
+def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
+    """Mean square of each head's kept keys in each channel, [B, h, d] in fp32; 0 where a head keeps none.
+
+    Args:
+        key_BhNd: rotated keys.
+        rows_BM: row of each entry, int64.
+        kept_BhM: heads that keep the entry, bool; [B, 1, M] where all do alike.
+    """
+    total = key_BhNd.new_zeros(key_BhNd[:, :, 0].shape, dtype=torch.float32)
+    for start in range(0, rows_BM.shape[1], BLOCK):
+        index_BM = rows_BM[:, start : start + BLOCK]
+        key = key_BhNd.gather(2, index_BM[:, None, :, None].expand(-1, key_BhNd.shape[1], -1, key_BhNd.shape[3]))
+        total += (key.float().square() * kept_BhM[:, :, start : start + BLOCK, None]).sum(2)
+    return total / kept_BhM.sum(-1).clamp(min=1)[..., None]
+
+
+def best_channels(scores_Bhd: Tensor, count: int) -> Tensor:
+    """The ``count`` channels of the highest scores, bool [B, h, d]; ties go to the lower channel."""
+    order = scores_Bhd.argsort(dim=-1, descending=True, stable=True)
+    return torch.zeros_like(scores_Bhd, dtype=torch.bool).scatter(-1, order[..., :count], True)

@@ -1,0 +1,167 @@
+"""What an eviction sees of a prompt's pass, and what it leaves: scores layer after layer, budgets, entries that stay.
+
+Legend: B batch, L layers, M rows of a layer, h key-value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.evictions.base import Candidates, LayerScores
+from subtoken_train.evictions.layer_views import LayerView, TaskView
+from subtoken_train.evictions.observers import last_marked
+from subtoken_train.evictions.task_plan import TaskPlan
+from subtoken_train.families.family import Family
+from subtoken_train.functional.gather import take_rows
+from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choice, prompt_bytes
+from subtoken_train.inference.compression import Compression
+from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.types import Batch, Layout, Region
+
+
+@dataclass
+class LastingLayer:
+    """What is still needed of a layer where tokens are evicted while decoding.
+
+    Attributes:
+        scale: factor of its attention scores.
+        regions_BM: ``Region`` codes of its rows.
+        competes_BM: those that compete, bool.
+        budget_B: competing entries that may stay, int64: what a share or bytes gave for the prompt.
+        carried: see ``LayerScores``.
+    """
+
+    scale: float
+    regions_BM: Tensor
+    competes_BM: Tensor = field(init=False)
+    budget_B: Tensor = field(init=False)
+    carried: Tensor | None = None
+
+
+class EvictionPass:
+    """The observer of one prompt pass: scores layer after layer, then says what stays.
+
+    ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``), ``tasks`` are its
+    rows; none where no sample is marked. ``budgets`` are, per layer that was kept, what competed (bool [B, M]) and how
+    much of it may stay (int64 [B]).
+
+    Args:
+        compression: with an eviction.
+        family: the backbone.
+        prompts: whole, or their first part (``followed``), whose last rows may be dropped.
+    """
+
+    def __init__(self, compression: Compression, family: Family, prompts: Batch) -> None:
+        assert compression.eviction is not None
+        self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
+        self.followed = prompts.followed
+        self.again_B = self.method.second_pass(prompts.regions_BN)
+        self.tasks = self.method.tasks(prompts.regions_BN) if bool(self.again_B.any()) else []
+        assert not self.tasks or "second_pass" in self.method.needs
+        self.scores: dict[int, LayerScores] = {}
+        self.rows: dict[int, Rows] = {}
+        self.lasting: dict[int, LastingLayer] = {}
+        self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+        """Score one layer, see ``PromptObserver``."""
+        self.rows[layer] = rows
+        if self.compression.every is not None:
+            self.lasting[layer] = LastingLayer(scale, rows.regions_BM)
+        view = LayerView(
+            layer,
+            query,
+            key,
+            value,
+            rows.regions_BM,
+            scale,
+            self.method.needs,
+            self.compression.in_scope(rows.regions_BM),
+            position=rows.position,
+            next_position=rows.next_position,
+            rotate=self.family.rotation,
+            output_weight=partial(self.family.output_weight, layer),
+        )
+        with torch.autocast(query.device.type, enabled=False):  # scores are fp32
+            self.scores[layer] = self.method.score(view)
+
+    def observe_task(
+        self, plan: TaskPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
+    ) -> None:
+        """Score what a task is about in one layer again, see ``TaskObserver``."""
+        rows, first = self.rows[layer], self.scores[layer]
+        about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
+        view = TaskView(layer, query, key, value, rows.regions_BM, rows_BS, scale, about_BM & rows.visible_BM)
+        replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
+        with torch.autocast(query.device.type, enabled=False):
+            scores_BhM = self.method.score_task(view)
+        first.scores_BhN = torch.where(replaced_B1M, scores_BhM, first.scores_BhN)
+
+    def keep(
+        self, groups: KVBudget, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous"
+    ) -> list[Tensor]:
+        """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
+
+        Args:
+            groups: what a routed entry stores; what a budget in bytes counts with.
+            masks: per layer the value groups of its rows, bool [B, M, S], None: all of them; what a budget in bytes
+                holds. Empty where no layer routes.
+            layout: of the groups.
+
+        Raises:
+            ValueError: a budget that does not hold what never competes.
+        """
+        order = sorted(self.scores)
+        regions = [self.rows[layer].regions_BM for layer in order]
+        competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
+        exact = torch.stack([self._exact(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
+        most = torch.stack([choose.sum(-1) for choose in competes])
+        # the decimal that was written, not its binary neighbours
+        whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
+        budget = torch.minimum(whole.long().clamp(min=1), most)
+        exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
+
+        def choose(most_B: Tensor | None) -> list[Tensor]:
+            capped, real = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
+            for i, layer in enumerate(order if self.lasting else ()):
+                own = self.lasting[layer]
+                own.competes_BM, own.budget_B, own.carried = competes[i], capped[i], scores[i].carried
+                if self.compression.unit == "tokens":  # of a short prompt, more than it has
+                    own.budget_B = whole[i].long().clamp(min=1)
+            self.budgets.update(zip(order, zip(competes, capped, strict=True), strict=True))
+            return self.method.keep(scores, Candidates(regions, competes, capped, real))
+
+        if self.compression.unit != "bytes" or all(mask is None for mask in masks):
+            return choose(None)
+        cuts, thin = [self.compression.cuts_keys(x) for x in regions], self.compression.key_channels
+        bytes_of = partial(prompt_bytes, masks=masks, cuts_LBM=cuts, key_channels=thin, shape=self.shape, layout=layout)
+        allowed = self.compression.keep * len(order) / self.shape.num_layers
+        return largest_choice(choose, bytes_of, budget.amax(0), allowed)
+
+    def forget(self) -> None:
+        """Let the layers go that were seen: the next one is kept alone."""
+        self.scores.clear()
+        self.rows.clear()
+
+    def _last_row(self, regions_BM: Tensor) -> Tensor:
+        """The last row of each prompt, which the next token is read from, bool [B, M]."""
+        return last_marked(regions_BM != Region.PADDING, int(not self.followed))
+
+    def _exact(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
+        """Competing entries that may stay in a layer, fp64 [B]; a last row that is in scope takes one of them."""
+        keep = self.compression.keep
+        count_B = self.compression.in_scope(regions_BM).sum(-1)
+        if self.compression.unit == "bytes":  # which count what always stays themselves
+            budget = replace(groups, key_channels=self.compression.key_channels)
+            cut_BM = self.compression.cuts_keys(regions_BM)
+            return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, budget).double()
+        share_B = (
+            count_B.double() * keep if self.compression.unit == "fraction" else torch.full_like(count_B, int(keep))
+        )
+        return share_B.double() - (count_B - competes_BM.sum(-1))

@@ -1,0 +1,79 @@
+"""Layers of a prompt's pass, from dense keys and values to packed ones.
+
+Legend: B batch, M rows of a layer, h key-value heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from transformers import DynamicCache
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.functional.merging import merged
+from subtoken_train.inference.compression import BITS, Compression
+from subtoken_train.inference.key_cut import KeyCut
+from subtoken_train.inference.rerotation import Rerotation
+from subtoken_train.ledger.kv_budget import kept_channels
+from subtoken_train.types import LayerPlan
+
+
+@dataclass
+class LayerPacker:
+    """Packs a prompt's layers, in any order; each one's dense states are let go.
+
+    Attributes:
+        backbone: what ran.
+        compression: precision, and whether keys are re-rotated.
+        cache: is filled.
+        prompt_length: tokens of the unreduced prompts, padding included.
+        dense: the cache that the pass fills.
+        packing: layout and precision.
+        rerotation: closes up the keys; None: they keep their positions.
+        key_cut: chooses key channels; observes the pass. None: all stay.
+    """
+
+    backbone: CompressedBackbone
+    compression: Compression
+    cache: PackedCache
+    prompt_length: int
+    dense: DynamicCache = field(init=False)
+    packing: Packing = field(init=False)
+    rerotation: Rerotation | None = field(init=False)
+    key_cut: KeyCut | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        family, routing, bits = self.backbone.family, self.backbone.active_routing, BITS[self.compression.kv_dtype]
+        self.dense = DynamicCache(config=family.decoder.config)
+        self.packing = Packing(kv_bits=bits) if routing is None else Packing(routing.layout, bits)
+        self.rerotation = Rerotation(family.rotation) if self.compression.rerotate else None
+        width = family.shape.head_dim
+        self.key_cut = KeyCut(self.compression) if kept_channels(width, self.compression.key_channels) < width else None
+
+    def pack(self, layer: int, kept: LayerPlan, keep_BhM: Tensor, entries_BM: Tensor, position: Tensor) -> None:
+        """Pack what a layer keeps.
+
+        Args:
+            layer: its number.
+            kept: its plan; which keys are cut is written into it.
+            keep_BhM: the rows that the plan keeps, bool; [B, 1, M] where heads share a set.
+            entries_BM: its rows that are entries before any eviction, bool.
+            position: position ids of its rows, [B, M] or [3, B, M].
+
+        Raises:
+            ValueError: keys that cannot be closed up, see ``Rerotation``.
+        """
+        states, packed = self.dense.layers[layer], self.cache.layers[layer]
+        assert isinstance(packed, PackedLayer)
+        keys, values = states.keys, states.values
+        states.keys = states.values = None
+        keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM)
+        if self.key_cut is not None:
+            self.key_cut.cut(layer, kept, keys)
+        if self.rerotation is not None:
+            keys = self.rerotation.closed_up(keys, keep_BhM, position)
+        packed.fill(pack_layer(keys, values, kept, self.packing), self.prompt_length, keys)

@@ -1,0 +1,118 @@
+"""Eviction while tokens are decoded: memory stays bounded, however long an answer grows.
+
+Whenever ``every`` tokens came since the last time, and more follow, each layer's whole cache is looked at: the packed
+entries of the prompt that competed, and what was appended since, all of which competes. The method scores them by the
+queries of the last rows (``OnlineView``) and keeps as many per head as the prompt's budget allows; over all layers
+together, where it divides budgets between them. What never competed (a system prompt, the question) stays. So a layer
+holds at most its budget, ``every`` tokens (or a longer turn) and what never competes.
+
+The tail is packed when something is evicted: kept tokens become whole entries, kept entries of the prompt lie as they
+were stored (``cache/entries.py``). A sample that has nothing to evict keeps its tokens unrounded, whatever its
+neighbours do. What is evicted here is let go; ``merge`` acts on the prompt. Nothing happens in between, but that the
+layers hold on to the queries that the method reads.
+
+One layer is read back at a time. Positions stay what they were. Source of the idea: kvpress's ``DecodingPress``, which
+buffers hidden states and evicts in the middle of a step; here the next step is the first to see it.
+
+Legend: B batch, L layers, h key-value heads, R rows (B, or B * h where heads hold entries of their own), N entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.entry_record import EntryRecord
+from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.inference.compression import BITS
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.held_layers import HeldLayer
+from subtoken_train.types import Plan
+
+
+def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan, names: Sequence[str]) -> None:
+    """Let a cache that was just filled evict while tokens are decoded.
+
+    Args:
+        cache: packed from the plan.
+        eviction: of the prompts.
+        plan: what it kept.
+        names: of the prompts.
+
+    Raises:
+        ValueError: a prompt whose budget is less than ``every``.
+    """
+    compression, method = eviction.compression, eviction.method
+    assert compression.every is not None
+    assert method.online is not None
+    layers = [eviction.lasting[number] for number in range(len(cache.layers))]
+    least_B = torch.stack([own.budget_B for own in layers]).amin(0).tolist()
+    for name, least in zip(names, least_B, strict=True):
+        if compression.unit != "tokens" and least < compression.every:
+            raise ValueError(
+                f"eviction_every={compression.every} is more than the budget of {name!r}, whose prompt keeps {least} "
+                f"entries per layer; take eviction_keep {2 * compression.every} tokens, or a smaller eviction_every"
+            )
+    for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
+        layer.record = EntryRecord.of_prompt(
+            kept, own.regions_BM, own.competes_BM, own.budget_B, method.online.rows, own.carried
+        )
+    scales = [own.scale for own in layers]
+    cache.evictor = OnlineEviction(method, compression.every, scales, BITS[compression.kv_dtype])
+
+
+@dataclass
+class OnlineEviction:
+    """Evicts from the cache that it was made for.
+
+    Attributes:
+        method: one that can (``Eviction.online``).
+        every: tokens between two looks.
+        scales: factor of each layer's attention scores.
+        bits: precision of what is stored.
+        due: generated tokens in the tail at which it looks next.
+        evictions: how often something was evicted.
+    """
+
+    method: Eviction
+    every: int
+    scales: list[float]
+    bits: int
+    due: int = field(init=False)
+    evictions: int = 0
+
+    def __post_init__(self) -> None:
+        self.due = self.every
+
+    def before_append(self, cache: PackedCache) -> None:
+        """Evict if it is time; tokens of the prompt that were appended after its context are not counted."""
+        first = cache.layers[0]
+        generated = first.tail_length - first.record.given
+        if generated < self.due:
+            return
+        layers = [HeldLayer.of(layer) for layer in cache.layers]
+        needs_B = torch.stack([layer.needs() for layer in layers]).any(0)
+        evicts = bool(needs_B.any())
+        scores: list[LayerScores] = []
+        for number, layer in enumerate(layers):
+            carried = None
+            if evicts or layer.record.carried_RkN is not None:
+                scores.append(self.method.score(layer.view(number, self.scales[number], self.method)))
+                carried = scores[-1].carried
+            layer.carry(carried)
+        self.due = generated + self.every
+        if evicts:
+            self._keep(layers, scores, needs_B)
+
+    def _keep(self, layers: list[HeldLayer], scores: list[LayerScores], needs_B: Tensor) -> None:
+        regions, competes = [layer.regions_RN for layer in layers], [layer.competes_RN for layer in layers]
+        budget_LR = torch.stack([layer.budget() for layer in layers])
+        kept = self.method.keep(scores, Candidates(regions, competes, budget_LR, heads=layers[0].heads))
+        for layer, keep_R1N in zip(layers, kept, strict=True):
+            layer.keep(keep_R1N[:, 0], needs_B, self.bits)
+        self.due = self.every
+        self.evictions += 1

@@ -1,0 +1,132 @@
+"""``subtoken-train calibrate``: files that methods read, and wrong input in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoints.tiny_llama import build_model, build_tokenizer
+from subtoken_train.cli.main import main
+from subtoken_train.datasets.scene_files import write_scenes
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
+SHORT = {
+    "q_filter": ["--option", "samples=2", "--option", "context_length=300"],
+    "prefixkv": ["--option", "samples=2", "--option", "context_length=300"],
+    "duo_attention": ["--option", "samples=4", "--option", "context_length=300"],
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """Two layers, random; the second folder has one more."""
+    folders = []
+    for layers in (2, 3):
+        folder = tmp_path_factory.mktemp("llama") / f"llama-{layers}"
+        torch.manual_seed(0)
+        build_model(layers=layers).save_pretrained(folder)
+        build_tokenizer().save_pretrained(folder)
+        folders.append(str(folder))
+    return folders
+
+
+@pytest.mark.parametrize("method", SHORT)
+def test_a_file_is_written_and_read_by_its_backbone_alone(llama, tmp_path, capsys, method):
+    out = tmp_path / "new" / "made.json"
+    words = ["calibrate", method, "--backbone", llama[0], "--out", str(out), *SHORT[method]]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert f"calibration of {method} written to {out}" in captured.out
+    assert "GPU" not in captured.err + captured.out
+    content = json.loads(out.read_text())
+    assert (content["method"], content["backbone"]["path"]) == (method, llama[0])
+    assert content["data"]["name"] == "recall"
+    assert main(words) == 2
+    assert "exists; name another file, or pass --overwrite" in capsys.readouterr().err
+    answer = ["--prompt", "Code baran amber falcon. " * 20, "--context-length", "60", "--max-new-tokens", "2"]
+    evict = ["--eviction", method, "--eviction-keep", "0.5", "--eviction-option", f"calibration={out}"]
+    assert main(["generate", "--backbone", llama[0], *answer, *evict]) == 0
+    assert f"{method} 0.5" in capsys.readouterr().out
+    assert main(["generate", "--backbone", llama[1], *answer, *evict]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1
+    assert "this backbone is another one" in error
+
+
+def test_images_from_a_file(tmp_path, capsys):
+    data = tmp_path / "scenes"
+    write_scenes(data, train=4, dev=4, test=4)
+    words = [
+        "calibrate",
+        "prefixkv",
+        "--backbone",
+        str(CHECKPOINTS / "tiny-llava"),
+        "--out",
+        str(tmp_path / "made.json"),
+    ]
+    assert main(words) == 2
+    assert "is calibrated on a file of records with images" in capsys.readouterr().err
+    assert main([*words, "--data", str(data / "dev.json"), "--option", "samples=3"]) == 0
+    content = json.loads((tmp_path / "made.json").read_text())
+    assert content["data"]["name"] == "dev.json"
+    assert len(content["data"]["sha256"]) == 64
+    assert content["data"]["samples"] == 3
+    duo = ["calibrate", "duo_attention", *words[2:], "--overwrite", "--data", str(data / "dev.json")]
+    assert main(duo) == 2
+    assert "calibrated on recall of text, and the backbone sees images" in capsys.readouterr().err
+    assert json.loads((tmp_path / "made.json").read_text()) == content  # a refusal leaves what was there
+
+
+def test_an_adapter_s_file_names_its_backbone(text_adapter, tmp_path, capsys):
+    out = tmp_path / "made.json"
+    assert main(["calibrate", "prefixkv", "--adapter", str(text_adapter), "--out", str(out), *SHORT["prefixkv"]]) == 0
+    config = json.loads((text_adapter / "subtoken_config.json").read_text())
+    assert json.loads(out.read_text())["backbone"] == config["identity"]
+    assert main(["calibrate", "duo_attention", "--adapter", str(text_adapter), "--out", str(tmp_path / "b.json")]) == 2
+    assert "calibrated on whole caches" in capsys.readouterr().err
+
+
+def test_the_shipped_file_is_of_the_shipped_model(capsys):
+    path = CHECKPOINTS / "calibrations/tiny-llama_duo_attention.json"
+    words = ["generate", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--prompt", "Code baran amber falcon."]
+    evict = ["--eviction", "duo_attention", "--eviction-keep", "0.5", "--eviction-option", f"calibration={path}"]
+    assert main([*words, "--max-new-tokens", "1", *evict]) == 0
+    content = json.loads(path.read_text())
+    assert content["backbone"]["path"] == "checkpoints/tiny-llama"
+    assert (content["data"]["samples"], content["settings"]["samples"]) == (200, 200)
+    assert "duo_attention 0.5" in capsys.readouterr().out
+
+
+WRONG = [
+    (["nope", "--backbone", "X"], "unknown method that is calibrated 'nope'"),
+    (["prefixkv"], "give --adapter DIR, or --backbone PATH"),
+    (["prefixkv", "--backbone", "X", "--option", "samples=0"], "prefixkv samples is 0"),
+    (["prefixkv", "--backbone", "X", "--option", "samples=x"], "prefixkv samples='x' must be a whole number"),
+    (["prefixkv", "--backbone", "X", "--option", "sample=3"], "unknown option of prefixkv 'sample'. Did you mean"),
+    (["prefixkv", "--backbone", "X", "--option", "samples"], "must be written key=value"),
+    (["duo_attention", "--backbone", "X", "--option", "learning_rate=nan"], "duo_attention learning_rate is nan"),
+    (["prefixkv", "--backbone", "nowhere/at/all"], "nowhere/at/all"),
+    (["prefixkv", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--data", "english"], "calibrated on 'recall'"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG)
+def test_wrong_input_is_one_line(tmp_path, capsys, words, message):
+    assert main(["calibrate", *words, "--out", str(tmp_path / "made.json")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1
+    assert message in error
+    assert not (tmp_path / "made.json").exists()
+
+
+def test_a_damaged_file_is_one_line(llama, tmp_path, capsys):
+    out = tmp_path / "made.json"
+    assert main(["calibrate", "prefixkv", "--backbone", llama[0], "--out", str(out), *SHORT["prefixkv"]]) == 0
+    shutil.copy(out, tmp_path / "cut.json")
+    (tmp_path / "cut.json").write_bytes(out.read_bytes()[:-20])
+    capsys.readouterr()
+    words = ["generate", "--backbone", llama[0], "--prompt", "x", "--eviction", "prefixkv", "--eviction-keep", "0.5"]
+    assert main([*words, "--eviction-option", f"calibration={tmp_path / 'cut.json'}"]) == 2
+    assert "cut.json: invalid JSON" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""Hit rate, kept attention and rank agreement by plain loops; a method that knows and one that keeps all."""
+
+import csv
+import math
+
+import pytest
+import torch
+from PIL import Image
+
+from subtoken_train.evaluation.eviction_diagnosis import (
+    PromptLayer,
+    diagnose_eviction,
+    layer_measures,
+    rank_agreement,
+)
+from subtoken_train.evaluation.eviction_diagnosis_files import draw_eviction, eviction_layers, write_eviction_tables
+from subtoken_train.evaluation.eviction_watch import WatchedEntries
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.compression import Compression
+from tests.support.helpers import compress, random_mask, random_scores
+from tests.support.text_families import text_batch, text_family
+
+NAMES = PromptLayer._fields[2:]
+
+
+def entries(sets, seed=0, kept=None):
+    """Two samples of 12 rows, four query heads on two, in a layer whose first rows of sample 1 are padding."""
+    length = 12
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[1, :3] = False
+    competes = real & (torch.arange(length) < 9)
+    mass = random_scores(seed, 2, 4, length).exp() * real[:, None]
+    if kept is None:
+        kept = random_mask(seed + 1, 2, sets, length) | (torch.arange(length) == 4)
+    counts = torch.tensor([40, 60]), torch.tensor([80, 80])
+    scores = random_scores(seed + 2, 2, sets, length)
+    keys = torch.zeros(2, 2, length, 4)
+    body, density = real & (torch.arange(length) < 6), torch.tensor([0.25, 0.5])
+    return WatchedEntries(keys, real, body, density, mass, *counts, scores, competes, kept & competes[:, None])
+
+
+def plain(watched, sample):
+    """The measures of one sample, head by head and place by place."""
+    places = watched.competes_BN[sample].nonzero()[:, 0].tolist()
+    heads = len(watched.kept_BhN[sample])
+    group = 4 // heads
+    hits = stay = read = of_it = 0
+    for head in range(heads):
+        mass = watched.mass_BHN[sample, head * group : (head + 1) * group].mean(0)
+        own = [j for j in places if watched.kept_BhN[sample, head, j]]
+        best = sorted(places, key=lambda j: -float(mass[j]))[: len(own)]
+        hits, stay = hits + len(set(own) & set(best)), stay + len(own)
+        read, of_it = read + float(mass[places].sum()), of_it + float(mass[own].sum())
+    whole = watched.mass_BHN[sample]
+    return {
+        "entries": len(places),
+        "kept": stay / heads,
+        "sparsity": 1 - float(watched.prompt_density_B[sample]),
+        "generated_sparsity": 1 - int(watched.passed_B[sample]) / int(watched.seen_B[sample]),
+        "body_attention": float(whole[:, watched.body_BN[sample]].sum() / whole.sum()),
+        "hit_rate": hits / stay,
+        "attention_kept": of_it / read,
+    }
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_measures(sets, seed):
+    watched = entries(sets, seed)
+    found = dict(zip(NAMES, layer_measures(watched), strict=True))
+    for sample in range(2):
+        for name, expected in plain(watched, sample).items():
+            assert float(found[name][sample]) == pytest.approx(expected, rel=1e-5), name
+
+
+def test_everything_kept_and_a_perfect_choice():
+    watched = entries(2, kept=torch.ones(2, 2, 12, dtype=torch.bool))
+    found = dict(zip(NAMES, layer_measures(watched), strict=True))
+    assert found["hit_rate"].tolist() == found["attention_kept"].tolist() == [1, 1]
+    watched.scores_BhN = watched.mass_BHN.view(2, 2, 2, 12).mean(2)
+    assert layer_measures(watched)[-1].tolist() == pytest.approx([1, 1])
+    watched.scores_BhN = -watched.scores_BhN
+    assert layer_measures(watched)[-1].tolist() == pytest.approx([-1, -1])
+
+
+def test_nothing_read_is_no_figure():
+    watched = entries(1)
+    watched.seen_B[0], watched.passed_B[0], watched.mass_BHN[0] = 0, 0, 0
+    found = dict(zip(NAMES, layer_measures(watched), strict=True))
+    for name in ("generated_sparsity", "hit_rate", "attention_kept", "rank_agreement", "body_attention"):
+        assert math.isnan(float(found[name][0])), name
+        assert not math.isnan(float(found[name][1])), name
+
+
+def test_rank_agreement_with_ties():
+    """Ranks 0, 1.5, 1.5, 3 against 1, 0, 2, 3: 3 over the root of 4.5 * 5; what is not marked is no place."""
+    first = torch.tensor([[[1.0, 9.0, 2.0, 2.0, 3.0]]])
+    second = torch.tensor([[[0.2, 0.0, 0.1, 0.3, 0.4]]])
+    among = torch.tensor([[True, False, True, True, True]])
+    assert float(rank_agreement(first, second, among)) == pytest.approx(3 / (4.5 * 5) ** 0.5)
+    assert math.isnan(float(rank_agreement(torch.ones(1, 1, 5), second, among)))
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+def test_diagnosis_and_its_files(protocol, tmp_path):
+    family, batches = text_family(), [text_batch([(24, 6, 0), (15, 3, 0)], True), text_batch([(9, 4, 0)])]
+    compression = Compression(build_eviction("pyramidkv", window=2, beta=4), 0.5)
+    rows = diagnose_eviction(compress(family).eval(), batches, compression, protocol, 4)
+    assert [(row.record, row.layer) for row in rows[:3]] == [("text-0", 0), ("text-1", 0), ("text-0", 1)]
+    assert len(rows) == 3 * 3
+    write_eviction_tables(rows, tmp_path)
+    draw_eviction(rows, compression.label, tmp_path)
+    with (tmp_path / "eviction_layers.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    for layer, row in enumerate(table):
+        own = [each for each in rows if each.layer == layer]
+        assert float(row["kept"]) == pytest.approx(sum(each.kept for each in own) / 3, rel=1e-5)
+        assert float(row["kept_share"]) == pytest.approx(
+            sum(each.kept for each in own) / sum(each.entries for each in own), rel=1e-5
+        )
+    assert len(eviction_layers(rows)) == len(table) == 3
+    assert len((tmp_path / "eviction_prompts.csv").read_text().splitlines()) == 1 + 9
+    with Image.open(tmp_path / "eviction.png") as picture:
+        assert picture.size[0] > 1000

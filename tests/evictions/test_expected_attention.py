@@ -1,0 +1,153 @@
+"""ExpectedAttention: every golden is a setting; a plain reference; positions of the future; sampled queries."""
+
+import pytest
+import torch
+
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.expected_attention import expected_logits, query_statistics
+from subtoken_train.functional.rotary import Rotation
+from tests.support.golden_cases import close, golden_view, load, same_sets
+from tests.support.prompt_views import layer_views, rope
+
+
+def llama_rotation(theta, width):
+    """Llama's rotation in its default form, at position ids [B, N]."""
+
+    def rotate(position):
+        frequency = theta ** -(torch.arange(0, width, 2) / width)
+        angle = (position[..., None].float() * frequency).repeat(1, 1, 2)
+        return Rotation(angle.cos(), angle.sin())
+
+    return rotate
+
+
+@pytest.mark.parametrize(
+    "name", ["kvpress_expected_attention", "kvpress_expected_attention_eps", "kvpress_expected_attention_nocov"]
+)
+def test_golden_press(shared, name):
+    """The press scores the sinks above all others, where here they are protected."""
+    params, tensors = load(shared, name)
+    method = build_eviction(
+        "expected_attention",
+        future=params["n_future_positions"],
+        sinks=params["n_sink"],
+        covariance=params["use_covariance"],
+        value_norm=params["use_vnorm"],
+        epsilon=params["epsilon"],
+    )
+    batch, _, length, width = tensors["keys"].shape
+    rotate = llama_rotation(params["rope_theta"], width)
+    position = torch.arange(length).expand(batch, -1)
+    assert torch.allclose(rotate(position[:1]).cos_BNd, tensors["cos"][:1], atol=1e-5)
+    view = golden_view(
+        method, tensors, values="values", position=position, next_position=position[:, -1:] + 1, rotate=rotate
+    )
+    assert torch.allclose(view.unrotated_queries(), tensors["queries_prerope"], atol=1e-5)
+    ours = method.score(view).scores_BhN[..., method.sinks :]
+    close(method, f"{name}: scores", ours, tensors["scores"][..., method.sinks :])
+    same_sets(method, name, view, tensors["kept_positions"])
+
+
+def plain_scores(view, sample, rows, method):
+    """Scores of one prompt: each future position by itself, and matrices in full."""
+    width = view.key_BhNd.shape[-1]
+    counted, scores = rows[method.sinks :], torch.zeros(view.key_BhNd.shape[1], len(rows))
+    group = view.query_BHNd.shape[1] // len(scores)
+    if not counted:
+        return scores
+    ahead = view.next_position[sample] + torch.arange(method.future)
+    basis = torch.eye(width)[None, None]
+    turns = [rope(place.view(1, 1)).turn(basis)[0, 0].T for place in ahead]
+    rotation = torch.stack(turns).mean(0)
+    for head in range(len(scores)):
+        share = torch.zeros(len(counted))
+        for query_head in range(head * group, (head + 1) * group):
+            own = [view.query_BHNd[sample, query_head, row][None, None, None] for row in counted]
+            places = view.position[sample]
+            turned = [rope(places[row].view(1, 1)).turn_back(x)[0, 0, 0] for row, x in zip(counted, own, strict=True)]
+            queries = torch.stack(turned)
+            mean = rotation @ queries.mean(0)
+            spread = rotation @ torch.cov(queries.T, correction=0).view(width, width) @ rotation.T
+            logits = []
+            for row in counted:
+                key = view.key_BhNd[sample, head, row]
+                squares = key @ spread @ key * view.scale**2 / 2 if method.covariance else 0
+                logits.append(mean @ key * view.scale + squares)
+            share += torch.stack(logits).softmax(0) / group
+        if method.value_norm:
+            share = (share + method.epsilon) * view.value_BhNd[sample, head, counted].norm(dim=-1)
+        scores[head, method.sinks :] = share
+    return scores
+
+
+@pytest.mark.parametrize("settings", [{}, {"covariance": False}, {"value_norm": False}, {"epsilon": 0.3, "sinks": 0}])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_equal_to_the_plain_reference(settings, pad):
+    """Padding, three lengths (one of sinks only, one with a single entry more), and rows that are no entries."""
+    method = build_eviction("expected_attention", future=7, **settings)
+    prompts = [[1] + [2] * 14 + [4] * 4, [4] * 5, [4] * 3]
+    view = layer_views(prompts, method.needs, pad, layers=1, dropped=[(0, 0.3)])[0]
+    found = method.score(view)
+    for sample in range(3):
+        rows = view.entries_BN[sample].nonzero()[:, 0].tolist()
+        expected = plain_scores(view, sample, rows, method)
+        assert torch.allclose(found.scores_BhN[sample][:, rows], expected, atol=1e-5)
+        assert found.protected_BN[sample, rows].tolist() == [i < method.sinks for i in range(len(rows))]
+
+
+def test_the_closed_form_is_the_mean_over_queries():
+    """exp of the logits is the mean of exp(scale * q.k) over normal queries."""
+    torch.manual_seed(0)
+    factor, mean = torch.randn(6, 6) * 0.4, torch.randn(6)
+    queries = mean + torch.randn(400_000, 6) @ factor.T
+    key = torch.randn(1, 1, 5, 6)
+    logits = expected_logits(mean.view(1, 1, 6), (factor @ factor.T).view(1, 1, 6, 6), key, 0.5)
+    sampled = (queries @ key[0, 0].T * 0.5).exp().mean(0)
+    assert torch.allclose(logits[0, 0].exp(), sampled, rtol=0.02)
+
+
+def test_statistics_are_those_of_the_counted_rows():
+    torch.manual_seed(0)
+    counted = torch.tensor([[True] * 9, [False] * 4 + [True] * 5, [False] * 9])
+    queries = torch.randn(3, 2, 9, 4)
+    mean, covariance = query_statistics(queries.clone(), counted, covariance=True)
+    for sample in range(2):
+        for head in range(2):
+            own = queries[sample, head, counted[sample]]
+            assert torch.allclose(mean[sample, head], own.mean(0), atol=1e-6)
+            assert torch.allclose(covariance[sample, head], torch.cov(own.T, correction=0), atol=1e-6)
+    assert not mean[2].any()
+    assert not covariance[2].any()
+
+
+def test_future_positions_move_on_every_axis():
+    """Under mRoPE the ids are [3, B, 1], and a token of text moves all three alike."""
+    method = build_eviction("expected_attention", future=3)
+    view = layer_views([[4] * 12, [4] * 9], method.needs, "left", layers=1)[0]
+    asked = []
+
+    def rotate(position):
+        asked.append(position)
+        return rope(position[0])
+
+    plain = method.score(view).scores_BhN
+    view.position, view.next_position = (each.expand(3, -1, -1) for each in (view.position, view.next_position))
+    view.rotate = rotate
+    assert torch.equal(method.score(view).scores_BhN, plain)
+    assert asked[-1].tolist() == [[[12, 13, 14], [9, 10, 11]]] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"future": 0}, r"expected_attention future=0 must be in \[1, 65,536\] positions"),
+        ({"future": 10**9}, "future=1000000000 must be in"),
+        ({"sinks": -1}, "expected_attention sinks=-1 must be 0 or more"),
+        ({"epsilon": -0.1}, "expected_attention epsilon=-0.1 must be 0 or more, and finite"),
+        ({"epsilon": float("nan")}, "epsilon=nan must be"),
+        ({"futur": 3}, "unknown setting of expected_attention 'futur'. Did you mean 'future'"),
+    ],
+)
+def test_wrong_settings_are_worded(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build_eviction("expected_attention", **settings)

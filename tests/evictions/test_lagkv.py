@@ -1,0 +1,112 @@
+"""LagKV: equal to the press, with and without cross scoring; a plain reference; short prompts; constant channels."""
+
+import math
+
+import pytest
+import torch
+
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.lagkv import lag_spread
+from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
+from tests.support.prompt_views import layer_views
+
+
+@pytest.mark.parametrize("name", ["kvpress_lagkv", "kvpress_lagkv_cross"])
+def test_golden_press(shared, name):
+    """Ranks of several partitions are equal, and the press's choice between them is ``topk``'s: scores are compared.
+
+    Sets are compared too, where the last score that stays is not also the first that goes.
+    """
+    params, tensors = load(shared, name)
+    settings = {"sinks": params["n_sink"], "lag": params["lag_size"], "cross_scoring": params["cross_scoring"]}
+    method = build_eviction("lagkv", **settings)
+    view, theirs, places = golden_view(method, tensors, "key", values="value"), tensors["scores"], tensors["kept"]
+    close(method, f"{name}: scores", method.score(view).scores_BhN, theirs)
+    count = places.shape[-1]
+    kept = keep_of(method, [view], count)[0]
+    ours = theirs[kept].view(*kept.shape[:2], -1).sort(-1).values
+    close(method, f"{name}: kept scores", ours, theirs.gather(-1, places).sort(-1).values, rtol=0, atol=0)
+    order = theirs.sort(-1, descending=True).values
+    for sample, head in (order[..., count - 1] != order[..., count]).nonzero().tolist():
+        one = slice(sample, sample + 1), slice(head, head + 1)
+        same_places(method, name, kept[one], places[one])
+
+
+def plain_scores(key, value, method):
+    """Scores of one head of one prompt, and what is protected, number by number."""
+    length = len(key)
+    partitions = (length - method.sinks) // method.lag
+    if partitions < 2:
+        rest = length - method.sinks
+        return [max(i - method.sinks, 0) / rest for i in range(length)], [i < method.sinks for i in range(length)]
+    scores = [1.0] * length
+    for part in range(partitions - 1):
+        start = method.sinks + part * method.lag
+        own, following = range(start, start + method.lag), range(start + method.lag, start + 2 * method.lag)
+        total = [0.0] * method.lag
+        for states in (key, value):
+            spread = []
+            for i in own:
+                relative = []
+                for channel in range(states.shape[1]):
+                    reference = [float(states[j, channel]) for j in following]
+                    low, high = min(reference), max(reference)
+                    relative.append((float(states[i, channel]) - low) / (high - low))
+                mean = sum(relative) / len(relative)
+                spread.append(math.sqrt(sum((x - mean) ** 2 for x in relative) / (len(relative) - 1)))
+            shares = [math.exp(x) / sum(map(math.exp, spread)) for x in spread]
+            total = [a + b / 2 for a, b in zip(total, shares, strict=True)]
+        if not method.cross_scoring:
+            total = [sum(other < own_score for other in total) / method.lag for own_score in total]
+        scores[start : start + method.lag] = total
+    scored = range(method.sinks, method.sinks + (partitions - 1) * method.lag)
+    return scores, [i not in scored for i in range(length)]
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize(("sinks", "lag"), [(2, 4), (0, 3), (4, 6), (4, 9)])
+def test_equal_to_the_plain_reference(cross, sinks, lag):
+    """Left padding, two lengths (one with fewer than two partitions at 6), and rows that are no entries."""
+    method = build_eviction("lagkv", cross_scoring=cross, sinks=sinks, lag=lag)
+    view = layer_views([[1] + [2] * 20 + [4] * 4, [4] * 9], method.needs, "left", layers=1, dropped=[(0, 0.2)])[0]
+    found = method.score(view)
+    for sample in range(2):
+        entries = view.entries_BN[sample]
+        for head in range(2):
+            states = (each[sample, head, entries] for each in (view.key_BhNd, view.value_BhNd))
+            scores, protected = plain_scores(*states, method)
+            assert torch.allclose(found.scores_BhN[sample, head, entries], torch.tensor(scores), atol=1e-5)
+        assert found.protected_BN[sample, entries].tolist() == protected
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 11])
+def test_short_prompts_keep_sinks_and_the_latest(length):
+    method = build_eviction("lagkv", sinks=4, lag=4)
+    view = layer_views([[4] * length], method.needs, layers=1)[0]
+    count = min(6, length)
+    kept = keep_of(method, [view], count)[0]
+    expected = [i < 4 or i >= length - 2 for i in range(length)]
+    assert kept.tolist() == [[expected, expected]]
+
+
+def test_constant_channels_say_nothing():
+    """A channel that the next partition has at one value is left out; if no two are left, there is no spread."""
+    states = torch.randn(1, 2, 5, 8)
+    without = lag_spread(states[..., :6])
+    states[:, 1, :, 6:] = 0.5
+    assert torch.allclose(lag_spread(states), without)
+    states[:, 1] = 0.5
+    assert lag_spread(states).tolist() == [[[0.0] * 5]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sinks": -1}, "lagkv sinks=-1 must be 0 or more"),
+        ({"lag": 1}, "lagkv lag=1 must be 2 entries or more"),
+        ({"lagg": 1}, "unknown setting of lagkv 'lagg'. Did you mean 'lag'"),
+    ],
+)
+def test_wrong_settings_are_worded(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build_eviction("lagkv", **settings)

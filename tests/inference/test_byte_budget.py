@@ -1,0 +1,63 @@
+"""Budgets in bytes under routing, where heads keep entries of their own: never exceeded, and used."""
+
+import pytest
+import torch
+
+from subtoken_train.cache.by_sample import sample_shares
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.byte_budget import prompt_bytes
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import prefill
+from subtoken_train.ledger.kv_budget import KVShape
+from subtoken_train.routing import RoutingConfig
+from tests.support.helpers import compress, make_batch
+
+ROUTINGS = {
+    "contiguous": RoutingConfig("value_norm", num_groups=16, kept_groups=4),
+    "per_head": RoutingConfig("value_norm", num_groups=8, kept_groups=3, layout="per_head"),
+    "global": RoutingConfig("value_norm", num_groups=16, kept_groups=4, budget="global"),
+}
+CHAINS = ["ada(snapkv)", "expected_attention", "ada(critical(knorm))", "knorm", "streaming_llm"]
+
+
+def bytes_of(family, routing, chain, budget, **options):
+    """Bytes of every sample's prompt without the index of its groups."""
+    cache = PackedCache(family.shape.num_layers)
+    compression = Compression(build_eviction(chain), budget, "bytes", **options)
+    torch.manual_seed(1)
+    prefill(compress(family, routing).eval(), make_batch([(1, 6), (1, 12)]), cache, compression)
+    shares = [sample_shares(layer.blocks, layer.keys) for layer in cache.layers]
+    samples = zip(*shares, strict=True)
+    return [sum(layer.total_bytes - layer.index_bytes for layer in sample) for sample in samples]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("options", [{}, {"scope": "all"}, {"key_channels": 0.5}])
+def test_bytes_are_never_exceeded(tiny_family, routing, chain, options):
+    budget = 80_000
+    found = bytes_of(tiny_family, ROUTINGS[routing], chain, budget, **options)
+    assert max(found) <= budget
+    assert min(found) > 0.65 * budget  # heads that choose entries of few groups leave some
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_one_set_for_all_heads_takes_as_much_as_the_same_set_in_each(routed):
+    """Also in a layer that does not route, as those below a reducer's cut: 4 heads of 8 channels, fp32."""
+    shape, keep = KVShape(2, 4, 8, 4), torch.tensor([[[True, False, True, True, False, False]]])
+    masks, cuts = [torch.ones(1, 6, 8, dtype=torch.bool) if routed else None], [torch.zeros(1, 6, dtype=torch.bool)]
+    for kept in (keep, keep.expand(1, 4, 6)):
+        assert prompt_bytes([kept], masks, cuts, 1.0, shape, "contiguous").tolist() == [3 * 4 * 16 * 4]
+
+
+@pytest.mark.parametrize("chain", ["streaming_llm", "snapkv"])
+def test_layers_below_a_reducers_cut_count_in_full(tiny_family, chain):
+    """They store whole values, whatever the layers above route."""
+    cache = PackedCache(tiny_family.shape.num_layers)
+    cut = {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 2}
+    backbone = compress(tiny_family, ROUTINGS["contiguous"], **cut).eval()
+    prefill(backbone, make_batch([(1, 6), (1, 12)]), cache, Compression(build_eviction(chain), 75_000, "bytes"))
+    shares = [sample_shares(layer.blocks, layer.keys) for layer in cache.layers]
+    found = [sum(part.total_bytes - part.index_bytes for part in sample) for sample in zip(*shares, strict=True)]
+    assert max(found) <= 75_000

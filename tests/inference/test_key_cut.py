@@ -1,0 +1,106 @@
+"""Cut key channels: which entries, which bytes, and that all who count agree."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.accounting import account
+from subtoken_train.inference.cache_report import report
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import prefill
+from subtoken_train.ledger.kv_budget import kept_channels
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region, in_compressed_region
+from tests.support.helpers import FirstEntries, compress
+from tests.support.text_families import text_batch, text_family
+from tests.support.truth_evictions import KV_HEADS, OwnSets
+
+PROMPTS = [(90, 7, 0), (60, 9, 0), (0, 8, 0)]
+ROUTING = RoutingConfig(num_groups=16, kept_groups=4)
+
+
+def filled(compression, routing=None, prompts=PROMPTS, **shape):
+    family = text_family(**shape)
+    KV_HEADS[0] = family.shape.num_kv_heads
+    backbone, batch = compress(family, routing), text_batch(prompts)
+    cache = PackedCache(family.shape.num_layers)
+    return backbone, batch, prefill(backbone, batch, cache, compression), cache
+
+
+@pytest.mark.parametrize("scope", [None, "all"])
+def test_keys_in_scope_are_cut_but_for_the_last_rows(scope):
+    eviction = None if scope is None else FirstEntries()
+    keep = 1.0 if scope is None else 0.5
+    _, batch, first, _ = filled(Compression(eviction, keep, scope=scope, key_channels=0.6))
+    for plan in first.plan.layers:
+        for sample, padded in enumerate(plan.entries_BN):
+            entries = padded[padded >= 0]
+            real = (batch.regions_BN[sample] != Region.PADDING).nonzero()[:, 0]
+            in_scope = in_compressed_region(batch.regions_BN[sample])[entries] | (scope == "all")
+            expected = in_scope & ~torch.isin(entries, real[-32:])
+            assert plan.cut_keys.entries_BN[sample, : len(entries)].tolist() == expected.tolist()
+        assert not plan.cut_keys.entries_BN[plan.entries_BN < 0].any()
+        assert (plan.cut_keys.channels_Bhd.sum(-1) == kept_channels(16, 0.6)).all()
+
+
+@pytest.mark.parametrize("routing", [None, ROUTING])
+@pytest.mark.parametrize("method", [None, "shared", "own"])
+@pytest.mark.parametrize("kv_dtype", ["model", "int8", "int4"])
+@torch.no_grad()
+def test_ledger_report_and_shares_are_the_stored_bytes(routing, method, kv_dtype):
+    eviction = {None: None, "shared": FirstEntries(), "own": OwnSets()}[method]
+    keep = 1.0 if eviction is None else 0.5
+    compression = Compression(eviction, keep, kv_dtype=kv_dtype, key_channels=0.6)
+    backbone, batch, first, cache = filled(compression, routing)
+    told = report(backbone, batch, first.plan, cache, 0.6)
+    shares = account(backbone, batch, first, cache)
+    assert sum(share.kv_bytes for share in shares) == told.payload_bytes + told.index_bytes
+    whole = filled(Compression(eviction, keep, kv_dtype=kv_dtype), routing)
+    before = account(whole[0], batch, whole[2], whole[3])
+    for share, other in zip(shares, before, strict=True):
+        saved = other.kv_bytes - share.kv_bytes
+        assert saved == other.region_bytes - share.region_bytes
+        assert (saved + share.index_bytes - other.index_bytes > 0) == (share.entries_before > 0)
+    if kv_dtype == "model":
+        assert told.payload_bytes == told.ledger.bytes_of(with_index=False)
+        for share, other in zip(shares, before, strict=True):
+            saved_keys = (other.keys_after - share.keys_after) * backbone.family.shape.side_bytes
+            index = share.index_bytes - other.index_bytes
+            assert saved_keys == pytest.approx(other.region_bytes - share.region_bytes + index)
+    if routing is None and method != "own":
+        rows = sum(block.rows.nbytes for x in cache.layers for block in x.blocks if block.rows is not None)
+        assert told.index_bytes - rows == sum(entry.index_bytes for entry in told.ledger.entries)
+
+
+def test_the_promise_is_what_a_long_context_takes():
+    backbone, batch, first, cache = filled(
+        Compression(key_channels=0.5), prompts=[(1500, 40, 0)], max_position_embeddings=2048
+    )
+    told = report(backbone, batch, first.plan, cache, 0.5)
+    assert told.nominal_fraction == 0.75
+    assert told.realised_fraction == pytest.approx(0.75)
+    routed = compress(backbone.family, ROUTING)
+    assert routed.promised_fraction(100, 100, 0.5) == (0.5 + 0.25) / 2
+
+
+@pytest.mark.parametrize("routing", [None, ROUTING])
+@pytest.mark.parametrize("name", ["streaming_llm", "snapkv"])
+def test_budgets_in_bytes_are_kept_and_used(routing, name):
+    eviction, budget = build_eviction(name), 100_000
+    for share in (1.0, 0.6, 0.3):
+        compression = Compression(eviction, budget, "bytes", key_channels=share)
+        backbone, batch, first, cache = filled(compression, routing, [(500, 40, 0)])
+        (kept,) = account(backbone, batch, first, cache)
+        shape = backbone.family.shape
+        index = kept.index_bytes - (share < 1) * shape.num_layers * shape.num_kv_heads * kept_channels(16, share)
+        dearest = shape.num_layers * 2 * shape.side_bytes
+        assert budget - dearest < kept.kv_bytes - index <= budget
+
+
+def test_a_share_that_rounds_to_all_channels_cuts_nothing():
+    *_, first, cache = filled(Compression(key_channels=0.99))
+    assert all(plan.cut_keys is None for plan in first.plan.layers)
+    assert all(block.channels is None for layer in cache.layers for block in layer.blocks)

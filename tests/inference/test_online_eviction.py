@@ -1,0 +1,300 @@
+"""Evicting while decoding: equal to a recompute that masks what was evicted; neutral; bounded; refused in words."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.entries import read_keys, read_values
+from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.inference.batched import score_batch
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prefill import decode, prefill
+from tests.support.online_truth import decoded_online, largest_difference
+from tests.support.truth_cells import allowed, backbone_of, batch_of
+
+SETTINGS = {"snapkv": {"window": 4, "kernel": 3}}
+ONLINE = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
+BASE = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "every": "4", "keep": "10"}
+FACTORS = {
+    "family": ["llava", "llava_gqa", "qwen2_5_vl", "llama", "qwen2"],
+    "reducer": ["none", "fastv_decoder", "quest"],
+    "selector": ["none", "linear"],
+    "eviction": ONLINE,
+    "scope": ["context", "all"],
+    "batch": ["one", "three_left", "three_right"],
+    "protocol": ["query_aware", "context_first"],
+    "keep": ["10", "40"],
+    "every": ["4", "7"],
+    "keys": ["1", "0.5"],
+    "merge": ["none", "pivot"],
+}
+
+
+def cells() -> list[dict[str, str]]:
+    """Every allowed combination, nearly twenty thousand."""
+    found = [BASE | dict(zip(FACTORS, levels, strict=True)) for levels in product(*FACTORS.values())]
+    for cell in found:
+        if cell["selector"] == "none":
+            cell["groups"] = "16/4"
+    return [
+        cell
+        for cell in found
+        if allowed({k: v for k, v in cell.items() if k not in ("keep", "every", "keys", "merge")})
+    ]
+
+
+def name_of(cell: dict[str, str]) -> str:
+    return "-".join(cell[name] for name in FACTORS)
+
+
+CELLS = cells()
+DRAWN = sorted(CELLS, key=lambda cell: hashlib.sha256(name_of(cell).encode()).digest())
+QUICK, ALL = 90, 900
+"""Of all cells, drawn once and for all: in every run, and in slow ones."""
+
+
+def compression_of(cell: dict[str, str], **changed) -> Compression:
+    method = build_eviction(cell["eviction"], **SETTINGS.get(cell["eviction"], {}))
+    settings = {"keep": int(cell["keep"]), "unit": "tokens", "scope": cell["scope"], "every": int(cell["every"])}
+    settings |= {"key_channels": float(cell["keys"]), "key_window": 3, "merge": cell["merge"]}
+    return Compression(method, **(settings | changed))
+
+
+def check(cell: dict[str, str], steps: int = 18) -> None:
+    """Logits are the truth's, and the budget is held by every row, of all layers together at least."""
+    backbone = backbone_of(cell)
+    run = decoded_online(backbone, batch_of(cell), steps, compression_of(cell), cell["protocol"])
+    largest, same = largest_difference(backbone, run)
+    assert largest < 1e-4
+    assert same
+    if run.cache.evictor.evictions:
+        for layer in run.cache.layers:
+            assert layer.tail_length <= int(cell["every"]) + layer.record.given
+        held = torch.stack([x.view(len(run.truths), -1).amax(-1) for x in run.held[-1]])
+        assert bool((held.sum(0) <= int(cell["keep"]) * len(held)).all())
+        if cell["eviction"] != "kvcompose":
+            assert int(held.max()) <= int(cell["keep"])
+
+
+@pytest.mark.parametrize("cell", DRAWN[:QUICK], ids=name_of)
+def test_decoding_is_the_truth(cell):
+    check(cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", DRAWN[QUICK:ALL], ids=name_of)
+def test_decoding_is_the_truth_everywhere(cell):
+    check(cell)
+
+
+def cell_of(**levels: str) -> dict[str, str]:
+    first = {name: values[0] for name, values in FACTORS.items()}
+    return BASE | first | {"family": "llava_gqa", "batch": "three_left", "selector": "linear"} | levels
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("eviction", ONLINE)
+def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precision):
+    """Every stored vector reads as it did when it was first stored; a tail is rounded once."""
+    cell = cell_of(eviction=eviction)
+    backbone = backbone_of(cell)
+    read: dict[tuple[int, int, int], torch.Tensor] = {}
+    compression = compression_of(cell, kv_dtype=precision)
+    cache = PackedCache(backbone.family.shape.num_layers)
+    prefill(backbone, batch_of(cell), cache, compression)
+    again = 0
+    for _ in range(14):
+        for number, layer in enumerate(cache.layers):
+            place = layer.record.place_RM
+            keys, values = read_keys(layer.blocks, len(place)), read_values(layer.blocks, len(place))
+            for row, entry in (place >= 0).nonzero().tolist():
+                name, pair = (
+                    (number, row, int(place[row, entry])),
+                    torch.cat([keys[row, :, entry], values[row, :, entry]]),
+                )
+                again += name in read
+                assert torch.equal(read.setdefault(name, pair), pair)
+        decode(backbone, torch.full((3, 1), 11), cache)
+    assert cache.evictor.evictions == 3
+    assert again > 100
+
+
+@pytest.mark.parametrize("eviction", ONLINE)
+@pytest.mark.parametrize("kv_dtype", ["model", "int8"])
+def test_a_budget_that_holds_all_is_plain_generation(eviction, kv_dtype):
+    """The same logits, bit for bit: nothing is packed anew, nothing is rounded, while nothing is evicted."""
+    cell = cell_of(eviction=eviction)
+    backbone, batch = backbone_of(cell), batch_of(cell)
+    plain = decoded_online(backbone, batch, 24, Compression(kv_dtype=kv_dtype))
+    run = decoded_online(backbone, batch, 24, compression_of(cell, keep=500, kv_dtype=kv_dtype))
+    assert run.cache.evictor.evictions == 0
+    assert torch.equal(torch.cat(run.tokens, 1), torch.cat(plain.tokens, 1))
+    largest = max(float((a - b).abs().max()) for a, b in zip(run.logits, plain.logits, strict=True))
+    assert largest < 1e-5  # heads that keep all of their entries are stored one by one
+
+
+@pytest.mark.parametrize("eviction", ONLINE)
+@pytest.mark.parametrize("kv_dtype", ["model", "int8"])
+def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
+    """Prompts of unlike lengths begin to evict at unlike times."""
+    cell = cell_of(eviction=eviction, family="llama", reducer="none")
+    backbone, batch = backbone_of(cell), batch_of(cell)
+    compression = compression_of(cell, keep=36, kv_dtype=kv_dtype)
+    together = decoded_online(backbone, batch, 24, compression)
+    for sample in range(3):
+        one = torch.tensor([sample])
+        own = replace(
+            batch,
+            input_ids_BN=batch.input_ids_BN[one],
+            labels_BN=batch.labels_BN[one],
+            regions_BN=batch.regions_BN[one],
+            rank_position_B=batch.rank_position_B[one],
+            images_per_sample_B=batch.images_per_sample_B[one],
+            record_ids=[batch.record_ids[sample]],
+        )
+        alone = decoded_online(backbone, own, 24, compression)
+        assert torch.equal(torch.cat(alone.tokens, 1)[0], torch.cat(together.tokens, 1)[sample])
+        pairs = zip(alone.logits, together.logits, strict=True)
+        bound = 1e-4 if kv_dtype == "model" else 2e-3  # a batch's rounding errors can move a code by one
+        assert max(float((a[0] - b[sample]).abs().max()) for a, b in pairs) < bound
+
+
+@pytest.mark.parametrize("eviction", ONLINE)
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+def test_turns_of_several_tokens(eviction, protocol):
+    """What a further turn appends is seen causally and competes afterwards; an eviction that is due comes before it."""
+    cell = cell_of(eviction=eviction, protocol=protocol)
+    generator = torch.Generator().manual_seed(5)
+    chunks = [
+        (call, torch.randint(10, 60, (3, size), generator=generator)) for call, size in ((3, 9), (7, 2), (11, 17))
+    ]
+    backbone = backbone_of(cell)
+    run = decoded_online(backbone, batch_of(cell), 20, compression_of(cell), protocol, chunks)
+    largest, same = largest_difference(backbone, run)
+    assert largest < 1e-4
+    assert same
+    assert run.cache.evictor.evictions == 4
+
+
+@pytest.mark.parametrize("eviction", ONLINE)
+def test_samples_are_chosen_and_repeated_with_their_records(eviction):
+    cell = cell_of(eviction=eviction)
+    backbone, compression = backbone_of(cell), compression_of(cell)
+
+    def run(order):
+        cache = PackedCache(backbone.family.shape.num_layers)
+        prefill(backbone, batch_of(cell), cache, compression)
+        tokens = torch.arange(10, 40).view(3, 10)[torch.tensor(order or [0, 1, 2])]
+        for step in range(10):
+            if step == 6 and order:  # in the middle: two evictions later, with two queries noted
+                cache.batch_select_indices(torch.tensor(order))
+            now = (
+                tokens[:, step : step + 1]
+                if step >= 6 or not order
+                else torch.arange(10, 40).view(3, 10)[:, step, None]
+            )
+            logits = decode(backbone, now, cache)
+        return logits
+
+    order = [2, 0, 0]
+    assert torch.allclose(run(order), run(None)[torch.tensor(order)], atol=1e-5)
+
+
+def test_generate_and_the_report():
+    """``generate`` holds its memory; the report counts what is there, and the dense cache that it stands for."""
+    cell = cell_of(eviction="h2o", selector="none", groups="16/4", batch="one")
+    model = SubTokenModel(backbone_of(cell), compression_of(cell))
+    batch = batch_of(cell)
+    inputs = {"input_ids": batch.input_ids_BN, "pixel_values": batch.pixel_values}
+    sizes = []
+    for new in (8, 16, 64):
+        out = model.generate(**inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+        assert out.shape[1] == batch.input_ids_BN.shape[1] + new
+        report, shape = model.cache_report(), model.backbone.family.shape
+        assert report.evictions == (new - 2) // 4
+        assert report.dense_bytes == (out.shape[1] - 1) * shape.token_bytes
+        layers = model.last.cache.layers
+        held = sum(layer.record.nbytes for layer in layers)
+        assert report.statistics_bytes == held > 0
+        assert f"{report.evictions} evictions while decoding, statistics {held:,} bytes" in str(report)
+        sizes.append(report.total_bytes - report.slack_bytes)
+    assert sizes[2] <= sizes[1] + 3 * shape.token_bytes  # the tail's length differs
+    with pytest.raises(ValueError, match="eviction_every lets tokens go for good"):
+        model.last.cache.crop(-1)
+    with pytest.raises(ValueError, match="num_beams=2 does not go with eviction_every=4"):
+        model.generate(**inputs, max_new_tokens=4, num_beams=2)
+    several = model.generate(**inputs, max_new_tokens=20, min_new_tokens=20, do_sample=True, num_return_sequences=3)
+    assert several.shape[0] == 3
+
+
+def test_sampled_sequences_of_a_prompt_are_evicted_each_for_itself():
+    """Greedy copies of a prompt say the same."""
+    cell = cell_of(eviction="snapkv", batch="one")
+    model = SubTokenModel(backbone_of(cell), compression_of(cell))
+    batch = batch_of(cell)
+    inputs = {"input_ids": batch.input_ids_BN, "pixel_values": batch.pixel_values, "max_new_tokens": 20}
+    torch.manual_seed(0)
+    one = model.generate(**inputs, do_sample=False)
+    many = model.generate(**inputs, do_sample=True, top_k=1, num_return_sequences=2)
+    assert torch.equal(many, one.expand(2, -1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"every": 0}, "eviction_every=0 must be a whole number of at least 1"),
+        ({"every": -3}, "eviction_every=-3 must be a whole number of at least 1"),
+        ({"every": True}, "eviction_every=True must be a whole number"),
+        ({"every": 11}, "eviction_every=11 is more than the budget, eviction_keep=10 tokens; take 10 or less"),
+        ({"eviction": None, "keep": 1.0, "unit": "fraction"}, "eviction_every=4 needs an eviction method"),
+        ({"eviction": build_eviction("knorm")}, "'knorm', as it is set, cannot evict .* these can: streaming_llm, h2o"),
+        ({"eviction": build_eviction("pyramidkv")}, "'pyramidkv', as it is set, cannot evict while tokens are decoded"),
+        ({"eviction": build_eviction("kvcompose", structured=False)}, "'kvcompose', as it is set, cannot evict"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, words):
+    given = {"eviction": build_eviction("h2o"), "keep": 10, "unit": "tokens", "every": 4}
+    with pytest.raises(ValueError, match=words):
+        Compression(**(given | settings))
+
+
+def test_a_share_that_keeps_less_than_every_is_refused_by_the_prompt():
+    cell = cell_of(eviction="h2o")
+    with pytest.raises(
+        ValueError, match=r"eviction_every=7 is more than the budget of 'sample-0', whose prompt keeps 3"
+    ):
+        decoded_online(backbone_of(cell), batch_of(cell), 1, compression_of(cell, keep=0.2, unit="fraction", every=7))
+    assert compression_of(cell).label == "h2o 10 tokens merge none every 4"
+
+
+def test_scored_texts_longer_than_every_are_refused():
+    cell = cell_of(eviction="h2o", batch="one")
+    backbone, batch, compression = backbone_of(cell), batch_of(cell), compression_of(cell)
+    short = score_batch(backbone, batch, [[[11, 12, 13]]], compression=compression)
+    plain = score_batch(backbone, batch, [[[11, 12, 13]]], compression=compression_of(cell, every=None))
+    assert short[0].logprobs == plain[0].logprobs
+    with pytest.raises(ValueError, match=r"a continuation of 5 tokens is scored, and eviction_every=4"):
+        score_batch(backbone, batch, [[[11, 12, 13, 14, 15]]], compression=compression)
+
+
+def test_copies_of_a_prompt_change_places_whole():
+    """After an eviction they store unlike entries."""
+    backbone, tokens = backbone_of(cell := cell_of(eviction="h2o", batch="one")), torch.arange(10, 30).view(2, 10)
+
+    def run(order):
+        cache = PackedCache(backbone.family.shape.num_layers)
+        prefill(backbone, batch_of(cell), cache, compression_of(cell))
+        cache.batch_repeat_interleave(2)
+        for step in range(6):
+            decode(backbone, tokens[:, step, None], cache)
+        cache.batch_select_indices(torch.tensor(order))
+        return decode(backbone, tokens[order, 6, None], cache)
+
+    assert torch.allclose(run([1, 0]).flip(0), run([0, 1]), atol=1e-5)

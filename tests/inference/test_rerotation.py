@@ -1,0 +1,178 @@
+"""Keys at closed-up positions: against turning by hand, against a full recompute, and beyond the model's positions.
+
+Legend: B batch, h key-value heads, N rows, d head width.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from subtoken_train.evictions import build_eviction
+from subtoken_train.functional.rotary import Rotation
+from subtoken_train.inference.batched import generate_batch
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.rerotation import Rerotation
+from tests.support.golden_cases import golden_view, keep_of, load
+from tests.support.golden_record import record
+from tests.support.helpers import compress
+from tests.support.text_families import text_batch, text_family
+from tests.support.truth_cells import compression_of, decoded, difference
+from tests.support.truth_models import family_of, prompts
+
+CELL = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "rerotate": "yes"}
+
+
+def by_hand(vector_d, position, inv_freq):
+    """One vector turned, a pair of channels after another."""
+    half = len(vector_d) // 2
+    out = vector_d.clone()
+    for i in range(half):
+        angle = position * float(inv_freq[i])
+        cos, sin = torch.tensor(angle).cos(), torch.tensor(angle).sin()
+        x, y = vector_d[i], vector_d[i + half]
+        out[i], out[i + half] = x * cos - y * sin, y * cos + x * sin
+    return out
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_kept_key_is_turned_to_its_rank(shared):
+    """Heads of unlike sets, samples of unlike counts, positions with gaps, padding on the left of one sample."""
+    family = family_of("llama")
+    generator = torch.Generator().manual_seed(0)
+    plain = torch.randn(2, 2, 9, 16, generator=generator)
+    position = torch.tensor([[0, 1, 2, 3, 7, 8, 9, 30, 31], [0, 0, 0, 1, 2, 3, 4, 5, 6]])
+    keep = torch.zeros(2, 2, 9).bool()
+    keep[0, 0, [1, 4, 7]] = keep[0, 1, [0, 2, 8]] = keep[1, 0, [2, 3, 5, 8]] = keep[1, 1, [4, 5, 6, 7]] = True
+    if shared:
+        keep[:, 1] = keep[:, 0]
+    inv_freq = family.decoder.rotary_emb.inv_freq
+    key = family.rotation(position).turn(plain)
+    rerotation = Rerotation(family.rotation)
+    moved = rerotation.closed_up(key, keep[:, :1] if shared else keep, position)
+    assert rerotation.next_position.tolist() == [[3], [4]]
+    for sample, head in product(range(2), range(2)):
+        for rank, row in enumerate(keep[sample, head].nonzero()[:, 0].tolist()):
+            expected = by_hand(plain[sample, head, row], rank, inv_freq)
+            assert torch.allclose(moved[sample, head, row], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("call", ["call", "evict_for_space"])
+def test_golden_streaming_llm(shared, call):
+    """The release caches unrotated keys and turns them by their place in the cache: the same keys, in the end."""
+    params, tensors = load(shared, "streamingllm_original")
+    places = tensors[f"kept_positions_{call}" + ("" if call == "call" else f"_{params['num_coming']}")]
+    method = build_eviction("streaming_llm", sinks=params["start_size"])
+    view = golden_view(method, tensors)
+    keep_BhN = keep_of(method, [view], places.shape[-1])[0]
+    cached, position = tensors["keys"], torch.arange(params["T"]).expand(params["B"], -1)
+    inv_freq = 10000.0 ** (-torch.arange(0, params["D"], 2) / params["D"])
+
+    def rotate(position_BN):
+        angle = position_BN[..., None] * torch.cat([inv_freq, inv_freq])
+        return Rotation(angle.cos(), angle.sin())
+
+    rerotation = Rerotation(rotate)
+    ours = rerotation.closed_up(rotate(position).turn(cached), keep_BhN, position)
+    assert (rerotation.next_position == places.shape[-1]).all()
+    worst = 0.0
+    for sample, head in product(range(len(cached)), range(cached.shape[1])):
+        for rank, place in enumerate(places[sample, head].tolist()):
+            expected = by_hand(cached[sample, head, place], rank, inv_freq)
+            worst = max(worst, float((ours[sample, head, place] - expected).abs().max()))
+    record("streaming_llm", f"streamingllm_original {call}: keys as the release turns them", worst)
+    assert worst < 1e-5
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("family", "reducer", "selector", "eviction", "protocol", "chunk"),
+    [
+        ("llama", "none", "none", "streaming_llm", "query_aware", None),
+        ("llama", "none", "linear", "snapkv", "context_first", None),
+        ("qwen2", "quest", "mlp", "h2o", "query_aware", None),
+        ("mistral", "none", "none", "knorm", "context_first", 9),
+        ("llava_gqa", "none", "none", "random", "context_first", None),
+        ("llava_gqa", "fastv_embeds", "linear", "h2o", "query_aware", 11),
+        ("llava", "visionzip", "gated", "streaming_llm", "context_first", 7),
+    ],
+)
+@pytest.mark.parametrize("scope", ["context", "all"])
+def test_the_packed_cache_is_the_recompute(family, reducer, selector, eviction, protocol, chunk, scope, side):
+    cell = {"family": family, "reducer": reducer, "selector": selector, "eviction": eviction, "protocol": protocol}
+    found = difference({**CELL, **cell, "batch": f"three_{side}", "scope": scope, "chunk": chunk}, 8)
+    assert found.fits("fp32"), found
+
+
+def test_the_recompute_tells_re_rotated_from_not():
+    """The truth of re-rotated keys is another one than that of keys at their places."""
+    cell = {**CELL, "family": "llama", "reducer": "none", "selector": "none", "eviction": "snapkv"}
+    cell |= {"batch": "three_left", "scope": "context", "protocol": "query_aware"}
+    backbone = compress(family_of("llama")).eval()
+    batch = prompts(backbone.family, "three", pad_left=True)
+    near = decoded(backbone, batch, 2, compression_of(cell))
+    del cell["rerotate"]
+    far = decoded(backbone, batch, 2, compression_of(cell))
+    assert torch.equal(near.logits_BTV[:, 0], far.logits_BTV[:, 0])
+    assert (near.logits_BTV[:, 1] - far.logits_BTV[:, 1]).abs().max() > 1e-2
+    assert (near.cache.next_position < far.cache.next_position).all()
+
+
+@torch.no_grad()
+def test_everything_kept_changes_nothing():
+    backbone, batch = compress(text_family()).eval(), text_batch([(20, 5, 0), (13, 4, 0)], pad_left=True)
+    found = [
+        decoded(backbone, batch, 4, Compression(build_eviction("knorm"), 1.0, rerotate=rerotate)).logits_BTV
+        for rerotate in (False, True)
+    ]
+    assert (found[0] - found[1]).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_generation_stays_within_the_models_positions(monkeypatch):
+    """A prompt of 48 tokens and 40 more on a model of 64 positions: no token stands beyond it."""
+    backbone = compress(text_family(layers=2, max_position_embeddings=64, initializer_range=0.2)).eval()
+    family, batch = backbone.family, text_batch([(42, 5, 0), (30, 5, 0)])
+    largest = []
+    through = family.through
+
+    def noted(layers, hidden, mask, position, cache, **options):
+        largest.append(int(position.max()))
+        return through(layers, hidden, mask, position, cache, **options)
+
+    monkeypatch.setattr(family, "through", noted)
+    family.tokenizer.eos_token_id, end = None, family.tokenizer.eos_token_id
+    try:
+        for rerotate in (True, False):
+            largest.clear()
+            method = Compression(build_eviction("streaming_llm"), 0.2, scope="all", rerotate=rerotate)
+            (first, _) = generate_batch(backbone, batch, max_new_tokens=40, compression=method)
+            assert len(first.token_ids) == 40
+            assert max(largest) == (47 if rerotate else 86)
+    finally:
+        family.tokenizer.eos_token_id = end
+
+
+def test_angles_that_depend_on_the_length_are_refused():
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    family = text_family(layers=1, rope_parameters=scaled, max_position_embeddings=64)
+    with pytest.raises(ValueError, match="has positions of kind 'dynamic', whose angles depend on a prompt's length"):
+        Compression(build_eviction("knorm"), 0.5, rerotate=True).check(family)
+    Compression(build_eviction("knorm"), 0.5).check(family)
+
+
+@pytest.mark.parametrize(
+    ("family", "reducer", "eviction", "words"),
+    [
+        ("qwen2_5_vl", "none", "knorm", "gives the tokens of an image places in a grid, which cannot be closed up"),
+        ("llava_gqa", "fastv_decoder", "knorm", r"keep between \d+ and \d+ entries of a prompt, and what follows"),
+        ("llama", "none", "shared_set", r"heads or layers keep between 1\d and 2\d entries"),
+        ("llava_gqa", "none", "own_sets", r"keep between \d+ and \d+ entries of a prompt, and what follows needs one"),
+    ],
+)
+def test_what_cannot_be_closed_up_is_refused(family, reducer, eviction, words):
+    cell = {"family": family, "reducer": reducer, "selector": "none", "eviction": eviction, "scope": "context"}
+    with pytest.raises(ValueError, match=words):
+        difference({**CELL, **cell, "batch": "three_left", "protocol": "query_aware"}, 1)

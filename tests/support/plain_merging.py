@@ -1,0 +1,42 @@
+"""Merging of dropped entries, written out entry by entry.
+
+Legend: h key-value heads, N rows, d head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def merged_by_loop(
+    kind: str, key_hNd: Tensor, value_hNd: Tensor, kept_hN: Tensor, entries_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys and values after every entry that a head does not keep joined one that it keeps."""
+    key, value = key_hNd.clone(), value_hNd.clone()
+    places = entries_N.cumsum(0).tolist()
+    for head in range(len(key)):
+        kept = [n for n in range(len(entries_N)) if kept_hN[head, n]]
+        joins: dict[int, list[int]] = {n: [] for n in kept}
+        like = functional.normalize(key_hNd[head].float(), dim=-1)
+        like = like @ like.T
+        for n in range(len(entries_N)):
+            if entries_N[n] and not kept_hN[head, n] and kept:
+                if kind == "position":
+                    best = min(kept, key=lambda k: abs(places[k] - places[n]))
+                else:
+                    best = max(kept, key=lambda k: float(like[n, k]))
+                joins[best].append(n)
+        for target, sources in joins.items():
+            for states, merged in ((key_hNd[head].float(), key[head]), (value_hNd[head].float(), value[head])):
+                own, others = states[target], states[sources]
+                if kind == "weighted":
+                    shares = (1 + like[target, sources][:, None]) / 2
+                    joined = (own + (shares * others).sum(0)) / (1 + shares.sum())
+                elif kind == "pivot":
+                    joined = torch.cat([own[None], (own + others) / 2]).mean(0)
+                else:
+                    joined = torch.cat([own[None], others]).mean(0)
+                merged[target] = joined.to(key.dtype)
+    return key, value

@@ -1,0 +1,29 @@
+"""Position ids of a prompt, counted token by token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from subtoken_train.families.family import Family
+from subtoken_train.types import Batch, Region
+
+
+def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
+    """Positions of a sample's real tokens, [n], or [3, n]: an image's tokens are a grid, what follows is beyond it."""
+    ids = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING].tolist()
+    if prompts.image_grid_I3 is None and family.name != "qwen2_5_vl":
+        return torch.arange(len(ids))
+    first = int(prompts.images_per_sample_B[:sample].sum())
+    grids = [] if prompts.image_grid_I3 is None else prompts.image_grid_I3[first:].tolist()
+    placed: list[tuple[int, int, int]] = []
+    start = 0
+    while len(placed) < len(ids):
+        if ids[len(placed)] != family.image_token_id:
+            placed.append((start, start, start))
+            start += 1
+            continue
+        _, high, wide = (n // 2 for n in grids.pop(0))
+        placed += [(start, start + row, start + column) for row in range(high) for column in range(wide)]
+        start += max(high, wide)
+    return torch.tensor(placed).T

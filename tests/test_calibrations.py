@@ -1,0 +1,145 @@
+"""The calibration file: written whole, read strictly; every fault is one message that names the file."""
+
+import json
+import os
+
+import pytest
+
+from subtoken_train.calibrations import MAX_CALIBRATION, CalibrationData, read_calibration
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.duo_attention import HeadAlphas
+from subtoken_train.evictions.prefixkv import LayerShares
+from tests.support.calibration_files import NOBODY, written
+
+ALPHAS = HeadAlphas([[0.0, 1.0], [0.25, 0.5]], sinks=4, recent=8)
+SHARES = LayerShares([0.25, 0.5], [[0.2, 0.3], [0.4, 0.6]])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return written(tmp_path / "duo.json", "duo_attention", ALPHAS, learning_rate=0.02)
+
+
+def changed(path, change):
+    """The file after ``change`` was done to its content."""
+    with open(path) as file:
+        content = json.load(file)
+    change(content)
+    with open(path, "w") as file:
+        json.dump(content, file)
+    return path
+
+
+def test_what_was_written_is_read(path, tmp_path):
+    found = read_calibration(path, "duo_attention", HeadAlphas)
+    assert found.numbers == ALPHAS
+    assert (found.method, found.backbone, found.settings) == ("duo_attention", NOBODY, {"learning_rate": 0.02})
+    assert found.data == CalibrationData("tests", 1, 2)
+    other = read_calibration(written(tmp_path / "other.json", "prefixkv", SHARES), "prefixkv", LayerShares)
+    assert other.numbers == SHARES
+    assert len(other.digest) == 64 != found.digest
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["duo.json", "other.json"]  # nothing half written
+
+
+CHANGES = {
+    "another method's": (lambda c: c.update(method="prefixkv"), "calibration of 'prefixkv', not of duo_attention"),
+    "newer": (lambda c: c.update(schema_version=2), "schema 2; this version reads 1"),
+    "version as a text": (lambda c: c.update(schema_version="1"), "schema_version is '1'; it must be a whole number"),
+    "version as true": (lambda c: c.update(schema_version=True), "schema_version is True; it must be a whole number"),
+    "no numbers": (lambda c: c.pop("numbers"), "numbers is missing"),
+    "another key": (lambda c: c.update(more=1), "unknown key 'more'"),
+    "another number": (lambda c: c["numbers"].update(beta=1), "numbers: unknown key 'beta'"),
+    "too large": (lambda c: c["numbers"]["alpha"][1].__setitem__(0, 1.5), r"alpha\[1\]\[0\] is 1.5; it must be in"),
+    "negative": (lambda c: c["numbers"]["alpha"][0].__setitem__(1, -0.1), r"alpha\[0\]\[1\] is -0.1"),
+    "a text": (lambda c: c["numbers"]["alpha"][0].__setitem__(1, "1"), "it must be a number"),
+    "ragged": (lambda c: c["numbers"]["alpha"][0].append(1), "must be a table"),
+    "empty": (lambda c: c["numbers"].update(alpha=[]), "must be a table"),
+    "empty rows": (lambda c: c["numbers"].update(alpha=[[], []]), "must be a table"),
+    "no recent": (lambda c: c["numbers"].update(recent=0), "recent is 0; it must be 1"),
+    "backbone a text": (lambda c: c.update(backbone="llama"), "backbone is 'llama'; it must be"),
+    "digest a number": (lambda c: c["backbone"].update(digest=5), "digest is 5; it must be a text"),
+    "data a list": (lambda c: c.update(data=[]), r"data is \[\]"),
+    "settings a list": (lambda c: c.update(settings=[1]), "settings is"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_file_is_refused_in_one_message(path, name):
+    change, words = CHANGES[name]
+    with pytest.raises(ValueError, match=words) as caught:
+        build_eviction("duo_attention", calibration=changed(path, change))
+    assert "duo.json" in str(caught.value)
+
+
+RAW = {
+    "not JSON": (b"{", "invalid JSON"),
+    "a list": (b"[]", "it must be a group of keys"),
+    "nothing": (b"", "invalid JSON"),
+    "not UTF-8": (b"\xff\xfe", "not UTF-8"),
+    "NaN": (b'{"schema_version": NaN}', "NaN is no JSON number"),
+    "a key twice": (b'{"method": 1, "method": 2}', "stands twice"),
+    "deep": (b"[" * 100 + b"]" * 100, "nested deeper"),
+    "infinity": (b'{"schema_version": 1e999}', "schema_version is inf"),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_what_is_no_calibration_is_refused(tmp_path, name):
+    content, words = RAW[name]
+    file = tmp_path / "duo.json"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        build_eviction("duo_attention", calibration=str(file))
+
+
+def test_a_large_file_is_not_read(tmp_path):
+    file = tmp_path / "duo.json"
+    with file.open("wb") as opened:
+        opened.truncate(MAX_CALIBRATION + 1)
+    with pytest.raises(ValueError, match="at most"):
+        build_eviction("duo_attention", calibration=str(file))
+
+
+def test_a_pipe_or_folder_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, tmp_path / "missing.json"):
+        with pytest.raises(ValueError, match="is not a file; 'subtoken-train calibrate prefixkv' writes one"):
+            build_eviction("prefixkv", calibration=str(place))
+
+
+@pytest.mark.parametrize("value", [5, True, ["a"], {"a": 1}, "", "a\0b"])
+def test_a_setting_that_names_no_file(value):
+    with pytest.raises(ValueError, match="it must name a file"):
+        build_eviction("prefixkv", calibration=value)
+
+
+SHARE_FAULTS = [
+    ([0.5], [[0.5], [0.6]], "a row for each"),
+    ([0.5, 0.5], [[0.5], [0.6]], "keep must rise"),
+    ([0.0], [[0.5]], "keep must rise"),
+    ([1.0], [[0.5]], "keep must rise"),
+    ([0.5], [[1.5]], r"shares\[0\]\[0\] is 1.5"),
+]
+
+
+@pytest.mark.parametrize(("keep", "shares", "words"), SHARE_FAULTS)
+def test_shares_that_make_no_table(keep, shares, words):
+    with pytest.raises(ValueError, match=words):
+        LayerShares(keep, shares)
+
+
+def test_numbers_of_another_shape(path):
+    found = read_calibration(path, "duo_attention", HeadAlphas)
+    found.check_backbone(NOBODY.digest, 2, 2, 8)
+    with pytest.raises(ValueError, match="alpha has 2 layers of 2 heads, and the backbone 2 of 4"):
+        found.check_backbone(NOBODY.digest, 2, 4, 8)
+    with pytest.raises(ValueError, match=r"was made on 'nowhere/model'.*make its own: subtoken-train calibrate duo"):
+        found.check_backbone("1" * 64, 2, 2, 8)
+    with pytest.raises(ValueError, match="shares has 2 layers and the backbone 3"):
+        SHARES.check_shape(3, 2, 8)
+
+
+def test_a_wrapper_hands_on_what_its_method_reads(path):
+    method = build_eviction("ada(duo_attention)", calibration=path)
+    assert method.calibrated.numbers == ALPHAS
+    assert build_eviction("ada(snapkv)").calibrated is None
