@@ -21,6 +21,7 @@ _ANSWER = re.compile(r"answer", re.IGNORECASE)
 _NUMBER = re.compile(r"-?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _KINDS = {"integer": int, "float": float}
 _LIST = re.compile(r"\[[^\[\]]*\]")
+_BOXED = re.compile(r"\\boxed\{(?:\\text\{)?([^{}]*)\}")
 _QUOTED = re.compile(r'The answer is "(.*)"\.')
 
 
@@ -29,9 +30,12 @@ def extract(response: str, choices: Sequence[str] | None, question_type: str, an
 
     In this order: the response is a choice or a number; ``The answer is "..."``. Then for choices a letter that begins
     it ("B.", "(B) ..."), a letter that is said to be the answer, or the one choice it contains; for numbers the first
-    number after the last "answer", or else the last one, commas taken out; for lists the last pair of brackets.
+    number after the last "answer", or else the last one, commas taken out; for lists the last pair of brackets, spaced
+    as answers are. Bold marks are dropped, a typographic minus is one, and where there is a box its content is read.
     """
-    text = response.strip()
+    text = response.replace("**", "").replace("\N{MINUS SIGN}", "-").strip()
+    if boxed := _BOXED.findall(text):
+        text = boxed[-1].strip()
     if question_type == "multi_choice":
         return _extract_choice(text, choices or ())
     if _is_number(text, answer_type):
@@ -39,7 +43,8 @@ def extract(response: str, choices: Sequence[str] | None, question_type: str, an
     if quoted := _QUOTED.search(text):
         return quoted.group(1)
     if answer_type == "list":
-        return str((_LIST.findall(text) or [text])[-1])
+        found = (_LIST.findall(text) or [text])[-1]
+        return re.sub(r"\s*,\s*", ", ", re.sub(r"\[\s+|\s+\]", lambda bracket: bracket[0].strip(), found))
     return _extract_number(text) if answer_type in _KINDS else text
 
 

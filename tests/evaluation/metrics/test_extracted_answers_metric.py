@@ -36,6 +36,11 @@ def test_golden(shared):
         ("Option A is wrong, so the answer is (c) 145°", "C"),
         ("either 135° or 140°", "either 135° or 140°"),
         ('The answer is "145°".', "145°"),
+        ("**B**", "B"),
+        ("Answer: **C**", "C"),
+        ("**(B) 140°**", "B"),
+        (r"\boxed{B}", "B"),
+        (r"The angles add up, so the result is $\boxed{\text{C}}$.", "C"),
     ],
 )
 def test_choices(response, expected):
@@ -53,6 +58,11 @@ def test_choices(response, expected):
         ("-2e3", "float", "-2e3"),
         ("about [1, 2] then [3, 4]", "list", "[3, 4]"),
         ("none", "integer", "none"),
+        ("\N{MINUS SIGN}3", "integer", "-3"),
+        ("it falls by \N{MINUS SIGN}2.5", "float", "-2.5"),
+        (r"6 of 7, hence \boxed{42} in all of 50", "integer", "42"),
+        ("[2007,2008]", "list", "[2007, 2008]"),
+        ("[ 2007 ,2008 ]", "list", "[2007, 2008]"),
     ],
 )
 def test_numbers_and_lists(response, kind, expected):
