@@ -19,18 +19,9 @@ from subtoken_train.inference.second_pass import rows_of_task, task_tokens
 from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.text_families import text_batch, text_family
+from tests.support.truth_cells import PLAIN_CELL as CELL
 from tests.support.truth_cells import backbone_of, difference
 from tests.support.truth_models import family_of, prompts
-
-CELL = {
-    "family": "llama",
-    "reducer": "none",
-    "selector": "none",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "precision": "fp32",
-}
 
 
 def plain_scores(family, ids, chunk, sinks):

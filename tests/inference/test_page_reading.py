@@ -16,17 +16,9 @@ from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, only_sample
 from tests.support.reference import recompute
 from tests.support.text_families import text_batch, text_family
+from tests.support.truth_cells import PLAIN_CELL as CELL
 from tests.support.truth_cells import backbone_of, decoded, difference
 
-CELL = {
-    "family": "llama",
-    "reducer": "none",
-    "selector": "none",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "precision": "fp32",
-}
 PAGES = {"page_size": 4, "least_pages": 1, "dense_layers": 1}
 
 

@@ -156,6 +156,17 @@ def full_matrix() -> list[Cell]:
     return _filled(models, others) + _filled(ACTING, [name for name in FACTORS if name not in ACTING])
 
 
+PLAIN_CELL = {
+    "family": "llama",
+    "reducer": "none",
+    "selector": "none",
+    "layout": "contiguous",
+    "groups": "8/3",
+    "budget": "per_token",
+    "precision": "fp32",
+}
+"""A language model without compression, for tests that add some."""
+
 ACTING = ["eviction", "batch", "protocol", "precision"]
 
 
