@@ -45,6 +45,24 @@ def in_compressed_region(regions: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Licence:
+    """A licence in model-card metadata.
+
+    Attributes:
+        identifier: the Hub's identifier (``apache-2.0``, ``llama2``; ``other`` where it has none).
+        name: short name of an ``other`` licence.
+        link: its text, where ``identifier`` is ``other``.
+    """
+
+    identifier: str
+    name: str | None = None
+    link: str | None = None
+
+
+APACHE = Licence("apache-2.0")
+
+
+@dataclass(frozen=True)
 class Identity:
     """A backbone's identity; ``digest`` covers model type and every parameter's name and shape, never its values."""
 
@@ -121,11 +139,13 @@ class Batch:
         labels_BN: ids to predict, int64; -100 where there is no loss (everything but answers).
         regions_BN: ``Region`` codes, int64; PADDING marks what the attention must not see.
         rank_position_B: the last prompt token of the turn that holds the last image, int64; -1 without an image.
-        pixel_values: all images of the batch in order, [num_images, 3, H, W] (Qwen2.5-VL: flattened patches,
-            [num_patches, channels]); None for a text-only batch.
-        images_per_sample_B: images of each sample, int64.
+        pixel_values: all images and videos of the batch in order, as its family's ``process_images`` makes them:
+            [num_images, 3, H, W], tiles alike, or flattened patches [num_patches, channels]; None for a text-only
+            batch.
+        images_per_sample_B: images and videos of each sample, int64.
         record_ids: the records' own ids, for messages and logs.
-        image_grid_I3: (time, height, width) of each image in patches, int64; None where the family has one size.
+        image_grid_I3: layout of each image or video, int64, in its family's words: (time, height, width) in patches
+            (Qwen), (tiles, height, width of the picture in pixels); None where all have one size.
         followed: these are only the first tokens of prompts whose others come later (``context_first``), so that no
             token is read from their last row.
     """
@@ -159,12 +179,14 @@ class VisualStates:
         received: attention that each token receives, [T] in fp32: from the class token, or from all patches where
             there is none; None unless statistics were asked for.
         keys: what similarity is measured on, [T, d] in fp32; None unless statistics were asked for.
+        deep: what the first n layers of the language model add to their outputs, [n, T, D]; None for most towers.
     """
 
     tokens: list[Tensor]
     cls: list[Tensor] | None = None
     received: list[Tensor] | None = None
     keys: list[Tensor] | None = None
+    deep: list[Tensor] | None = None
 
 
 @dataclass

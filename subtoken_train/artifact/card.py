@@ -11,38 +11,7 @@ from subtoken_train.artifact.scores import Evaluation, model_index, score_table
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.ledger.kv_budget import KVBudget
-
-
-@dataclass(frozen=True)
-class Licence:
-    """A licence in model-card metadata.
-
-    Attributes:
-        identifier: the Hub's identifier (``apache-2.0``, ``llama2``; ``other`` where it has none).
-        name: short name of an ``other`` licence.
-        link: its text, where ``identifier`` is ``other``.
-    """
-
-    identifier: str
-    name: str | None = None
-    link: str | None = None
-
-
-_APACHE, _LLAMA2 = Licence("apache-2.0"), Licence("llama2")
-_LICENCES = {
-    "llava-hf/llava-1.5-7b-hf": _LLAMA2,
-    "llava-hf/llava-1.5-13b-hf": _LLAMA2,
-    "meta-llama/Llama-2-7b-hf": _LLAMA2,
-    "mistralai/Mistral-7B-v0.1": _APACHE,
-    "Qwen/Qwen2.5-7B": _APACHE,
-    "Qwen/Qwen2.5-VL-3B-Instruct": Licence(
-        "other", "qwen-research", "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE"
-    ),
-    "Qwen/Qwen2.5-VL-7B-Instruct": _APACHE,
-    "checkpoints/tiny-llava": _APACHE,
-}
-"""By the backbone's name; of others the backbone must be asked."""
-
+from subtoken_train.types import Licence
 
 _CARD = """---
 {metadata}
@@ -140,7 +109,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     words = "none" if routing is None else f"{routing['selector']}, S={groups['num_groups']}, K={groups['kept_groups']}"
     output_lora = None if stage2 is None else stage2["output_lora"]
     lora = "Merged q/v LoRA" if record["merged"] else "q/v LoRA"
-    scored, licence = sections.evaluation, _LICENCES.get(record["backbone"]["path"])
+    scored, licence = sections.evaluation, _licence(record["backbone"]["path"])
     return _CARD.format(
         metadata=_metadata(record, sections).to_yaml().rstrip(),
         what=lora if routing is None else f"{lora} and value-group routers",
@@ -166,7 +135,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
 def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
     """The Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
     base = record["backbone"]["path"]
-    licence, merged = _LICENCES.get(base), record["merged"]
+    licence, merged = _licence(base), record["merged"]
     sees_images = FAMILIES.find(record["identity"]["model_type"]).sees_images
     tags = ["subtoken_train", "kv-cache-compression"]
     scored, task = sections.evaluation, "visual-question-answering" if sees_images else "question-answering"
@@ -201,3 +170,8 @@ def _stages_words(training: dict[str, Any], output_lora: dict[str, Any] | None) 
 def _plain(settings: dict[str, Any]) -> str:
     """``rank 8, alpha 16``; groups of settings are left out."""
     return ", ".join(f"{key} {value}" for key, value in settings.items() if not isinstance(value, dict))
+
+
+def _licence(backbone: str) -> Licence | None:
+    """Of a backbone that a family knows by name; of others the backbone must be asked."""
+    return next((each.licences[backbone] for each in FAMILIES.values() if backbone in each.licences), None)

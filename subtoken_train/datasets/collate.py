@@ -62,11 +62,13 @@ def encode(
     """
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
     with _named(record):
-        visual_tokens = [family.visual_tokens((image.height, image.width)) for image in images]
-        rendered = _expand_images(family.render(turns), visual_tokens)
+        rendered = family.render(turns)
+        rendered = _expand_images(
+            rendered, [family.picture_text(image, rendered.image_marker, len(images)) for image in images]
+        )
         encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
         ids, starts = encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
-        visual = [token == family.image_token_id for token in ids] if images else [False] * len(ids)
+        visual = family.is_visual(torch.tensor(ids)).tolist() if images else [False] * len(ids)
         _check_image_tokens(sum(visual), rendered)
         answer = [any(begin <= start < end for begin, end in rendered.answer_spans) for start in starts]
         if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
@@ -95,20 +97,19 @@ def _named(record: Record) -> Iterator[None]:
         raise ValueError(f"record {record.id!r}: {error}") from error
 
 
-def _expand_images(rendered: RenderedPrompt, visual_tokens: list[int]) -> RenderedPrompt:
-    """Repeat every image marker once per visual token, and shift the answer spans by the text that was added."""
+def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt:
+    """Put each picture's text in the place of its marker, and shift the answer spans by what was added."""
     marker = rendered.image_marker
     places = [match.start() for match in re.finditer(re.escape(marker), rendered.text)] if marker else []
-    if len(places) != len(visual_tokens):
+    if len(places) != len(texts):
         raise ValueError(
-            f"{len(places)} {marker!r} in its prompt but {len(visual_tokens)} image(s); write exactly one placeholder "
-            "per image"
+            f"{len(places)} {marker!r} in its prompt but {len(texts)} image(s); write exactly one placeholder per image"
         )
     pieces, end, grown = [], 0, [0]
-    for place, count in zip(places, visual_tokens, strict=True):
-        pieces += [rendered.text[end:place], marker * count]
+    for place, text in zip(places, texts, strict=True):
+        pieces += [rendered.text[end:place], text]
         end = place + len(marker)
-        grown.append(grown[-1] + len(marker) * (count - 1))
+        grown.append(grown[-1] + len(text) - len(marker))
     pieces.append(rendered.text[end:])
     spans = [
         (start + grown[bisect_right(places, start)], stop + grown[bisect_right(places, stop)])
@@ -195,7 +196,8 @@ class Collator:
             for record, own in zip(records, images, strict=True)
         ]
         flat = [image for own in images for image in own]
-        pixel_values, grid = self.family.process_images(flat) if flat else (None, None)
+        together = [len(own) for own in images for _ in own]
+        pixel_values, grid = self.family.process_images(flat, together) if flat else (None, None)
         return self._pad(samples, pixel_values, grid)
 
     def _pad(self, samples: list[EncodedSample], pixel_values: torch.Tensor | None, grid: torch.Tensor | None) -> Batch:

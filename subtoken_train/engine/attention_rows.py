@@ -46,21 +46,24 @@ def scouted_row(
     position_ids: Tensor,
     row_B: Tensor,
     size: int | None = None,
+    deep_nBND: Tensor | None = None,
 ) -> Tensor:
     """``attention_row`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
 
-    ``size``: a chunk of rows at a time, see ``engine/chunks.py``; None: all at once.
+    ``size``: a chunk of rows at a time, see ``engine/chunks.py``; None: all at once. ``deep_nBND``: what the first
+    layers add to their outputs.
     """
     length = int(row_B.max().clamp(min=0)) + 1
     visible, position = visible_BN[:, :length], position_ids[..., :length]
+    deep = None if deep_nBND is None else deep_nBND[:, :, :length]
     with evaluation_mode(family.decoder):
         if size is None:
-            below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer)
+            below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer, deep_nBND=deep)
         else:
             below = hidden_BND[:, :length]
             for lower in range(layer):
                 dense = DynamicCache(config=family.decoder.config)  # of one layer
-                below = run_chunks(family, dense, lower, below, visible, position, size)
+                below = run_chunks(family, dense, lower, below, visible, position, size, deep_nBND=deep)
         row = attention_row(family, layer, below, visible, position, row_B)
     return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
 
@@ -95,16 +98,16 @@ class _LayerAttention:
         self, family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor
     ) -> None:
         block = family.decoder.layers[layer]
-        self.family, self.attention, self.visible_BN = family, block.self_attn, visible_BN
+        self.family, self.layer, self.attention, self.visible_BN = family, layer, block.self_attn, visible_BN
         self.normed_BND = block.input_layernorm(hidden_BND)
         cos, sin = family.decoder.rotary_emb(self.normed_BND, position_ids)
         self.cos, self.sin = cos.expand(len(hidden_BND), -1, -1), sin.expand(len(hidden_BND), -1, -1)
-        key = self._heads(self.attention.k_proj(self.normed_BND))
+        key = family.key_heads(layer, self.normed_BND)
         _, self.key_BhNd = family.rotate(key, key, (self.cos, self.sin))
 
     def rows(self, index_BR: Tensor) -> Tensor:
         """Head-mean attention of rows ``index_BR`` over all positions, [B, R, N] in fp32."""
-        query = self._heads(self.attention.q_proj(take_rows(self.normed_BND, index_BR)))
+        query = self.family.query_heads(self.layer, take_rows(self.normed_BND, index_BR))
         places = take_rows(self.cos, index_BR), take_rows(self.sin, index_BR)
         query_BHRd, _ = self.family.rotate(query, query, places)
         shared = query_BHRd.shape[1] // self.key_BhNd.shape[1]
@@ -116,6 +119,3 @@ class _LayerAttention:
         allowed_BRN = allowed_BRN | (columns_N == index_BR[..., None])
         masked: Tensor = scores_BHRN.float().masked_fill(~allowed_BRN[:, None], -torch.inf)
         return masked.softmax(-1).mean(1)
-
-    def _heads(self, projected: Tensor) -> Tensor:
-        return projected.reshape(*projected.shape[:2], -1, self.attention.head_dim).transpose(1, 2)

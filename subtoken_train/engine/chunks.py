@@ -71,6 +71,7 @@ def run_chunks(
     observer: Observer | None = None,
     split: ContextSplit | None = None,
     state: RoutingState | None = None,
+    deep_nBND: Tensor | None = None,
 ) -> Tensor:
     """One layer's output for rows that stand after what its cache holds, [B, n, D].
 
@@ -85,6 +86,7 @@ def run_chunks(
         observer: sees every chunk: its queries, all keys and values so far.
         split: as ``split_attention`` takes it; decided ahead.
         state: of the routers; routed ahead.
+        deep_nBND: what the first layers add to their outputs, of the n rows.
     """
     block, config = family.decoder.layers[layer], family.decoder.config
     before = seen_BN.shape[1] - hidden_BND.shape[1]
@@ -95,10 +97,11 @@ def run_chunks(
         if state is not None:
             state.part = part.start, part.stop
         rows, places, seen = hidden_BND[:, part], position[..., part], seen_BN[:, : before + part.stop]
+        deep = None if deep_nBND is None else deep_nBND[:, :, part]
         if runs_sdpa(config):
-            out_BND[:, part] = family.through([block], rows, None, places, cache, seen_BN=seen, **options)
+            out_BND[:, part] = family.through([block], rows, None, places, cache, deep, seen_BN=seen, **options)
         else:
-            out_BND[:, part] = family.run_layers(rows, seen, places, cache, layer, layer + 1, **options)
+            out_BND[:, part] = family.run_layers(rows, seen, places, cache, layer, layer + 1, deep, **options)
     return out_BND
 
 
@@ -126,7 +129,7 @@ def look_ahead(
     if split is not None:
         query_BHNd = key_BhNd = heads(value_BND)  # of no account where nothing chooses
         if split.reducer is not None:
-            query_BHNd, key_BhNd = heads(attention.q_proj(normed_BND)), heads(attention.k_proj(normed_BND))
+            query_BHNd, key_BhNd = family.query_heads(layer, normed_BND), family.key_heads(layer, normed_BND)
             angles = family.decoder.rotary_emb(normed_BND, position)
             query_BHNd, key_BhNd = family.rotate(query_BHNd, key_BhNd, angles)
         split.ahead[layer] = split.decide(layer, query_BHNd, key_BhNd, heads(value_BND))

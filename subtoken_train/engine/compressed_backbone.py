@@ -27,7 +27,7 @@ from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Region, VisualStates
 
 
 class CompressedBackbone(nn.Module):
@@ -107,14 +107,18 @@ class CompressedBackbone(nn.Module):
         """
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, PassCall(batch, cache, pad_left, observer, chunks)
-        rows = Rows.whole(batch.regions_BN, family.positions(batch))
         neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
-        if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None):
-            hidden, keep = self._tower_reduced(reducer, batch, rows)
+        in_tower = isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None)
+        states = family.visual_states(batch, statistics=in_tower)
+        rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
+        if in_tower:
+            assert isinstance(reducer, TowerReducer)
+            assert states is not None
+            hidden, keep = self._tower_reduced(reducer, batch, rows, states)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)
             result = self._routed_span(call, take_rows(hidden, gather), rows, [], 0)
         else:
-            hidden = family.embed(batch)
+            hidden = family.embed(batch, states)
             result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
         result.embeds_BND, result.routing = hidden, self.active_routing
         return result
@@ -130,7 +134,7 @@ class CompressedBackbone(nn.Module):
             size = None if call.chunks is None else call.chunks.size
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
             keep, rank = reducer.select(
-                reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, size))
+                reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, size, rows.deep_nBMD))
             )
             rows, gather = rows.take(keep, call.pad_left)
             return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
@@ -160,11 +164,11 @@ class CompressedBackbone(nn.Module):
                 cache.layers[layer].values = routed_BhNd
         return PromptPass(hidden, rows, [(0, self.family.shape.num_layers, rows)], state, kept=split.seen)
 
-    def _tower_reduced(self, reducer: TowerReducer, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _tower_reduced(
+        self, reducer: TowerReducer, batch: Batch, rows: Rows, states: VisualStates
+    ) -> tuple[Tensor, Tensor]:
         """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, [B, N]."""
         family = self.family
-        states = family.visual_states(batch, statistics=True)
-        assert states is not None
         keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
         sizes = [len(tokens) for tokens in states.tokens]
         batch.check_features(int(visual.sum()), sum(sizes))

@@ -1,6 +1,6 @@
 """The rows that run through the decoder layers, and what a pass over a batch leaves behind.
 
-Legend: B batch, N positions before the reducer, M positions after it, D model width.
+Legend: B batch, N positions before the reducer, M positions after it, D model width, n layers.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Rows:
         regions_BM: ``Region`` codes.
         next_position: position id of the first token after the prompt, [B, 1] or [3, B, 1]: one past the largest of the
             unreduced prompt, whatever was dropped since.
+        deep_nBMD: what the first n layers add to their outputs (visual features of their own); None for most models.
     """
 
     index_BM: Tensor
@@ -51,14 +52,15 @@ class Rows:
     ordinal_BM: Tensor
     regions_BM: Tensor
     next_position: Tensor
+    deep_nBMD: Tensor | None = None
 
     @classmethod
-    def whole(cls, regions_BN: Tensor, position: Tensor) -> Rows:
+    def whole(cls, regions_BN: Tensor, position: Tensor, deep_nBND: Tensor | None = None) -> Rows:
         """The rows of an unreduced sequence."""
         visible_BN = regions_BN != Region.PADDING
         index_BN = torch.arange(visible_BN.shape[1], device=visible_BN.device).expand(visible_BN.shape)
         following = one_past(position, visible_BN)
-        return cls(index_BN, visible_BN, position, count_positions(visible_BN), regions_BN, following)
+        return cls(index_BN, visible_BN, position, count_positions(visible_BN), regions_BN, following, deep_nBND)
 
     def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> tuple[Rows, Tensor]:
         """The kept rows, and the index that gathers other tensors alike.
@@ -75,7 +77,8 @@ class Rows:
             position = self.position.gather(-1, index.expand(*self.position.shape[:-1], -1))
             following = self.next_position
         ordinal = take_rows(self.ordinal_BM, index)
-        return Rows(take_rows(self.index_BM, index), valid, position, ordinal, regions, following), index
+        deep = None if self.deep_nBMD is None else torch.stack([take_rows(each, index) for each in self.deep_nBMD])
+        return Rows(take_rows(self.index_BM, index), valid, position, ordinal, regions, following, deep), index
 
 
 def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:

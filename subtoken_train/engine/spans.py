@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 from transformers import Cache
@@ -67,7 +68,7 @@ def run_span(
 
     if call.chunks is not None:
         return _in_chunks(family, call, call.chunks, hidden_BMD, rows, range(start, stop), split, state, entries)
-    options: dict[str, object] = {} if split is None else {"context_split": split}
+    options: dict[str, Any] = {} if split is None else {"context_split": split}
     if watch is not None:
 
         def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
@@ -75,7 +76,8 @@ def run_span(
             watch(layer, query, key, value, scale, entries(layer))
 
         options["observer"] = observe
-    return family.run_layers(hidden_BMD, rows.visible_BM, rows.position, call.cache, start, stop, **options)
+    deep = rows.deep_nBMD
+    return family.run_layers(hidden_BMD, rows.visible_BM, rows.position, call.cache, start, stop, deep, **options)
 
 
 def _in_chunks(
@@ -104,6 +106,7 @@ def _in_chunks(
             notes,
             split,
             state,
+            rows.deep_nBMD,
         )
         states, groups_BMS = call.cache.layers[layer], None
         if split is not None:

@@ -1,10 +1,29 @@
-"""Image geometry that training and inference share; PIL only."""
+"""What a prompt shows, images and videos, and the geometry that training and inference share; PIL only."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from PIL import Image
 
 FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames of a video, which stand in a prompt as one picture does.
+
+    Attributes:
+        frames: RGB images of one size, in order.
+        fps: frames a second, as they were taken from the video.
+    """
+
+    frames: tuple[Image.Image, ...]
+    fps: float = 1.0
+
+
+Picture = Image.Image | Video
+"""What ``<image>`` stands for in a prompt."""
 
 
 def copied_bytes(pixel_bytes: int, element: int) -> int:

@@ -16,7 +16,7 @@ from transformers import CLIPVisionConfig, LlavaConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
 from subtoken_train.families.text import llama_config
-from subtoken_train.types import Batch, RenderedPrompt, Turn, VisualStates
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, Turn, VisualStates
 
 
 class LlavaFamily(Family):
@@ -29,6 +29,11 @@ class LlavaFamily(Family):
     published: ClassVar[dict[str, Callable[[], Any]]] = {
         "llava-hf/llava-1.5-7b-hf": lambda: _published(4096, 11008, 32, 32),
         "llava-hf/llava-1.5-13b-hf": lambda: _published(5120, 13824, 40, 40),
+    }
+    licences: ClassVar[dict[str, Licence]] = {
+        "llava-hf/llava-1.5-7b-hf": Licence("llama2"),
+        "llava-hf/llava-1.5-13b-hf": Licence("llama2"),
+        "checkpoints/tiny-llava": APACHE,
     }
     # 595 = 576 + 19; how the 19 split is our reading
     paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 14}
@@ -50,13 +55,13 @@ class LlavaFamily(Family):
                 spans.append((start, len(text)))
         return RenderedPrompt(text, spans, marker)
 
-    def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
+    def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy)."""
         vision = self.model.config.vision_config
         cls_kept = self.model.config.vision_feature_select_strategy != "default"
         return int((vision.image_size // vision.patch_size) ** 2 + cls_kept)
 
-    def process_images(self, images: list[Any]) -> tuple[Tensor, None]:
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
         """Pixel values [num_images, 3, H, W]; images are padded to a square of the mean colour first."""
         image_processor = self.processor.image_processor
         fill = tuple(round(255 * mean) for mean in image_processor.image_mean)

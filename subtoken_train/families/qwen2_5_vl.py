@@ -5,49 +5,24 @@ Legend: B batch, N positions, D model width, H heads, I images, T visual tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, Qwen2_5_VLConfig
+from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from subtoken_train.families.family import Family
+from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import FP32_BYTES, copied_bytes
+from subtoken_train.families.qwen_processor import QwenProcessor
 from subtoken_train.families.qwen_tower import tower_with_statistics
-from subtoken_train.types import Batch, Region, RenderedPrompt, Turn, VisualStates
-
-
-class QwenProcessor:
-    """Tokenizer and PIL image processor; the same pixels with and without torchvision. Videos are not supported."""
-
-    image_token = "<|image_pad|>"
-
-    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
-        self.image_processor = image_processor
-        self.tokenizer = tokenizer
-
-    @classmethod
-    def from_pretrained(
-        cls, source: str, revision: str | None = None, trust_remote_code: bool = False
-    ) -> QwenProcessor:
-        """Read both from a folder or the Hub, whichever image processor class the checkpoint names."""
-        return cls(
-            Qwen2VLImageProcessorPil.from_pretrained(source, revision=revision),
-            AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code),
-        )
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write both into a checkpoint folder."""
-        self.image_processor.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-
+from subtoken_train.types import APACHE, Batch, Licence, Region, RenderedPrompt, Turn, VisualStates
 
 DEFAULT_MAX_PIXELS = 1280 * 28 * 28
 """Cap of an image, in pixels: 1,280 visual tokens. Published checkpoints allow 16,384, more than a training record."""
+_HUB = "https://huggingface.co/Qwen"
 _MAX_ASPECT = 200
 """Longer side / shorter side that Qwen's resizing accepts."""
 
@@ -66,7 +41,14 @@ class Qwen25VLFamily(Family):
         "Qwen/Qwen2.5-VL-3B-Instruct": lambda: _published(2048, 11008, 36, 16, 2, 151936, True),
         "Qwen/Qwen2.5-VL-7B-Instruct": lambda: _published(3584, 18944, 28, 28, 4, 152064, False),
     }
+    licences: ClassVar[dict[str, Licence]] = {
+        "Qwen/Qwen2.5-VL-3B-Instruct": Licence(
+            "other", "qwen-research", f"{_HUB}/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE"
+        ),
+        "Qwen/Qwen2.5-VL-7B-Instruct": APACHE,
+    }
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.visual")
+    image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
     tower_positions = "mrope"
     # 171 = 27 + 144: a 336 x 336 image; this chat format makes 27 of a six-token question, 15 of them before the image
     nominal_image = (336, 336)
@@ -110,7 +92,7 @@ class Qwen25VLFamily(Family):
                 text += "\n"
         return RenderedPrompt(text, spans, marker)
 
-    def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
+    def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Merged patches of one image of (height, width) pixels after resizing; the nominal image without a size.
 
         Raises:
@@ -127,11 +109,32 @@ class Qwen25VLFamily(Family):
         high, wide = smart_resize(height, width, unit, self.min_pixels, self.max_pixels)
         return int(high * wide // unit**2)
 
-    def process_images(self, images: list[Any]) -> tuple[Tensor, Tensor]:
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """Flattened patches of all images, [num_patches, channels * pixels], and (1, height, width) of each grid."""
         size = {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels}
         made = self.processor.image_processor(images, size=size, return_tensors="pt")
         return made["pixel_values"], made["image_grid_thw"]
+
+    def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
+        """Flattened patches and the grids that count them."""
+        pixels, grid = given.get("pixel_values"), given.get("image_grid_thw")
+        if pixels is not None or grid is not None:
+            patches = -1
+            if grid is not None and grid.dim() == 2 and grid.shape[1] == 3 and not grid.is_floating_point():
+                patches = int(grid.prod(-1).sum())
+            if pixels is None or pixels.dim() != 2 or len(pixels) != patches:
+                raise ValueError(
+                    f"pixel_values of {self.name} must be [patches, channels] with image_grid_thw [images, 3] that "
+                    "counts the patches; pass the processor's whole output"
+                )
+        runs = [sum(image for image, _ in groupby(row)) for row in visual_BN.tolist()]
+        return GivenImages(pixels, grid, torch.tensor(runs, device=visual_BN.device))
+
+    def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
+        """By the names of Qwen's processor."""
+        assert grid_I3 is not None
+        kinds = self.is_visual(input_ids_BN).int()
+        return {"pixel_values": pixels, "image_grid_thw": grid_I3, "mm_token_type_ids": kinds}
 
     def image_bytes(self) -> int:
         """Bytes of the nominal image's flattened patches, fp32."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 
 from subtoken_train.families.family import Family
-from subtoken_train.types import Batch, RenderedPrompt, Turn
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, Turn
 
 
 class TextFamily(Family):
@@ -35,6 +35,11 @@ class TextFamily(Family):
             rms_norm_eps=1e-6,
             tie_word_embeddings=False,
         ),
+    }
+    licences: ClassVar[dict[str, Licence]] = {
+        "meta-llama/Llama-2-7b-hf": Licence("llama2"),
+        "mistralai/Mistral-7B-v0.1": APACHE,
+        "Qwen/Qwen2.5-7B": APACHE,
     }
     lora_pattern = r"model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
 
@@ -60,11 +65,11 @@ class TextFamily(Family):
                 spans.append((start, len(text)))
         return RenderedPrompt(text, spans, "")
 
-    def visual_tokens(self, image_size: tuple[int, int] | None = None) -> int:
+    def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """A language model has no visual tokens."""
         raise _no_images(self.model.config.model_type)
 
-    def process_images(self, images: list[Any]) -> tuple[Tensor, None]:
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
         """A language model takes no images."""
         raise _no_images(self.model.config.model_type)
 

@@ -14,7 +14,9 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig
 
-INPUTS = frozenset({"input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_token_type_ids"})
+from subtoken_train.inference.prompt_batch import IMAGE_INPUTS
+
+INPUTS = frozenset({"input_ids", "attention_mask", *IMAGE_INPUTS})
 """What processors return."""
 _LOOP = (
     "generation_config",
@@ -41,7 +43,6 @@ _REMOTE = "transformers runs it with code from the Hub"
 _OWN_CACHE = "the cache is SubTokenModel's own"
 _POSITIONS = "positions are those of the prompt's own tokens"
 _ENCODER = "it is for encoder-decoder models"
-_VIDEO = "videos are not served"
 _FORWARD = "it is an argument of the model's forward, which this wrapper calls itself"
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -93,10 +94,6 @@ REFUSED_IF_GIVEN: dict[str, tuple[tuple[Any, ...], str]] = {
     "inputs": ((), "prompts are given as input_ids"),
     "inputs_embeds": ((), "the regions of a prompt are read from its input_ids"),
     "token_type_ids": ((), "no backbone here reads it"),
-    "pixel_values_videos": ((), _VIDEO),
-    "video_grid_thw": ((), _VIDEO),
-    "second_per_grid_ts": ((), _VIDEO),
-    "image_sizes": ((), _FORWARD),
     "labels": ((), _FORWARD),
     "logits_to_keep": ((), _FORWARD),
     "mm_encoder_outputs": ((), _FORWARD),

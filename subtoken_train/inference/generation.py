@@ -116,9 +116,8 @@ def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor 
     """
     if ids_Bq.shape[1] == 1:  # a generated token, whatever it is
         return
-    image = backbone.family.image_token_id
     # the first is the last generated token, whatever it is; images are of several tokens
-    if image is not None and bool((ids_Bq[:, 1:] == image).any()):
+    if bool(backbone.family.is_visual(ids_Bq[:, 1:]).any()):
         raise ValueError(
             "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start "
             "again with all images, without past_key_values"

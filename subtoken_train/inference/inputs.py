@@ -42,16 +42,12 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Ima
         )
     images = [to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
     for i, image in enumerate(images):
-        parts[i] += marker * family.visual_tokens((image.height, image.width))
+        parts[i] += family.picture_text(image, marker, len(images))
     encoded = family.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
     made = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
     if images:
-        made["pixel_values"], grid = family.process_images(images)
-        if grid is not None:
-            made |= {
-                "image_grid_thw": grid,
-                "mm_token_type_ids": (made["input_ids"] == family.image_token_id).int(),
-            }
+        pixels, grid = family.process_images(images, [len(images)] * len(images))
+        made |= family.given_images(pixels, grid, made["input_ids"])
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subtoken_train.families.family import Family
+from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
 
-IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "mm_token_type_ids")
-"""What processors make of images."""
+IMAGE_INPUTS = (
+    "pixel_values",
+    "image_grid_thw",
+    "mm_token_type_ids",
+    "image_sizes",
+    "batch_num_images",
+    "pixel_values_videos",
+    "video_grid_thw",
+    "second_per_grid_ts",
+)
+"""What processors make of images and videos; which of them a family takes, it says."""
 QUERY_TOKENS = 64  # last prompt tokens of a text that ask, unless told
 
 
@@ -48,8 +56,9 @@ def batch_from_inputs(
     """
     device = family.model.device
     input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
-    pixels, grid, kinds = (_on(device, name, inputs.get(name)) for name in IMAGE_INPUTS)
-    if kinds is not None and not torch.equal(kinds.ne(0), input_ids_BN.eq(_image_token(family))):
+    given = {name: _on(device, name, inputs[name]) for name in IMAGE_INPUTS if inputs.get(name) is not None}
+    kinds = given.get("mm_token_type_ids")
+    if kinds is not None and not torch.equal(kinds.ne(0), family.is_visual(input_ids_BN)):
         raise ValueError(
             "mm_token_type_ids do not mark the image tokens of input_ids; pass the processor's whole output"
         )
@@ -58,66 +67,46 @@ def batch_from_inputs(
     if family.image_token_id is None:
         if context_length is not None and type(context_length) is not int:
             raise ValueError(f"context_length={context_length!r} must be a whole number of tokens")
-        if pixels is not None:
-            raise ValueError(f"pixel_values were given, but {family.name} sees no images")
+        if shown_by := [name for name in given if name.startswith("pixel_values")]:
+            raise ValueError(f"{shown_by[0]} were given, but {family.name} sees no images")
         regions, images = _text_regions(family, input_ids_BN, visible, context_length), torch.zeros_like(last_B)
-        rank = last_B
+        rank, shown = last_B, GivenImages(None, None, images)
     else:
         if context_length is not None:
             raise ValueError(f"context_length is for language models; {family.name} compresses the visual tokens")
-        visual = visible & (input_ids_BN == family.image_token_id)
-        if bool(visual.any()) != (pixels is not None):
+        if foreign := [name for name in given if name not in family.image_inputs]:
+            taken = ", ".join(family.image_inputs)
+            raise ValueError(f"{foreign[0]}: {family.name} takes {taken}; leave it out, or load its own processor")
+        visual = visible & family.is_visual(input_ids_BN)
+        pixels = any(name.startswith("pixel_values") for name in given)
+        if bool(visual.any()) != pixels:
             found = int(visual.sum())
             raise ValueError(
-                f"{found} image tokens in the prompt but {'no' if pixels is None else 'some'} pixel_values; write one "
+                f"{found} image tokens in the prompt but {'some' if pixels else 'no'} pixel_values; write one "
                 "image placeholder per image and pass the processor's whole output"
             )
-        _check_images(family, pixels, grid)
+        shown = family.read_images(given, visual)
         regions = torch.where(visual, int(Region.VISUAL), int(Region.QUERY))
         before = (visual.long().cumsum(-1) == 0) & visual.any(-1, keepdim=True)
         regions = regions.masked_fill(before, int(Region.SYSTEM)).masked_fill(~visible, int(Region.PADDING))
-        images = _images_per_sample(family, visual, grid)
         rank = torch.where(visual.any(-1), last_B, -1)
     return Batch(
         input_ids_BN=input_ids_BN,
         labels_BN=torch.full_like(input_ids_BN, IGNORE_INDEX),
         regions_BN=regions,
         rank_position_B=rank,
-        pixel_values=pixels,
-        images_per_sample_B=images,
+        pixel_values=shown.pixel_values,
+        images_per_sample_B=shown.images_per_sample_B,
         record_ids=[f"prompt {i}" for i in range(len(input_ids_BN))],
-        image_grid_I3=grid,
+        image_grid_I3=shown.image_grid_I3,
     )
 
 
-def _image_token(family: Family) -> int:
-    """No token's id for a language model."""
-    return -1 if family.image_token_id is None else family.image_token_id
-
-
-def _check_images(family: Family, pixels: Tensor | None, grid: Tensor | None) -> None:
-    """Raise a worded ``ValueError`` unless the pixels have the form that the family's processor gives them."""
-    if family.nominal_image is None:
-        if grid is not None:
-            raise ValueError(f"image_grid_thw: {family.name} scales every image to one size; leave it out")
-        wanted = "[images, 3, height, width]" if pixels is not None and pixels.dim() != 4 else None
-    elif pixels is None and grid is None:
-        return
-    else:
-        patches = -1
-        if grid is not None and grid.dim() == 2 and grid.shape[1] == 3 and not grid.is_floating_point():
-            patches = int(grid.prod(-1).sum())
-        fits = pixels is not None and pixels.dim() == 2 and len(pixels) == patches
-        wanted = None if fits else "[patches, channels] with image_grid_thw [images, 3] that counts the patches"
-    if wanted is not None:
-        raise ValueError(f"pixel_values of {family.name} must be {wanted}; pass the processor's whole output")
-
-
-def _on(device: torch.device, name: str, given: Any) -> Tensor | None:
+def _on(device: torch.device, name: str, given: Any) -> Tensor:
     """An input that is a tensor, on the model's device."""
-    if given is not None and not isinstance(given, Tensor):
+    if not isinstance(given, Tensor):
         raise ValueError(f'{name} must be a tensor, not {type(given).__name__}; use return_tensors="pt"')
-    return None if given is None else given.to(device)
+    return given.to(device)
 
 
 def context_tokens(family: Family, token_ids: list[int]) -> int:
@@ -153,11 +142,3 @@ def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_le
         split = [int(Region.CONTEXT)] * length + [int(Region.QUERY)] * (len(real) - length)
         regions[row, visible] = torch.tensor(split, device=regions.device)
     return regions
-
-
-def _images_per_sample(family: Family, visual_BN: Tensor, grid: Tensor | None) -> Tensor:
-    """Images of each sample: runs of image tokens where images keep their size, else tokens over tokens per image."""
-    if grid is None:
-        return visual_BN.sum(-1) // family.visual_tokens()
-    runs = [sum(image for image, _ in groupby(row)) for row in visual_BN.tolist()]
-    return torch.tensor(runs, device=visual_BN.device)

@@ -9,7 +9,7 @@ It costs one more pass over the rows. Layer after layer, a block of rows at a ti
 are the keys, values and queries of one layer, and no N x N mask; the cache is then as it was.
 
 Legend: B batch, N rows of a layer's cache, S rows of the task, K = N + S, D model width, H query heads, h key-value
-heads, d head width.
+heads, d head width, n layers that add features.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ class TaskRows:
         hidden_BSD: input embeddings.
         rows_BS: False is padding, on either side.
         position: position ids, [B, S], or [3, B, S] under mRoPE.
+        deep_nBSD: what the first n layers add to their outputs; None for most models.
     """
 
     hidden_BSD: Tensor
     rows_BS: Tensor
     position: Tensor
+    deep_nBSD: Tensor | None = None
 
 
 def repeated(result: PromptPass) -> TaskRows:
@@ -55,7 +57,7 @@ def repeated(result: PromptPass) -> TaskRows:
     rows = result.rows
     assert result.embeds_BND is not None
     hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)
-    return TaskRows(hidden_BSD, rows.visible_BM, rows.next_position + rows.position)
+    return TaskRows(hidden_BSD, rows.visible_BM, rows.next_position + rows.position, rows.deep_nBMD)
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
@@ -81,7 +83,20 @@ def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows
         torch.cat([part.hidden_BSD for part in parts], 1),
         torch.cat([part.rows_BS for part in parts], 1),
         torch.cat([part.position for part in parts], -1),
+        _deep_of(parts),
     )
+
+
+def _deep_of(parts: list[TaskRows]) -> Tensor | None:
+    """What layers add to all parts' rows; nothing to those of a text."""
+    layers = next((len(part.deep_nBSD) for part in parts if part.deep_nBSD is not None), None)
+    if layers is None:
+        return None
+    each = [
+        part.hidden_BSD.new_zeros(layers, *part.hidden_BSD.shape) if part.deep_nBSD is None else part.deep_nBSD
+        for part in parts
+    ]
+    return torch.cat(each, 2)
 
 
 def _again(result: PromptPass, marked_BN: Tensor, start: Tensor) -> TaskRows:
@@ -91,10 +106,11 @@ def _again(result: PromptPass, marked_BN: Tensor, start: Tensor) -> TaskRows:
     index_BS, valid_BS = kept_index(take_rows(marked_BN, rows.index_BM) & rows.visible_BM, pad_left=False)
     hidden_BSD = take_rows(result.embeds_BND, take_rows(rows.index_BM, index_BS))
     position = rows.position.gather(-1, index_BS.expand(*rows.position.shape[:-1], -1))
+    deep = None if rows.deep_nBMD is None else torch.stack([take_rows(each, index_BS) for each in rows.deep_nBMD])
     if not index_BS.shape[1]:
-        return TaskRows(hidden_BSD, valid_BS, position)
+        return TaskRows(hidden_BSD, valid_BS, position, deep)
     first = position[..., :1] if position.dim() == 2 else position[..., :1].amin(0, keepdim=True)
-    return TaskRows(hidden_BSD, valid_BS, (start + position - first).masked_fill(~valid_BS, 0))
+    return TaskRows(hidden_BSD, valid_BS, (start + position - first).masked_fill(~valid_BS, 0), deep)
 
 
 def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
@@ -139,5 +155,7 @@ def _layer(
     """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
     notes = QueryNotes()
     seen_BK = torch.cat([entries_BN, task.rows_BS], 1)
-    out_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes)
+    out_BSD = run_chunks(
+        family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes, deep_nBND=task.deep_nBSD
+    )
     return out_BSD, notes.taken(), notes.scale

@@ -159,7 +159,7 @@ def test_images_of_another_form_are_worded(kind, tmp_path):
     if kind == "llava":
         family, batch = gqa_family(), make_batch([(1, 6), (2, 9)])
         wrong = [{"image_grid_thw": torch.ones(3, 3).long()}, {"pixel_values": batch.pixel_values[0]}]
-        words = ["scales every image to one size; leave it out", r"must be \[images, 3, height, width\]"]
+        words = ["image_grid_thw: llava takes pixel_values; leave it out", r"must be \[images, 3, height, width\]"]
     else:
         family = qwen_family()
         batch = qwen_batch(family, qwen_records(tmp_path), generation=True)

@@ -23,7 +23,7 @@ class GoldenFamily(Family):
     """The golden's bare Llama, whose "visual features" are its recorded input embeddings."""
 
     name = "golden"
-    render = visual_tokens = process_images = visual_states = project = None
+    render = visual_tokens = process_images = project = None
     image_token_id = 4
 
     def __init__(self, model, embeds):
@@ -34,7 +34,10 @@ class GoldenFamily(Family):
     def decoder(self):
         return self.model
 
-    def embed(self, batch):
+    def visual_states(self, batch, statistics=False):
+        return None
+
+    def embed(self, batch, states=None):
         return self.embeds
 
     def rotate(self, query, key, position_embeddings):

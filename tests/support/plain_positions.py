@@ -12,7 +12,7 @@ from subtoken_train.types import Batch, Region
 def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
     """Positions of a sample's real tokens, [n], or [3, n]: an image's tokens are a grid, what follows is beyond it."""
     ids = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING].tolist()
-    if prompts.image_grid_I3 is None and family.name != "qwen2_5_vl":
+    if family.tower_positions != "mrope":
         return torch.arange(len(ids))
     first = int(prompts.images_per_sample_B[:sample].sum())
     grids = [] if prompts.image_grid_I3 is None else prompts.image_grid_I3[first:].tolist()

@@ -12,7 +12,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily, QwenProcessor
+from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
+from subtoken_train.families.qwen_processor import QwenProcessor
 from subtoken_train.types import Batch, Turn
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")

@@ -26,9 +26,8 @@ from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
-from tests.support.truth_models import FAMILIES, family_of, prompts
+from tests.support.truth_models import FAMILIES, TEXT, TINY, family_of, prompts
 
-TEXT = ("llama", "qwen2", "mistral")
 KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 REDUCERS = {
     "none": {},
@@ -88,8 +87,8 @@ def allowed(cell: Cell) -> bool:
     """Whether the factors that are given go together."""
     family, reducer, budget = (cell.get(name) for name in ("family", "reducer", "budget"))
     if family is not None and reducer is not None:
-        sees = family in ("llava", "llava_gqa", "qwen2_5_vl")
-        if reducer != "none" and sees == (reducer == "quest"):
+        sees = family not in TEXT
+        if reducer in TINY[family].without or (reducer != "none" and sees == (reducer == "quest")):
             return False
     if cell.get("selector") == "none":
         fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
@@ -140,7 +139,7 @@ def _eviction_fits(cell: Cell) -> bool:
     method = EVICTIONS.get(cell.get("eviction", "none"))
     if method is None:
         return True
-    sees = cell.get("family", "llava") in ("llava", "llava_gqa", "qwen2_5_vl")
+    sees = cell.get("family", "llava") not in TEXT
     if sees:
         return not method.needs_image or not cell.get("batch", "one").startswith("text")
     return not method.needs_image

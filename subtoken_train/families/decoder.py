@@ -1,0 +1,164 @@
+"""The language model inside a backbone: its layers, their heads and positions, and the loop over them.
+
+One code for training and inference. Legend: B batch, N positions, D model width, V vocabulary, H query heads, h
+key-value heads, d head width, n layers that are given features of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.masking_utils import create_causal_mask
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from subtoken_train.functional.quantized import dense_weight, is_readable
+from subtoken_train.functional.rotary import Rotation
+from subtoken_train.ledger.kv_budget import KVShape
+
+
+class DecoderStack:
+    """A loaded model's language model. Families say where it is, if it is not where most have it."""
+
+    model: Any
+
+    @property
+    def decoder(self) -> Any:
+        """The language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
+        return self.model.model.language_model
+
+    @property
+    def shape(self) -> KVShape:
+        """Cache geometry in the model's dtype."""
+        config = self.decoder.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        element = torch.empty((), dtype=self.model.dtype).element_size()
+        return KVShape(config.num_hidden_layers, config.num_key_value_heads, head_dim, element)
+
+    @property
+    def hidden_size(self) -> int:
+        """D, the width that routers read."""
+        return int(self.decoder.config.hidden_size)
+
+    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Llama's rotary embedding of [B, H, N, d] queries and keys; under mRoPE cos and sin hold all three axes."""
+        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
+        return rotated
+
+    @torch.no_grad()
+    def rotation(self, position_ids: Tensor) -> Rotation:
+        """What turns queries and keys at position ids [B, N], or [3, B, N] under mRoPE."""
+        like = torch.empty((), dtype=torch.float32, device=position_ids.device)
+        cos, sin = self.decoder.rotary_emb(like, position_ids)
+        batch = position_ids.shape[-2]
+        return Rotation(cos.expand(batch, -1, -1), sin.expand(batch, -1, -1))
+
+    @torch.no_grad()
+    def output_weight(self, layer: int) -> Tensor:
+        """Weight of a layer's ``o_proj`` with any LoRA on it, dequantised, [D, H * d] in fp32.
+
+        Raises:
+            ValueError: a weight that is quantised by other means than ``nf4`` and ``int8``.
+        """
+        projection = self.decoder.layers[layer].self_attn.o_proj
+        base = getattr(projection, "base_layer", projection)
+        if not is_readable(base):
+            raise ValueError("o_proj is quantised by other means than nf4 and int8; take another eviction")
+        weight = dense_weight(base, torch.float32)
+        for adapter in getattr(projection, "active_adapters", ()):
+            if adapter in projection.lora_A:
+                weight = weight + projection.get_delta_weight(adapter).to(weight)
+        return weight
+
+    def query_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
+        """A layer's queries [B, H, N, d] before the rotary embedding, from its normed input; normed where it norms."""
+        return self._heads(layer, "q", normed_BND)
+
+    def key_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
+        """A layer's keys [B, h, N, d], alike."""
+        return self._heads(layer, "k", normed_BND)
+
+    def _heads(self, layer: int, side: str, normed_BND: Tensor) -> Tensor:
+        attention = self.decoder.layers[layer].self_attn
+        projected: Tensor = getattr(attention, f"{side}_proj")(normed_BND)
+        heads = projected.reshape(*projected.shape[:2], -1, attention.head_dim)
+        norm = getattr(attention, f"{side}_norm", None)
+        return (heads if norm is None else norm(heads)).transpose(1, 2)
+
+    def run_layers(
+        self,
+        hidden_BND: Tensor,
+        attention_mask_BN: Tensor,
+        position_ids: Tensor,
+        cache: Cache | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        deep_nBND: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
+
+        The padding mask is always passed: without one, transformers takes jumps in the position ids (of shortened
+        inputs) for packed sequences and silently cuts the attention between the pieces.
+        ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``deep_nBND`` is added as in ``through``; ``options``
+        reach every layer's attention function.
+        """
+        decoder = self.decoder
+        mask = create_causal_mask(
+            config=decoder.config,
+            inputs_embeds=hidden_BND,
+            attention_mask=attention_mask_BN,
+            past_key_values=cache,
+            position_ids=_text_positions(position_ids),
+            layer_idx=start,
+        )
+        return self.through(decoder.layers[start:stop], hidden_BND, mask, position_ids, cache, deep_nBND, **options)
+
+    def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
+        """All decoder layers on new tokens after a packed prompt, without the final norm.
+
+        No mask is made: packed storage holds no padding, and new tokens see each other causally. ``position_ids`` are
+        [B, q], or [3, B, q] under mRoPE.
+        """
+        return self.through(self.decoder.layers, hidden_BqD, None, position_ids, cache)
+
+    def through(
+        self,
+        layers: Any,
+        hidden: Tensor,
+        mask: Any,
+        position_ids: Tensor,
+        cache: Cache | None,
+        deep_nBND: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Some decoder layers, one after another, under a mask as transformers makes it.
+
+        ``deep_nBND``: what the first n layers of the model add to their outputs (``Rows.deep_nBMD``).
+        """
+        position_embeddings = self.decoder.rotary_emb(hidden, position_ids)
+        for layer in layers:
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=_text_positions(position_ids),
+                past_key_values=cache,
+                use_cache=cache is not None,
+                position_embeddings=position_embeddings,
+                **options,
+            )
+            if deep_nBND is not None and (index := layer.self_attn.layer_idx) < len(deep_nBND):
+                hidden = hidden + deep_nBND[index]
+        return hidden
+
+    def logits(self, hidden_BND: Tensor) -> Tensor:
+        """Final norm and language-model head, [B, N, V]."""
+        logits: Tensor = self.model.get_output_embeddings()(self.decoder.norm(hidden_BND))
+        return logits
+
+
+def _text_positions(position_ids: Tensor) -> Tensor | None:
+    """Position ids as transformers' layers take them; None under mRoPE."""
+    return position_ids if position_ids.dim() == 2 else None

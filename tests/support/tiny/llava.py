@@ -1,0 +1,56 @@
+"""LLaVA-1.5: three layers of four heads of width 16; 16 visual tokens an image."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+from checkpoints.tiny_llava import build_processor
+from subtoken_train.families.family import Family
+from subtoken_train.families.llava import LlavaFamily
+from tests.support.tiny import TinyFamily, TinyPicture
+
+ORDER = 0
+
+
+def build(kv_heads: int) -> LlavaFamily:
+    """Of so many key-value heads."""
+    torch.manual_seed(0)
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=96,
+        patch_size=24,
+        projection_dim=32,
+    )
+    text = LlamaConfig(
+        vocab_size=90,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=4, vision_feature_layer=-1)
+    return LlavaFamily(LlavaForConditionalGeneration(config).eval(), build_processor())
+
+
+def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
+    """A square."""
+    assert family.image_token_id is not None
+    return TinyPicture([family.image_token_id] * 16, torch.randn(1, 3, 96, 96, generator=generator))
+
+
+FAMILIES = (
+    TinyFamily("llava", partial(build, 4), picture),
+    TinyFamily("llava_gqa", partial(build, 2), picture),
+)
