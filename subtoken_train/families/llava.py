@@ -108,9 +108,9 @@ class LlavaFamily(Family):
             return VisualStates(list(tokens_ITC))
         if not has_cls or indices[-1] == 0:
             raise ValueError(
-                "a reducer in the tower needs a CLIP tower whose class token is dropped (vision_feature_select_strategy: default) "
-                f"and a vision_feature_layer past the embeddings; this backbone has {chosen}, "
-                f"{config.vision_feature_select_strategy!r}"
+                "a reducer in the tower needs a CLIP tower whose class token is dropped "
+                "(vision_feature_select_strategy: default) and a vision_feature_layer past the embeddings; this "
+                f"backbone has {chosen}, {config.vision_feature_select_strategy!r}"
             )
         whole = statistics == "unsplit"
         layer = len(tower.encoder.layers) - 1 if whole else indices[-1] - 1

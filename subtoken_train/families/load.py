@@ -24,8 +24,8 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None) -> Famil
     """Load weights and processor. No code that they bring is run.
 
     Raises:
-        ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype or quantization; broken or incomplete files; bitsandbytes or
-            flash-attn is asked for and missing.
+        ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype
+            or quantization; broken or incomplete files; bitsandbytes or flash-attn is asked for and missing.
     """
     check_backbone(config)
     with _asked(config):

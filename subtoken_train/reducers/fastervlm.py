@@ -2,8 +2,8 @@
 
 Acts in the tower, per image, before the projector. Tokens are ranked by the class token's attention in the layer that
 made them, the mean over heads (their sum here, the same order); the best r * T stay, in raster order. Nothing is
-merged and the question is not read. A tower without a class token is refused: the attention received from all patches
-is not put in its place. Positions are the family's to say (LLaVA: counted anew, as released). The last token of a prompt
+merged and the question is not read. A tower without a class token is refused: attention received from all patches is
+not put in its place. Positions are the family's to say (LLaVA: counted anew, as released). The last token of a prompt
 that ends with its image stays, inside the budget, since the next token is read from its row.
 
 There is no released output to compare with: tests hold it to a plain reading of the paper, section 3.3.

@@ -127,5 +127,5 @@ def test_check_names_what_fits_instead(capsys):
 
 def test_a_class_token_that_is_a_visual_token_ranks_nothing(tiny_family):
     tiny_family.model.config.vision_feature_select_strategy = "full"
-    with pytest.raises(ValueError, match="'visionzip' ranks by the attention .* llava does not give; take fastv"):
+    with pytest.raises(ValueError, match=r"'visionzip' ranks by the attention .* llava does not give; take fastv"):
         compress(tiny_family, name="visionzip", keep_ratio=0.5)

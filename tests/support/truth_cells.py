@@ -96,15 +96,13 @@ def allowed(cell: Cell) -> bool:
         sees = family not in TEXT
         if reducer in TINY[family].without or (reducer != "none" and sees == (reducer == "quest")):
             return False
-        if sees and not tower_serves(family, reducer):
+        if not tower_serves(family, reducer):
             return False
     if cell.get("selector") == "none":
         fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
         if any(cell.get(name, level) != level for name, level in fixed.items()):
             return False
-    if budget == "ranked" and not RANKS[reducer or "fastv_embeds"]:
-        return False
-    if budget == "ranked" and (family or "llava") in TEXT:
+    if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in TEXT):
         return False
     if family in TEXT and (reducer or "none").startswith("fastv"):
         return False
@@ -114,8 +112,11 @@ def allowed(cell: Cell) -> bool:
 @cache
 def tower_serves(family: str, reducer: str) -> bool:
     """Whether a tiny model's tower gives what a reducer (a level of the matrix) reads."""
-    method, built = build_reducer(**{"name": "none", **REDUCERS[reducer]}), family_of(family)
-    return not isinstance(method, TowerReducer) or method.statistics in built.tower_statistics(built.model.config)
+    method = build_reducer(**{"name": "none", **REDUCERS[reducer]})
+    if not isinstance(method, TowerReducer):
+        return True
+    built = family_of(family)
+    return method.statistics in built.tower_statistics(built.model.config)
 
 
 def _protocol_fits(cell: Cell) -> bool:
