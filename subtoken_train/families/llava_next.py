@@ -23,7 +23,7 @@ from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.text import llama_config
 from subtoken_train.families.tile_inputs import joined_tiles, pictures_per_sample
 from subtoken_train.families.tiles import TileLayout
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, Turn, VisualStates
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 VICUNA_SYSTEM = (
     "A chat between a curious human and an artificial intelligence assistant. "
@@ -146,8 +146,13 @@ class LlavaNextFamily(LlavaFamily):
         tile = super().image_bytes()
         return pixel_bytes // tile * super().tower_bytes(tile)
 
+    @classmethod
+    def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
+        """Those of one layer's heads; what reads ``unsplit`` ones merges the patches of one whole picture."""
+        return super().tower_statistics(config) - {"unsplit"}
+
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
         """CLIP's hidden states of every picture's patches in the order of its placeholders, newlines among them.
 
         One channel more says what a token is: 0 a patch, 1 a newline, whose other channels are 0. There are as many
