@@ -107,7 +107,7 @@ def next_records(folder: Path) -> list[Record]:
         image.save(path)
     turns = [Turn("<image>\nwhat is left ?", "red"), Turn("<image><image>\nand now ?", "blue")]
     return [
-        Record("one", paths[:1], [Turn("<image>\nwhat is left ?", "the red circle")]),
+        Record("one", paths[:1], [Turn("<image>\nwhat is left ?", "the red")]),
         Record("three", paths[1:], turns),
         Record("text", [], [Turn("what is left ?", "blue")]),
     ]
