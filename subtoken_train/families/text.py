@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 
 from subtoken_train.families.family import Family
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, Turn
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn
 
 
 class TextFamily(Family):
@@ -73,7 +73,7 @@ class TextFamily(Family):
         """A language model takes no images."""
         raise _no_images(self.model.config.model_type)
 
-    def visual_states(self, batch: Batch, statistics: bool = False) -> None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> None:
         """There are none."""
         if batch.pixel_values is not None:
             raise _no_images(self.model.config.model_type)
