@@ -67,7 +67,7 @@ BROKEN = {
     "video is [5]; a folder": {"video": [5], "conversations": ONE},
     "video is [[]]; a folder": {"video": [[]], "conversations": ONE},
     "fps is 0; a number": {"video": "v", "fps": 0, "conversations": ONE},
-    'fps is "2"; a number': {"video": "v", "fps": "2", "conversations": ONE},
+    "fps is '2'; a number": {"video": "v", "fps": "2", "conversations": ONE},
     "-i d/a.MP4 -vf fps=1 d/a/%06d.jpg": {"video": "d/a.MP4", "conversations": ONE},
     "0 placeholder(s) of images and 1 of videos for 0 image(s) and 2 video(s)": {
         "video": [LIST, LIST],
