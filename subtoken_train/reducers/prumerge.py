@@ -19,6 +19,8 @@ the last but one (the release's 575 of 576). At a fixed count, the share is the 
 tokens, and what is missing goes to the next best of the ranking: a reading, for the release's fixed mode (of training)
 takes twice the count. Without an outlier the release divides by zero; here one token counts as such.
 
+A picture in tiles is one image here: its tokens in the order of their placeholders, each with its own tile's attention.
+
 Not done: the release's training variants (16 neighbours; no extra token). Towers without a class token, and those whose
 tokens are merged before they leave (Qwen-VL), are refused.
 

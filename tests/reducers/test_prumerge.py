@@ -6,11 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from subtoken_train.cli.main import main
 from subtoken_train.families.llava import class_attention
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.prumerge import chosen_count, chosen_tokens, merged_tokens, outliers, spread_step
 from subtoken_train.types import Region, VisualStates
+from tests.support import truth_cells
 from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
+from tests.support.places import recipe
+from tests.support.truth_cells import difference
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 KINDS = [{"plus": plus, "adaptive": adaptive} for plus in (False, True) for adaptive in (False, True)]
@@ -181,3 +185,40 @@ def test_keep_ratio_one_bypasses_it_unless_images_choose(tiny_family):
     chosen = compress(tiny_family, name="prumerge", adaptive=True).run(batch)
     assert chosen.hidden_BMD.shape[1] < whole.hidden_BMD.shape[1]
     assert compress(tiny_family, name="prumerge", adaptive=True).placeless
+
+
+CELL = truth_cells.PLAIN_CELL | {
+    "reducer": "prumerge",
+    "selector": "linear",
+    "eviction": "none",
+    "protocol": "query_aware",
+}
+
+
+@pytest.mark.parametrize(("family", "batch"), [("llava", "three_left"), ("llava_gqa", "last_right")])
+def test_packed_is_truth_where_images_keep_different_counts(monkeypatch, family, batch):
+    adaptive = {"name": "prumerge", "plus": True, "adaptive": True, "keep_ratio": 1.0}
+    monkeypatch.setitem(truth_cells.REDUCERS, "prumerge", adaptive)
+    found = difference(CELL | {"family": family, "batch": batch}, 4)
+    assert found.fits("fp32"), found
+
+
+def test_an_arm_whose_images_choose_has_no_solved_anchor(capsys, tmp_path):
+    source = str(recipe("tiny_visionzip25_s16k4"))
+    argv = ["--model.reducer.name=prumerge", "--model.reducer.adaptive=true"]
+    assert main(["check", "--config", source, "--offline", *argv]) == 0
+    out = capsys.readouterr().out
+    assert "prumerge, keeps 0.25 (at most 16 of 64), plus=False, adaptive=True" in out
+    assert "matched anchor: none, images keep different numbers of tokens; these bytes are the most that stay" in out
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        recipe("tiny_visionzip25_s16k4").read_text().replace("name: visionzip", "name: prumerge\n    adaptive: true")
+    )
+    assert main(["recipes", "anchor", str(mine), str(tmp_path)]) == 2
+    assert "'prumerge' with plus=False, adaptive=True keeps another number of tokens" in capsys.readouterr().err
+
+
+def test_qwens_tower_is_refused(capsys):
+    argv = ["check", "--config", "qwenvl3b_visionzip25_s16k4", "--offline", "--model.reducer.name", "prumerge"]
+    assert main(argv) == 2
+    assert "attention over tokens that nothing merged, which the vision tower of qwen2_5_vl" in capsys.readouterr().err
