@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.family import Family
 from subtoken_train.families.text_configs import llama31_config, llama_config, qwen3_config, qwen25_config
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, Turn
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn
 
 
 class TextFamily(Family):
@@ -76,7 +76,7 @@ class TextFamily(Family):
         """A language model takes no images."""
         raise _no_images(self.model.config.model_type)
 
-    def visual_states(self, batch: Batch, statistics: bool = False) -> None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> None:
         """There are none."""
         if batch.pixel_values is not None:
             raise _no_images(self.model.config.model_type)
