@@ -7,6 +7,8 @@ not put in its place. Positions are the family's to say (LLaVA: counted anew, as
 that ends with its image stays, inside the budget, since the next token is read from its row.
 A picture in tiles is ranked as one, each patch by the attention of its own tile's class token; newlines go first.
 
+A picture in tiles is one image here, each token with the attention of its own tile's class token.
+
 There is no released output to compare with: tests hold it to a plain reading of the paper, section 3.3.
 
 Legend: T tokens of one image.
