@@ -10,7 +10,7 @@ projected), C width of the tower's tokens, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -20,17 +20,11 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, Mistral
 
 from subtoken_train.families.family import GivenImages
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.text import llama_config
+from subtoken_train.families.llava_chat import LlavaChat
+from subtoken_train.families.text_configs import llama_config, mistral_instruct_config
 from subtoken_train.families.tile_inputs import joined_tiles, pictures_per_sample
 from subtoken_train.families.tiles import TileLayout
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
-
-VICUNA_SYSTEM = (
-    "A chat between a curious human and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the human's questions."
-)
-"""Of the published model cards, and of LLaVA's own ``llava_v1``, which it takes for v1.6 on Vicuna."""
-_VICUNA = (f"{VICUNA_SYSTEM} ", "USER: ", " ASSISTANT:", "")
+from subtoken_train.types import APACHE, Batch, Licence, TowerStatistics, VisualStates
 
 
 class LlavaNextFamily(LlavaFamily):
@@ -43,7 +37,7 @@ class LlavaNextFamily(LlavaFamily):
     published: ClassVar[dict[str, Callable[[], Any]]] = {
         "llava-hf/llava-v1.6-vicuna-7b-hf": lambda: _published(llama_config(32064, 4096, 11008, 32, 32)),
         "llava-hf/llava-v1.6-vicuna-13b-hf": lambda: _published(llama_config(32064, 5120, 13824, 40, 40)),
-        "llava-hf/llava-v1.6-mistral-7b-hf": lambda: _published(_mistral_config()),
+        "llava-hf/llava-v1.6-mistral-7b-hf": lambda: _published(mistral_instruct_config(32064)),
     }
     licences: ClassVar[dict[str, Licence]] = {
         "llava-hf/llava-v1.6-vicuna-7b-hf": Licence("llama2"),
@@ -53,8 +47,8 @@ class LlavaNextFamily(LlavaFamily):
     image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
     # four tiles and the whole: the 2,880 patches of the papers, and 48 newlines
     nominal_image = (672, 672)
-    # our reading: LLaVA-1.5's, with the system text, behind which images start at token 35
-    paper_text: ClassVar[dict[str, int]] = {"system": 35, "query": 14}
+    chooses_chat = False
+    in_tiles = True
 
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
@@ -64,26 +58,14 @@ class LlavaNextFamily(LlavaFamily):
                 "supported: a class token has no place among the rows of patches; use default"
             )
         self.layout = TileLayout.of(model.config)
+        mistral = model.config.text_config.model_type == "mistral"
+        # by the kind of language model, as the published templates; LLaVA takes llava_v1 for v1.6 on Vicuna
+        self.chat = LlavaChat("mistral_instruct" if mistral else "llava_v1")
 
-    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        r"""The published templates, by the kind of language model; markers are moved to the front of their turn.
-
-        Mistral: ``<s>[INST] <image>\nquestion [/INST] answer</s> [INST] ...``. Others, as Vicuna: the system text, then
-        ``USER: <image>\nquestion ASSISTANT: answer</s>USER: ...``, as LLaVA was trained.
-        """
-        mistral = self.model.config.text_config.model_type == "mistral"
-        opening, asks, asked, between = ("", "[INST] ", " [/INST]", " ") if mistral else _VICUNA
-        tokenizer, marker = self.tokenizer, self.processor.image_token
-        text, spans = (tokenizer.bos_token or "") + opening, []
-        for number, turn in enumerate(turns):
-            count = turn.prompt.count("<image>")
-            words = turn.prompt.replace("<image>", "").strip()
-            text += (between if number else "") + asks + f"{marker}\n" * count + words + asked
-            if turn.answer is not None:
-                start = len(text)
-                text += f" {turn.answer.strip()}{tokenizer.eos_token}"
-                spans.append((start, len(text)))
-        return RenderedPrompt(text, spans, marker)
+    @property
+    def nominal_text(self) -> dict[str, int]:
+        """Our reading: LLaVA-1.5's, under the system text; ``<s>[INST]`` alone for Mistral."""
+        return super().nominal_text if self.chat.system_text else {**self.paper_text, "system": 5}
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Patches and newlines of a picture of (height, width) pixels."""
@@ -145,11 +127,6 @@ class LlavaNextFamily(LlavaFamily):
         """As LLaVA's, for each tile: they run through the tower together."""
         tile = super().image_bytes()
         return pixel_bytes // tile * super().tower_bytes(tile)
-
-    @classmethod
-    def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
-        """Those of one layer's heads; what reads ``unsplit`` ones merges the patches of one whole picture."""
-        return super().tower_statistics(config) - {"unsplit"}
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
@@ -219,15 +196,4 @@ def _published(text: LlamaConfig | MistralConfig) -> LlavaNextConfig:
         image_token_index=32000,
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
-    )
-
-
-def _mistral_config() -> MistralConfig:
-    """Mistral-7B-Instruct-v0.2 with 64 further rows of embeddings; no window."""
-    return MistralConfig(
-        vocab_size=32064,
-        max_position_embeddings=32768,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        sliding_window=None,
     )

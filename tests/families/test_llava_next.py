@@ -7,7 +7,7 @@ from PIL import Image
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.backbone_files import check_full_attention
 from subtoken_train.families.images import Video
-from subtoken_train.families.llava_next import VICUNA_SYSTEM, LlavaNextFamily
+from subtoken_train.families.llava_next import LlavaNextFamily
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.model import SubTokenModel
@@ -72,7 +72,7 @@ def test_vicunas_format_has_the_published_system_text():
     )
     rendered = family.render([Turn("what ?", "red"), Turn("<image> and now ?", "blue")])
     assert rendered.text == (
-        f"<s>{VICUNA_SYSTEM} USER: what ? ASSISTANT: red</s>USER: <image>\nand now ? ASSISTANT: blue</s>"
+        f"<s>{family.chat.system_text}USER: what ? ASSISTANT: red</s>USER: <image>\nand now ? ASSISTANT: blue</s>"
     )
     assert [rendered.text[start:stop] for start, stop in rendered.answer_spans] == [" red</s>", " blue</s>"]
 
@@ -178,6 +178,7 @@ def test_published_models(name, heads, layers):
     assert family.visual_tokens() == family.visual_tokens((672, 672)) == 2880 + 48
     assert family.image_bytes() == 5 * 3 * 336 * 336 * 4
     weights = sum(parameter.numel() for parameter in family.model.parameters())
+    assert family.nominal_text["system"] == (5 if name == "mistral-7b" else 35)
     assert weights == {"vicuna-7b": 7063431168, "vicuna-13b": 13351499776, "mistral-7b": 7566747648}[name]
 
 

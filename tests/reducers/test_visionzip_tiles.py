@@ -103,7 +103,7 @@ def test_one_uncropped_tile_is_llavas_own_way():
     assert torch.equal(got, torch.cat([cls, tokens[dominant], merged]))
 
 
-@pytest.mark.parametrize("name", ["visionzip", "fastervlm"])
+@pytest.mark.parametrize("name", ["visionzip", "fastervlm", "prumerge"])
 @torch.no_grad()
 def test_a_batch_equals_its_samples(tmp_path, name):
     family = next_family()
@@ -118,7 +118,3 @@ def test_a_batch_equals_its_samples(tmp_path, name):
         seen = together.rows.visible_BM[index]
         alone = backbone.logits(backbone.run(sample))[0]
         torch.testing.assert_close(logits[index][seen], alone, rtol=1e-4, atol=1e-4)
-
-
-def test_a_reducer_that_merges_over_a_whole_picture_is_refused():
-    assert "unsplit" not in next_family().tower_statistics(next_family().model.config)
