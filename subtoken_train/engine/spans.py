@@ -16,7 +16,7 @@ from subtoken_train.engine.attention import ContextSplit
 from subtoken_train.engine.chunks import Chunks, QueryNotes, look_ahead, run_chunks
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.family import Family
-from subtoken_train.functional.devices import on_device
+from subtoken_train.functional.moving import on_device
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch
 

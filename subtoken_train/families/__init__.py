@@ -25,9 +25,11 @@ FAMILIES: Registry[Family] = Registry(
     base="family:Family",
     builtin={
         "llava": "llava:LlavaFamily",
+        "llava_next": "llava_next:LlavaNextFamily",
         "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",
+        "qwen3": "text:TextFamily",
         "mistral": "text:TextFamily",
     },
 )

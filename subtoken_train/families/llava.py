@@ -15,8 +15,9 @@ from transformers import CLIPVisionConfig, LlavaConfig
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
-from subtoken_train.families.text import llama_config
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, Turn, VisualStates
+from subtoken_train.families.llava_chat import LlavaChat
+from subtoken_train.families.text_configs import llama_config
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
 class LlavaFamily(Family):
@@ -35,25 +36,27 @@ class LlavaFamily(Family):
         "llava-hf/llava-1.5-13b-hf": Licence("llama2"),
         "checkpoints/tiny-llava": APACHE,
     }
-    # 595 = 576 + 19; how the 19 split is our reading
+    # 595 = 576 + 19; how the 19 split is our reading. The system text cannot be among them: with it 35 tokens stand
+    # before the image (FitPrune and SparseVLM hard-code that), without it 5 (as FastV's demo does).
     paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 14}
+    chooses_chat = True
+    chat = LlavaChat()
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        r"""LLaVA-1.5's format without system text: ``<s>USER: <image>\nquestion ASSISTANT: answer</s>USER: ...``.
+        """The conversation in one of LLaVA's modes, see ``llava_chat``."""
+        tokenizer = self.tokenizer
+        return self.chat.render(list(turns), self.processor.image_token, tokenizer.bos_token or "", tokenizer.eos_token)
 
-        Image markers are moved to the front of their turn, as in LLaVA's own preprocessing.
-        """
-        marker, tokenizer = self.processor.image_token, self.tokenizer
-        text, spans = tokenizer.bos_token or "", []
-        for turn in turns:
-            count = turn.prompt.count("<image>")
-            words = turn.prompt.replace("<image>", "").strip()
-            text += "USER: " + f"{marker}\n" * count + f"{words} ASSISTANT:"
-            if turn.answer is not None:
-                start = len(text)
-                text += f" {turn.answer.strip()}{tokenizer.eos_token}"
-                spans.append((start, len(text)))
-        return RenderedPrompt(text, spans, marker)
+    def choose_chat(self, template: str | None, system: str | None) -> None:
+        """Take one of ``llava_chat.TEMPLATES``, and whether ``vicuna_v1`` has its system text."""
+        self.chat = LlavaChat(template or LlavaChat.template, system or LlavaChat.system)
+
+    @property
+    def nominal_text(self) -> dict[str, int]:
+        """The paper's, but for the mode: a system text has 30 tokens, and ``plain`` names no roles."""
+        if self.chat.template == "plain":
+            return {"system": 1, "query": 10}
+        return {**self.paper_text, "system": 35 if self.chat.system_text else 5}
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy)."""
@@ -83,9 +86,18 @@ class LlavaFamily(Family):
         states = (vision.num_hidden_layers + 1) * vision.hidden_size
         return int(copied_bytes(pixel_bytes, element) + patches * element * (states + 3 * vision.intermediate_size))
 
+    @classmethod
+    def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
+        """All, where the class token is no visual token itself."""
+        drops_cls = config.vision_feature_select_strategy == "default"
+        return frozenset({"received", "class", "unsplit"} if drops_cls else ())
+
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
-        """CLIP's hidden states of ``vision_feature_layer``; statistics are those of the layer that made them."""
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+        """CLIP's hidden states of ``vision_feature_layer``; statistics are those of the layer that made them.
+
+        ``unsplit`` ones are the last layer's, whose output LLaVA does not use.
+        """
         if batch.pixel_values is None:
             return None
         config, tower = self.model.config, self.model.model.vision_tower
@@ -95,16 +107,17 @@ class LlavaFamily(Family):
         hidden_INC = torch.cat([states[index] for index in indices], dim=-1)
         has_cls = config.vision_feature_select_strategy == "default"
         tokens_ITC = hidden_INC[:, 1:] if has_cls else hidden_INC
-        if not statistics:
+        if statistics is None:
             return VisualStates(list(tokens_ITC))
         if not has_cls or indices[-1] == 0:
             raise ValueError(
-                "visionzip needs a CLIP tower whose class token is dropped (vision_feature_select_strategy: default) "
-                f"and a vision_feature_layer past the embeddings; this backbone has {chosen}, "
-                f"{config.vision_feature_select_strategy!r}"
+                "a reducer in the tower needs a CLIP tower whose class token is dropped "
+                "(vision_feature_select_strategy: default) and a vision_feature_layer past the embeddings; this "
+                f"backbone has {chosen}, {config.vision_feature_select_strategy!r}"
             )
-        below = indices[-1] - 1
-        received_IT, keys_ITd = class_attention(tower.encoder.layers[below], states[below])
+        whole = statistics == "unsplit"
+        layer = len(tower.encoder.layers) - 1 if whole else indices[-1] - 1
+        received_IT, keys_ITd = class_attention(tower.encoder.layers[layer], states[layer], 1 if whole else None)
         return VisualStates(list(tokens_ITC), list(hidden_INC[:, 0]), list(received_IT), list(keys_ITd))
 
     def project(self, states_TC: Tensor) -> Tensor:
@@ -114,24 +127,25 @@ class LlavaFamily(Family):
 
 
 @torch.no_grad()
-def class_attention(layer: Any, states_INC: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention that the class token pays to every patch in ``layer``, and the patches' keys: what VisionZip reads.
+def class_attention(layer: Any, states_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
+    """Attention that the class token pays to every patch in ``layer``, and the patches' keys: what tower reducers read.
 
     It is recomputed for one layer, so that the tower keeps its fast attention.
 
     Args:
         layer: a ``CLIPEncoderLayer``.
         states_INC: its input.
+        heads: into how many queries and keys are split; None: the layer's own number.
 
     Returns:
         (received [I, T], summed over heads; keys [I, T, d], raw, averaged over heads), both in fp32.
     """
     attention, normed_INC = layer.self_attn, layer.layer_norm1(states_INC)
-    heads = (attention.num_heads, attention.head_dim)
-    query_IHd = attention.q_proj(normed_INC[:, 0]).unflatten(-1, heads).float()
-    keys_INHd = attention.k_proj(normed_INC).unflatten(-1, heads).float()
+    split = (attention.num_heads if heads is None else heads, -1)
+    query_IHd = attention.q_proj(normed_INC[:, 0]).unflatten(-1, split).float()
+    keys_INHd = attention.k_proj(normed_INC).unflatten(-1, split).float()
     with torch.autocast(query_IHd.device.type, enabled=False):
-        scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * attention.scale
+        scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * query_IHd.shape[-1] ** -0.5
     return scores_IHN.softmax(-1).sum(1)[:, 1:], keys_INHd[:, 1:].mean(2)
 
 

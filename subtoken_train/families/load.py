@@ -18,23 +18,30 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.placement import check_whole
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
+from subtoken_train.reducers.base import Reducer
 
 
-def load_family(config: BackboneConfig, memory: dict[int, int] | None = None) -> Family:
+def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
     """Load weights and processor. No code that they bring is run.
 
     Args:
         config: what to load.
+        reducer: what will act on it.
         memory: bytes of weights that each GPU may take, to spread the layers over several
             (``families/placement.py``); None: the whole is loaded on one device.
 
     Raises:
-        ValueError: unknown path, model type, dtype or quantization; broken or incomplete files; bitsandbytes or
-            flash-attn is asked for and missing; the layers do not fit into ``memory``.
+        ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype
+            or quantization; broken or incomplete files; bitsandbytes or flash-attn is asked for and missing; the layers
+            do not fit into ``memory``.
     """
     check_backbone(config)
     with _asked(config):
-        family = _family_of(_read_config(config))
+        model_config = _read_config(config)
+        family = _family_of(model_config, config)
+        if reducer is not None:
+            depth = model_config.get_text_config().num_hidden_layers
+            reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(model_config))
         model = load_weights(family, config, memory)
         return _put_together(family, model, _read_processor(family, config), config)
 
@@ -85,7 +92,7 @@ def layout_family(config: BackboneConfig) -> Family:
     if model_config is None:
         with _asked(config):
             model_config = _read_config(config)
-    family = _family_of(model_config)
+    family = _family_of(model_config, config)
     try:
         with torch.device("meta"):
             model = family.auto_model.from_config(model_config, dtype=dtype_of(config))
@@ -95,6 +102,16 @@ def layout_family(config: BackboneConfig) -> Family:
     # as it will be; from_config would ask for flash attention's package
     laid_out.decoder.config._attn_implementation = config.attention
     return laid_out
+
+
+def family_class(config: BackboneConfig) -> type[Family]:
+    """The family of a backbone, by its configuration alone."""
+    check_backbone(config)
+    known = published_config(config.path)
+    if known is not None:
+        return _family_of(known)
+    with _asked(config):
+        return _family_of(_read_config(config))
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
@@ -142,6 +159,8 @@ def _put_together(family: type[Family], model: Any, processor: Any, config: Back
     made = family(model, processor)
     if config.max_pixels is not None:
         made.limit_pixels(config.max_pixels)
+    if config.template is not None or config.system is not None:
+        made.choose_chat(config.template, config.system)
     return made
 
 
@@ -177,7 +196,10 @@ def _read_config(config: BackboneConfig) -> Any:
         raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {_words(error)}") from error
 
 
-def _family_of(model_config: Any) -> type[Family]:
+def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
     family = FAMILIES.find(model_config.model_type)
     check_full_attention(model_config)  # before any weight is read
+    for setting, value in (("template", config.template), ("system", config.system)):
+        if value is not None and not family.chooses_chat:
+            raise ValueError(f"{setting}={value!r}: {family.name} has one chat format; remove {setting}")
     return family

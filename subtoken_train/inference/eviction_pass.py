@@ -18,8 +18,8 @@ from subtoken_train.evictions.layer_views import LayerView, TaskView
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
-from subtoken_train.functional.devices import on_device
 from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choice, prompt_bytes
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.kv_budget import KVBudget

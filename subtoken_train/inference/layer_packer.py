@@ -14,8 +14,8 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.functional.devices import on_device
 from subtoken_train.functional.merging import merged
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import BITS, Compression
 from subtoken_train.inference.key_cut import KeyCut
 from subtoken_train.inference.rerotation import Rerotation

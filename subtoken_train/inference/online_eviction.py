@@ -28,7 +28,7 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.entry_record import EntryRecord
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.functional.devices import on_device
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import BITS
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.held_layers import HeldLayer

@@ -9,8 +9,8 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.paging import PageReading, with_pages
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.functional.devices import on_device
 from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.types import Plan

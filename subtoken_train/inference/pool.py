@@ -19,7 +19,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import layout_family, load_family
+from subtoken_train.families.load import family_class, layout_family, load_family
 from subtoken_train.families.lora import remove_lora
 from subtoken_train.families.placement import free_memory, is_spread, spread_memory
 from subtoken_train.reducers import build_reducer
@@ -100,12 +100,9 @@ class ModelPool:
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
-        source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
-        source = config.backbone if source is None else source
-        if config.merged:
-            source = replace(source, path=str(folder), revision=None)
+        source = _source(folder, config, backbone)
         changed = _with(config, reducer, selector, seed, str(path))
-        family = self._cleared(source)
+        family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
         return self._placed(self._current)
 
@@ -124,13 +121,13 @@ class ModelPool:
             raise ValueError(
                 f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
             )
-        source = backbone or BackboneConfig()
-        family = self._cleared(replace(source, path=path, revision=revision or source.revision))
-        self._current = CompressedBackbone(family, reducer or build_reducer("none"))
+        source, reducer = backbone or BackboneConfig(), reducer or build_reducer("none")
+        family = self._cleared(replace(source, path=path, revision=revision or source.revision), reducer)
+        self._current = CompressedBackbone(family, reducer)
         return self._placed(self._current)
 
-    def _cleared(self, source: BackboneConfig) -> Family:
-        """The family that ``source`` names, as it was loaded."""
+    def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
+        """The family that ``source`` names, as it was loaded; ``reducer`` is what will act on it."""
         if self._current is not None:
             self._current.detach()
             self._current = None
@@ -141,7 +138,7 @@ class ModelPool:
         self._source = self._family = None  # its memory is free before the next one is read
         free = free_memory() if self._spreads else []
         memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
-        self._family, self._source = load_family(source, memory), wanted
+        self._family, self._source = load_family(source, reducer, memory), wanted
         self.loads += 1
         return self._family
 
@@ -169,6 +166,25 @@ def load_backbone(
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer)
+
+
+def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
+    """The family of an adapter's backbone, or of a backbone, found without its weights; arguments as ``ModelPool.get``.
+
+    Raises:
+        ValueError: no such name.
+    """
+    folder = find_adapter(path, None)
+    if folder is None:
+        return family_class(BackboneConfig(path=str(path)))
+    return family_class(_source(folder, read_config(folder), backbone))
+
+
+def _source(folder: Path, config: AdapterConfig, backbone: BackboneConfig | str | None) -> BackboneConfig:
+    """Where the backbone of an adapter is read from."""
+    source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
+    source = config.backbone if source is None else source
+    return replace(source, path=str(folder), revision=None) if config.merged else source
 
 
 def _with(

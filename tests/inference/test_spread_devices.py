@@ -18,7 +18,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.placement import check_whole, is_spread, spread_memory
-from subtoken_train.functional.devices import on_device
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference import pool
 from subtoken_train.inference.accounting import account
 from subtoken_train.inference.batched import score_batch
@@ -107,9 +107,9 @@ def two_gpus(monkeypatch):
     """``auto`` finds two GPUs, of which the first does not hold the model; what they are given is returned."""
     given = []
 
-    def load(config, memory=None):
+    def load(config, reducer=None, memory=None):
         given.append(memory)
-        family = load_family(config)
+        family = load_family(config, reducer)
         return family if memory is None else spread(family)
 
     monkeypatch.setattr(pool, "free_memory", lambda: [400_000, 10**9])
