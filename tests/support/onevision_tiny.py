@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from PIL import Image
-from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration, SiglipVisionConfig
+from transformers import (
+    BatchFeature,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionProcessor,
+    SiglipVisionConfig,
+)
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
+from subtoken_train.datasets.records import Record
+from subtoken_train.families.images import Video
 from subtoken_train.families.llava_onevision import LlavaOnevisionFamily
 from subtoken_train.families.onevision_processor import OnevisionProcessor
+from subtoken_train.types import Turn
 from tests.support.qwen_tiny import qwen_tokenizer
 
 SIDE, PATCH = 24, 8
@@ -69,3 +81,55 @@ def noise(height: int, width: int, seed: int = 0) -> Image.Image:
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8)
     return Image.fromarray(pixels.numpy())
+
+
+SIZES = ((20, 30), (40, 20), (70, 71))
+"""(height, width) of the test images in pixels."""
+
+
+def onevision_records(folder: Path) -> list[Record]:
+    """One image in tiles; two in two turns; text only."""
+    paths = []
+    for i, size in enumerate(SIZES):
+        paths.append(folder / f"{i}.png")
+        noise(*size, seed=i).save(paths[-1])
+    turns = [Turn("<image>\nwhere is the 7?", "left"), Turn("and here?\n<image>", "on the right")]
+    return [
+        Record("one", paths[2:], [Turn("<image>\nwhere is the 7?", "there it is")]),
+        Record("two", paths[:2], turns),
+        Record("text", [], [Turn("who are you?", "a helpful assistant")]),
+    ]
+
+
+class FrameReader:
+    """In the place of transformers' video processor, which needs torchvision: frames by the family's own code."""
+
+    model_input_names = ("pixel_values_videos",)
+
+    def __init__(self, family: LlavaOnevisionFamily) -> None:
+        self.family = family
+
+    def __call__(self, videos: list[Any], **options: Any) -> BatchFeature:
+        """Videos of equally many frames."""
+        pixels = [self.family.process_images([Video(tuple(frames))])[0] for frames in videos]
+        return BatchFeature({"pixel_values_videos": torch.stack(pixels)})
+
+
+class Theirs(LlavaOnevisionProcessor):
+    """transformers' processor; it takes any object for its video processor."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
+        """Nothing is checked."""
+        return type(argument)
+
+
+def their_processor(family: LlavaOnevisionFamily) -> LlavaOnevisionProcessor:
+    """Of the tiny model."""
+    return Theirs(
+        image_processor(),
+        family.tokenizer,
+        FrameReader(family),
+        num_image_tokens=WHOLE,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_4",
+    )
