@@ -15,7 +15,7 @@ from transformers import CLIPVisionConfig, LlavaConfig
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
-from subtoken_train.families.text import llama_config
+from subtoken_train.families.text_configs import llama_config
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 

@@ -92,7 +92,12 @@ def layer_bands(ledger: Ledger) -> list[LayerBand]:
 
 
 def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: NominalPrompt) -> Anchor:
-    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the region."""
+    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the region.
+
+    Raises:
+        ValueError: no keep ratio has them.
+    """
+    parts.reducer.check_anchor()
     held = Fraction(ledger.bytes_of(prompt.region, with_index=False), ledger.dense_bytes(prompt.region))
     anchor = solve_anchor(ledger.shape, prompt.tokens, held, parts.reducer.cut_layer, prompt.region)
     if parts.reducer.stage != "context":
