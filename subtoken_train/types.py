@@ -146,6 +146,8 @@ class Batch:
         record_ids: the records' own ids, for messages and logs.
         image_grid_I3: layout of each image or video, int64, in its family's words: (time, height, width) in patches
             (Qwen), (tiles, height, width of the picture in pixels); None where all have one size.
+        seconds_I: seconds from one layer of an image's or video's grid to the next, fp32 (0 for an image); None where
+            the family's positions do not depend on time.
         followed: these are only the first tokens of prompts whose others come later (``context_first``), so that no
             token is read from their last row.
     """
@@ -158,6 +160,7 @@ class Batch:
     images_per_sample_B: Tensor
     record_ids: list[str]
     image_grid_I3: Tensor | None = None
+    seconds_I: Tensor | None = None
     followed: bool = False
 
     def check_features(self, image_tokens: int, features: int) -> None:
@@ -213,7 +216,7 @@ class MergedStates:
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange: what the user says (``<image>`` marks each image) and the answer (None: to be generated)."""
+    """One exchange: what the user says (``<image>`` marks each image or video), the answer (None: to be generated)."""
 
     prompt: str
     answer: str | None = None
