@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from subtoken_train.families.images import Video
 from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.inference.inputs import inputs_of
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prompt_batch import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress
-from tests.support.onevision_tiny import onevision_family, onevision_records
+from tests.support.onevision_tiny import FRAME, noise, onevision_family, onevision_records
 from tests.support.qwen_tiny import qwen_batch
 
 ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
@@ -112,3 +116,40 @@ def test_visionzip_never_holds_a_newline_for_dominant(family, records):
 def test_reducers_that_need_a_class_token_are_refused(family):
     with pytest.raises(ValueError, match=r"reducer 'fastervlm' ranks by a class token's attention, .* llava_onevision"):
         compress(family, name="fastervlm", keep_ratio=0.25)
+
+
+@pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])
+@torch.no_grad()
+def test_prompts_with_videos_are_the_backbone(family, pictures):
+    """A video alone bit for bit; beside an image the tower runs once, transformers' twice."""
+    video = Video(tuple(noise(30, 44, seed) for seed in range(3)))
+    given = inputs_of(family, "<image>\nwhat moves?", [video, noise(20, 30)][:pictures])
+    batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+    expected = family.model(**given, use_cache=False).logits
+    neutral = compress(family, ALL_GROUPS, name="fastv", keep_ratio=1.0)
+    got = neutral.logits(neutral.run(batch))
+    assert torch.equal(got, expected) if pictures == 1 else torch.allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
+@torch.no_grad()
+def test_visionzip_keeps_a_share_of_every_frame(family, ratio):
+    video = Video(tuple(noise(30, 44, seed) for seed in range(4)))
+    given = inputs_of(family, "what moves?", [video])
+    batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+    rows = compress(family, name="visionzip", keep_ratio=ratio).run(batch).rows
+    visual = rows.index_BM[0, rows.regions_BM[0] == Region.VISUAL] - 3
+    assert (visual // FRAME).bincount().tolist() == [4 * ratio] * 4
+
+
+@pytest.mark.parametrize("shown", ["image", "images", "video"])
+def test_greedy_generation_is_transformers(family, shown):
+    pictures = {
+        "image": [noise(20, 30)],
+        "images": [noise(20, 30), noise(40, 30, 1)],
+        "video": [Video(tuple(noise(30, 44, seed) for seed in range(3)))],
+    }[shown]
+    given = inputs_of(family, "what is shown?", pictures)
+    expected = family.model.generate(**given, max_new_tokens=12, do_sample=False)
+    model = SubTokenModel(compress(family, ALL_GROUPS))
+    assert torch.equal(model.generate(**given, max_new_tokens=12, do_sample=False), expected)
