@@ -55,6 +55,8 @@ class Family(DecoderStack, ABC):
     """What its processor makes of pictures, by the names that transformers' ``generate`` takes."""
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
+    in_tiles: ClassVar[bool] = False
+    """Whether a picture's tokens are those of several tiles, which make no one grid."""
     nominal_image: tuple[int, int] | None = None
     """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]

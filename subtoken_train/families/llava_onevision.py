@@ -3,7 +3,7 @@
 An image alone in its prompt is cut into tiles (``anyres_max_9``, see ``tiles``); of several, each is shown whole: one
 tile and a newline. A video's frames are shown whole, each scaled to one tile and its patches pooled two by two, and one
 newline ends the video. Newlines are visual rows, as in the models: they stand among the tower's features, and reducers
-and routers treat them alike. They receive no attention in the tower, so VisionZip never holds them for dominant.
+and routers treat them alike. In the tower they receive no attention, and no tower reducer merges them.
 
 Features are resampled after the projector: tower reducers act on the projector's output.
 
@@ -171,7 +171,9 @@ class LlavaOnevisionFamily(Family):
         tokens = self._packed(model.multi_modal_projector(features_IPC), grid, model.image_newline)
         received = self._packed(received_IP[..., None], grid, received_IP.new_zeros(1))
         keys = self._packed(keys_IPd, grid, keys_IPd.new_zeros(keys_IPd.shape[-1]))
-        return VisualStates(tokens, None, [received_T1[:, 0] for received_T1 in received], keys)
+        tiles = self._packed(torch.zeros_like(received_IP[..., None]), grid, received_IP.new_full((1,), -1))
+        received, tiles = ([part_T1[:, 0] for part_T1 in part] for part in (received, tiles))
+        return VisualStates(tokens, None, received, keys, tiles=[part_T.long() for part_T in tiles])
 
     def project(self, states_TC: Tensor) -> Tensor:
         """Nothing to do: the features are projected before they are resampled."""

@@ -10,6 +10,7 @@ from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.reducers.visionzip import zipped
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress
@@ -99,18 +100,25 @@ def test_a_batch_equals_its_samples_on_either_side(family, records, reduction):
             torch.testing.assert_close(logits[sample][result.rows.visible_BM[sample]], rows, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("ratio", "newlines"), [(0.25, 0), (0.9, 0), (0.95, 3)])
 @torch.no_grad()
-def test_visionzip_never_holds_a_newline_for_dominant(family, records):
-    """Of the kept rows those that nothing was merged into are patches."""
+def test_visionzip_leaves_newlines_out_until_all_patches_stay(family, records, ratio, newlines):
+    """Of 51 tokens six are newlines; without them the rest is what a picture of 45 patches would give."""
     batch = qwen_batch(family, records[:1])
     states = family.visual_states(batch, "received")
-    backbone = compress(family, name="visionzip", keep_ratio=0.25)
-    merged = backbone.reducer.merge(states, [torch.zeros_like(states.received[0], dtype=torch.bool)])
-    newlines = states.received[0] == 0
-    untouched = (merged.tokens[0][:, None] == states.tokens[0][None, merged.slots[0]]).all(-1).diagonal()
-    assert int(newlines.sum()) == 6
-    assert int(untouched.sum()) == 11
-    assert not bool((newlines[merged.slots[0]] & untouched).any())
+    reducer = compress(family, name="visionzip", keep_ratio=ratio).reducer
+    merged = reducer.merge(states, [torch.zeros(51, dtype=torch.bool)])
+    is_newline = states.tiles[0] < 0
+    assert int(is_newline.sum()) == 6
+    kept = reducer.kept_tokens(51)
+    assert int(merged.slots[0].sum()) == len(merged.tokens[0]) == kept
+    assert int((merged.slots[0] & is_newline).sum()) == newlines
+    count = min(kept, 45)
+    parts = (states.tokens[0], states.received[0], states.keys[0])
+    dominant, places, merged_cC = zipped(*(part[~is_newline] for part in parts), count, 0)
+    expected = states.tokens[0][~is_newline].index_copy(0, places, merged_cC)
+    taken = torch.cat([dominant, places]).sort().values
+    assert torch.equal(merged.tokens[0][~is_newline[merged.slots[0]]], expected[taken])
 
 
 def test_reducers_that_need_a_class_token_are_refused(family):
@@ -123,7 +131,7 @@ def test_reducers_that_need_a_class_token_are_refused(family):
 def test_prompts_with_videos_are_the_backbone(family, pictures):
     """A video alone bit for bit; beside an image the tower runs once, transformers' twice."""
     video = Video(tuple(noise(30, 44, seed) for seed in range(3)))
-    given = inputs_of(family, "<image>\nwhat moves?", [video, noise(20, 30)][:pictures])
+    given = inputs_of(family, "what moves?", [video, noise(20, 30)][:pictures])
     batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
     expected = family.model(**given, use_cache=False).logits
     neutral = compress(family, ALL_GROUPS, name="fastv", keep_ratio=1.0)
