@@ -98,7 +98,7 @@ def answer_batch(
     protocol: Protocol = "query_aware",
 ) -> list[Outcome]:
     """Ask samples that ask for the same (``plan_batches``); ``prompts`` and ``continuations`` are theirs."""
-    prompts = move_data_to_device(prompts, backbone.family.model.device)
+    prompts = move_data_to_device(prompts, backbone.family.device)
     if samples[0].choices:
         return score_batch(backbone, prompts, continuations, compression=compression, protocol=protocol)
     return generate_batch(
