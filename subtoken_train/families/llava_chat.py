@@ -9,6 +9,8 @@ transformers' chat template of LLaVA-1.5 does not.
 * ``llava_v1``: the same, always with a system text in which the user is a "human".
 * ``plain``: LLaVA's first stage of pre-training. ``<s><image>caption\n``, the question left out; a prompt to be
   answered is ``<s>question\n``, and its answer ends in a line break, not in ``</s>``.
+* ``mistral_instruct``: LLaVA-NeXT on Mistral, not to be chosen. ``<s>[INST] <image>\nquestion [/INST] answer</s> [INST]
+  ...``, the space as transformers' chat template of that model has it (LLaVA's own stands before ``</s>``).
 
 A question is written as it is given, spaces around it included. Where its image markers do not stand before it, each
 with its line break, they are moved there and the space around the rest is dropped, as LLaVA's ``preprocess_multimodal``
@@ -53,7 +55,7 @@ class LlavaChat:
     """A conversation mode.
 
     Attributes:
-        template: one of ``TEMPLATES``.
+        template: one of ``TEMPLATES``, or ``mistral_instruct``.
         system: whether ``vicuna_v1`` has its system text: one of ``SYSTEMS``.
     """
 
@@ -81,8 +83,10 @@ class LlavaChat:
         if self.template == "plain":
             return _plain(turns, marker, bos)
         text, spans = bos + self.system_text, []
-        for turn in turns:
-            text += f"USER: {_asked(turn.prompt, marker)} ASSISTANT:"
+        mistral = self.template == "mistral_instruct"
+        before, after, between = ("[INST] ", " [/INST]", " ") if mistral else ("USER: ", " ASSISTANT:", "")
+        for number, turn in enumerate(turns):
+            text += (between if number else "") + before + _asked(turn.prompt, marker) + after
             if turn.answer is not None:
                 start = len(text)
                 text += f" {turn.answer.strip()}{eos}"

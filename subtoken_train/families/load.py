@@ -94,6 +94,16 @@ def layout_family(config: BackboneConfig) -> Family:
     return laid_out
 
 
+def family_class(config: BackboneConfig) -> type[Family]:
+    """The family of a backbone, by its configuration alone."""
+    check_backbone(config)
+    known = published_config(config.path)
+    if known is not None:
+        return _family_of(known)
+    with _asked(config):
+        return _family_of(_read_config(config))
+
+
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
     """A layout that can encode records: the same with its tokenizer and image processor.
 
