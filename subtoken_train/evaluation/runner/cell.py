@@ -113,7 +113,8 @@ def answer_batch(
 
 def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
     """What is kept of one answer."""
-    prediction: Prediction = list(outcome.logprobs) if sample.choices else outcome.text.strip()
+    text = outcome.text if sample.keep_space else outcome.text.strip()
+    prediction: Prediction = list(outcome.logprobs) if sample.choices else text
     reference = dict(sample.reference)
     return SampleRecord(
         id=sample.id,
