@@ -25,7 +25,9 @@ FAMILIES: Registry[Family] = Registry(
     base="family:Family",
     builtin={
         "llava": "llava:LlavaFamily",
+        "qwen2_vl": "qwen2_vl:Qwen2VLFamily",
         "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",
+        "qwen3_vl": "qwen3_vl:Qwen3VLFamily",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",
         "qwen3": "text:TextFamily",

@@ -129,7 +129,7 @@ class Family(DecoderStack, ABC):
         """Pictures as a processor gives them, by the names ``image_inputs``, for a batch.
 
         Args:
-            given: its output; some of the names may be missing.
+            given: its output; all but ``input_ids`` may be missing.
             visual_BN: placeholders of visual tokens in the prompts, bool.
 
         Raises:
