@@ -187,11 +187,14 @@ class VisualStates:
 
     Attributes:
         tokens: [T, C], in the order of the placeholders.
-        cls: the class token, [C]; None for a tower without one.
+        cls: the class token, [C]; of an image in tiles, one for each, [tiles, C]; None for a tower without one.
         received: attention that each token receives, [T] in fp32, of the kind of ``TowerStatistics`` that was asked
             for; None where none was.
         keys: what similarity is measured on, [T, d] in fp32, from the layer of ``received``; None like it.
         deep: what the first n layers of the language model add to their outputs, [n, T, D]; None for most towers.
+        tiles: of an image that the tower saw in tiles, the one that each token is of, int64 [T], -1 for a token that is
+            no patch (a newline): it receives no attention, has a key of zeros, and no reducer merges it. Given with
+            the statistics; None for a tower that sees images whole.
     """
 
     tokens: list[Tensor]
@@ -199,6 +202,7 @@ class VisualStates:
     received: list[Tensor] | None = None
     keys: list[Tensor] | None = None
     deep: list[Tensor] | None = None
+    tiles: list[Tensor] | None = None
 
 
 @dataclass

@@ -55,10 +55,14 @@ class Family(DecoderStack, ABC):
     """What its processor makes of pictures, by the names that transformers' ``generate`` takes."""
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
+    in_tiles: ClassVar[bool] = False
+    """Whether a picture's tokens are those of several tiles, which make no one grid."""
     nominal_image: tuple[int, int] | None = None
     """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]
     """Text tokens beside the image in the paper's prompt (Table 8), by region."""
+    chooses_chat: ClassVar[bool] = False
+    """Whether ``choose_chat`` takes names: the family was published with several chat formats."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         check_full_attention(model.config)
@@ -169,6 +173,15 @@ class Family(DecoderStack, ABC):
     def tower_bytes(self, pixel_bytes: int) -> int:
         """Most that is live at once in the tower's pass over images of ``pixel_bytes``; 0 for a language model."""
         return 0
+
+    def choose_chat(self, template: str | None, system: str | None) -> None:
+        """Take another chat format, or system text, than the family's own; None: its own."""
+        assert self.chooses_chat, "refused before the family is built"
+
+    @property
+    def nominal_text(self) -> dict[str, int]:
+        """``paper_text``, in the chosen chat format."""
+        return self.paper_text
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Cap the pixels of an image.

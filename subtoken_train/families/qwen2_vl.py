@@ -25,7 +25,7 @@ class Qwen2VLFamily(QwenVLFamily):
     paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
 
     def block_bytes(self, element: int) -> int:
-        """An attention's, or an MLP's of ``mlp_ratio`` C: its input to the quick GELU and two more, residual and norm."""
+        """An attention's, or an MLP's: residual, norm, and three of ``mlp_ratio`` C around the quick GELU."""
         channels, ratio = self.vision.embed_dim, self.vision.mlp_ratio
         return max(self.attention_bytes(channels, element), channels * element * (2 + 3 * ratio))
 

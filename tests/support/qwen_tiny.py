@@ -27,7 +27,15 @@ from subtoken_train.families.qwen3_vl import Qwen3VLFamily
 from subtoken_train.families.qwen_processor import QwenProcessor
 from subtoken_train.types import Batch, Turn
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 SIZES = ((84, 112), (140, 84), (70, 200))
 """(height, width) of the test images in pixels: 3 x 4, 5 x 3 and 2 x 7 (resized) visual tokens."""
 TOKENS = (12, 15, 14)
