@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.types import Batch, Plan, Region
-from tests.support.deep_truth import deep_inputs
+from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
 from tests.support.plain_positions import prompt_positions
@@ -187,9 +187,8 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                 if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
                     layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
     placed = _placed(backbone, tap, prompts, sample, origin)
-    deep = _deep(
-        backbone.family, prompts, sample, origin - int((tap.batch[-1].regions_BN[sample] != 0).long().argmax())
-    )
+    start = int((tap.batch[-1].regions_BN[sample] != Region.PADDING).long().argmax())
+    deep = deep_rows(backbone.family, prompts, sample, origin - start)
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, deep=deep, **placed)
 
 
@@ -284,12 +283,8 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
         # one sample: [1, N], or [3, 1, N]
-        out = family.decoder(
-            inputs_embeds=hidden,
-            position_ids=position.unsqueeze(-2),
-            use_cache=False,
-            **deep_inputs(sample.deep, hidden),
-        )
+        deep = deep_inputs(sample.deep, hidden)
+        out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False, **deep)
     finally:
         config._attn_implementation = loaded
         _active.pop()
