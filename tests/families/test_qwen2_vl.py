@@ -32,7 +32,7 @@ def test_statistics_are_those_of_eager_attention(build, monkeypatch):
     family = build()
     inputs = inputs_of(family, "<image> and <video> ?", PICTURES)
     batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
-    states = family.visual_states(batch, "received")
+    states, plain = family.visual_states(batch, "received"), family.visual_states(batch)
     tower, matrices = family.model.model.visual, []
     module = __import__(type(tower).__module__, fromlist=["x"])
     eager = module.eager_attention_forward
@@ -51,5 +51,4 @@ def test_statistics_are_those_of_eager_attention(build, monkeypatch):
     expected = torch.cat([matrix.mean(0).sum(0) for matrix in matrices]).view(-1, 4).mean(1)
     torch.testing.assert_close(torch.cat(states.received), expected, rtol=1e-4, atol=1e-5)
     assert [len(tokens) for tokens in states.tokens] == [len(keys) for keys in states.keys]
-    plain = family.visual_states(batch)
     assert all(torch.equal(a, b) for a, b in zip(states.tokens, plain.tokens, strict=True))
