@@ -48,8 +48,8 @@ def check_format(content: Mapping[str, Any]) -> None:
     """Raise a worded ``ValueError`` where a configuration is of the original LLaVA code, whose weights fit no class."""
     if "mm_vision_tower" in content:
         raise ValueError(
-            f"it is of LLaVA's original code ({shown(content.get('model_type'))}, mm_vision_tower), not of transformers; "
-            "take the same model in transformers' format (llava-hf/... on the Hub)"
+            f"it is of LLaVA's original code ({shown(content.get('model_type'))}, mm_vision_tower), not of "
+            "transformers; take the same model in transformers' format (llava-hf/... on the Hub)"
         )
 
 
