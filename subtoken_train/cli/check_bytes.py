@@ -39,7 +39,7 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
         yield "matched anchor: none, this arm routes nothing"
         return
     yield f"matched anchor: {_anchor_words(equal_bytes_anchor(parts, ledger, prompt), prompt)}"
-    if parts.reducer.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
+    if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
         try:
             words = _anchor_words(nominal_anchor(parts, prompt), prompt)
         except ValueError as error:
@@ -68,7 +68,7 @@ def _total_line(name: str, ledger: Ledger, region: str | None) -> str:
 
 def _anchor_words(anchor: Anchor, prompt: NominalPrompt) -> str:
     return (
-        f"{anchor.kept_tokens} of {anchor.tokens} {prompt.region} tokens, every group "
+        f"{anchor.words} of {anchor.tokens} {prompt.region} tokens, every group "
         f"(keep_ratio {anchor.keep_ratio:g}), {_percent(anchor.fraction)}"
     )
 

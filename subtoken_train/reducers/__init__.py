@@ -24,6 +24,7 @@ REDUCERS: Registry[Reducer] = Registry(
         "fastv": "fastv:FastV",
         "visionzip": "visionzip:VisionZip",
         "quest": "quest:Quest",
+        "pyramiddrop": "pyramiddrop:PyramidDrop",
     },
 )
 DEFAULT_REDUCER = "fastv"

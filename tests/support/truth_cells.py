@@ -35,6 +35,7 @@ REDUCERS = {
     "fastv_decoder": {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
     "visionzip": {"name": "visionzip", "keep_ratio": 0.5},
     "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
+    "pyramiddrop": {"name": "pyramiddrop", "keep_ratio": 0.6, "stages": 3},
 }
 SELECTORS = {
     "none": None,
