@@ -100,7 +100,7 @@ class ModelPool:
         if config.merged:
             source = replace(source, path=str(folder), revision=None)
         changed = _with(config, reducer, selector, seed, str(path))
-        family = self._cleared(source)
+        family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
         return self._placed(self._current)
 
@@ -119,13 +119,13 @@ class ModelPool:
             raise ValueError(
                 f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
             )
-        source = backbone or BackboneConfig()
-        family = self._cleared(replace(source, path=path, revision=revision or source.revision))
-        self._current = CompressedBackbone(family, reducer or build_reducer("none"))
+        source, reducer = backbone or BackboneConfig(), reducer or build_reducer("none")
+        family = self._cleared(replace(source, path=path, revision=revision or source.revision), reducer)
+        self._current = CompressedBackbone(family, reducer)
         return self._placed(self._current)
 
-    def _cleared(self, source: BackboneConfig) -> Family:
-        """The family that ``source`` names, as it was loaded."""
+    def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
+        """The family that ``source`` names, as it was loaded; ``reducer`` is what will act on it."""
         if self._current is not None:
             self._current.detach()
             self._current = None
@@ -134,7 +134,7 @@ class ModelPool:
             remove_lora(self._family)
             return self._family
         self._source = self._family = None  # its memory is free before the next one is read
-        self._family, self._source = load_family(source), wanted
+        self._family, self._source = load_family(source, reducer), wanted
         self.loads += 1
         return self._family
 

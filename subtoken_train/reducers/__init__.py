@@ -23,6 +23,8 @@ REDUCERS: Registry[Reducer] = Registry(
         "random": "random:RandomReducer",
         "fastv": "fastv:FastV",
         "visionzip": "visionzip:VisionZip",
+        "fastervlm": "fastervlm:FasterVLM",
+        "prumerge": "prumerge:PruMerge",
         "quest": "quest:Quest",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
     },

@@ -6,7 +6,7 @@ Legend: B batch, N positions, D model width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Literal, Self
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.ledger.kv_budget import check_keep_ratio, count_words, exact, kept_count, ratio_above_cut
-from subtoken_train.types import MergedStates, Region, VisualStates
+from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
@@ -70,6 +70,11 @@ class Reducer:
         return self.keep_ratio < 1
 
     @property
+    def fixed_count(self) -> bool:
+        """Whether ``kept_tokens`` is what stays of every prompt; else it is the most that does."""
+        return True
+
+    @property
     def stage(self) -> Stage:
         """Where it acts."""
         return "embeds"
@@ -119,13 +124,16 @@ class Reducer:
         ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
         return replace(self, keep_ratio=float(ratio), round_up=True)
 
-    def check_fit(self, backbone: str, sees_images: bool, num_layers: int) -> None:
+    def check_fit(
+        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
+    ) -> None:
         """Raise a worded ``ValueError`` where the reducer does not fit a backbone.
 
         Args:
             backbone: its family's name.
             sees_images: context reducers are for language models, the others for models that see.
             num_layers: which it must have, for reducers that read or cut at a layer.
+            tower: what its tower says of its tokens, for reducers that act there.
         """
         if self.stage == "context" and sees_images:
             allowed = f"{backbone} takes fastv or visionzip"
@@ -137,6 +145,14 @@ class Reducer:
 
     def _own(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
+
+    def check_anchor(self) -> None:
+        """Raise a worded ``ValueError`` where no keep ratio has the bytes of a routed arm."""
+        if not self.fixed_count:
+            raise ValueError(
+                f"reducer {self.name!r} with {self._own()} keeps another number of tokens of every image, so no keep "
+                "ratio has the same bytes; fix the count (adaptive: false)"
+            )
 
     def check_ranks(self) -> None:
         """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""
@@ -191,8 +207,32 @@ def keep_ranked(
     return keep_BN, rank_candidates(scores_BN, kept_visual_BN) if ranks else None
 
 
+_READS: dict[TowerStatistics, str] = {
+    "received": "the attention that a tower's tokens receive",
+    "class": "a class token's attention",
+    "unsplit": "a class token's attention over tokens that nothing merged",
+}
+
+
 class TowerReducer(Reducer, ABC):
     """Acts on the vision tower's output, before the language model; its rows' positions are the family's to say."""
+
+    statistics: ClassVar[TowerStatistics] = "received"
+    """What it reads; a family says what its tower gives (``Family.tower_statistics``)."""
+    keeps_places: ClassVar[bool] = False
+    """Whether each token that stays is one of the image's, in its own slot, whatever the family."""
+
+    def check_fit(
+        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
+    ) -> None:
+        """Also: the tower gives what the reducer reads."""
+        super().check_fit(backbone, sees_images, num_layers, tower)
+        if self.statistics not in tower:
+            allowed = "visionzip or fastv" if "received" in tower else "fastv"
+            raise ValueError(
+                f"reducer {self.name!r} ranks by {_READS[self.statistics]}, which the vision tower of {backbone} does "
+                f"not give; take {allowed}"
+            )
 
     @property
     def stage(self) -> Stage:
@@ -208,37 +248,3 @@ class TowerReducer(Reducer, ABC):
             read: per image bool [T], the placeholders whose row a token is read from; they are taken, where the tokens
                 that stay have places of their own.
         """
-
-
-@dataclass
-class ContextView:
-    """What a context reducer may look at, in one layer, for prompt tokens only.
-
-    Attributes:
-        query_BHNd: rotated queries.
-        key_BhNd: rotated keys; several query heads may share one.
-        context_BN: the region that is compressed, bool.
-        asks_BN: the query rows that choose, bool.
-        context_counts: context tokens of each sample; counted once per pass, so that no layer waits for the device.
-        asks_counts: query rows of each sample that choose.
-    """
-
-    query_BHNd: Tensor
-    key_BhNd: Tensor
-    context_BN: Tensor
-    asks_BN: Tensor
-    context_counts: list[int]
-    asks_counts: list[int]
-
-
-class ContextReducer(Reducer, ABC):
-    """Evicts context tokens of a language model, in every layer its own set of the same size."""
-
-    @property
-    def stage(self) -> Stage:
-        """In every layer of a language model."""
-        return "context"
-
-    @abstractmethod
-    def keep_context(self, view: ContextView) -> Tensor:
-        """Context tokens that stay in this layer, bool [B, N]."""

@@ -9,7 +9,7 @@ Legend: B batch, M rows that a cut may leave out, H query heads, R rows of a blo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from subtoken_train.ledger.kv_budget import exact, kept_count
 from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, keep_ranked
-from subtoken_train.types import Region
+from subtoken_train.types import Region, TowerStatistics
 
 AttentionBlocks = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
 """Called with marks of rows, bool [B, M]: yields their attention a block of rows at a time, softmax over what they see,
@@ -149,9 +149,11 @@ class StagedReducer(DecoderReducer):
         anchor.layer_shares(num_layers)
         return anchor
 
-    def check_fit(self, backbone: str, sees_images: bool, num_layers: int) -> None:
+    def check_fit(
+        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
+    ) -> None:
         """See ``Reducer.check_fit``; the average must be within reach."""
-        super().check_fit(backbone, sees_images, num_layers)
+        super().check_fit(backbone, sees_images, num_layers, tower)
         if self.acts:
             self.layer_shares(num_layers)
 

@@ -96,8 +96,9 @@ def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: Nomina
     """The token-only arm, cut at the same layers, with the bytes that the recipe really keeps of the region.
 
     Raises:
-        ValueError: out of the reducer's reach.
+        ValueError: no keep ratio has them, or one out of the reducer's reach.
     """
+    parts.reducer.check_anchor()
     return _anchor(parts, Fraction(ledger.bytes_of(prompt.region, False), ledger.dense_bytes(prompt.region)), prompt)
 
 
