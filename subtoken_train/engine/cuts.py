@@ -24,6 +24,8 @@ from subtoken_train.types import Region
 class CutCourse:
     """Makes the cuts of one pass; the embeddings are looked at once, before layer 0.
 
+    ``rank_BN`` is the last cut's rank of every row of the unreduced sequence; None where nothing is ranked.
+
     Args:
         family: the backbone.
         reducer: which cuts.
@@ -35,7 +37,9 @@ class CutCourse:
     def __init__(
         self, family: Family, reducer: DecoderReducer, call: PassCall, embeds_BND: Tensor, always: bool = False
     ) -> None:
-        self.family, self.reducer, self.call, depth = family, reducer, call, family.shape.num_layers
+        self.family, self.reducer, self.call = family, reducer, call
+        self.depth = depth = family.shape.num_layers
+        self.rank_BN: Tensor | None = None
         batch = call.batch
         self.layers, self.always = reducer.cuts(depth), always
         visual = (batch.regions_BN == Region.VISUAL).sum(-1).tolist()
@@ -51,8 +55,8 @@ class CutCourse:
         """Whether the cut before ``layer`` leaves nothing out."""
         return not self.always and all(counts[layer] == counts[layer - 1] for counts in self.counts)
 
-    def cut(self, layer: int, given_BMD: Tensor, hidden_BMD: Tensor, rows: Rows) -> tuple[Rows, Tensor, Tensor | None]:
-        """The rows that ``layer`` sees and their states, and the rank of every row of the unreduced sequence.
+    def cut(self, layer: int, given_BMD: Tensor, hidden_BMD: Tensor, rows: Rows) -> tuple[Rows, Tensor]:
+        """The rows that ``layer`` sees, and their states.
 
         Args:
             layer: first layer after the cut.
@@ -68,8 +72,8 @@ class CutCourse:
         kept, gather = rows.take(made.keep_BM, self.call.pad_left, made.policy)
         # layers below the cut hold keys at the places of the whole prompt
         kept = replace(kept, next_position=rows.next_position)
-        rank = None if made.rank_BM is None else self._of_all(made.rank_BM, rows)
-        return kept, take_rows(hidden_BMD if made.hidden_BMD is None else made.hidden_BMD, gather), rank
+        self.rank_BN = None if made.rank_BM is None else self._of_all(made.rank_BM, rows)
+        return kept, take_rows(hidden_BMD if made.hidden_BMD is None else made.hidden_BMD, gather)
 
     def _view(self, layer: int, hidden_BMD: Tensor, rows: Rows, attention: LayerAttention) -> CutView:
         def here(marks_BN: Tensor) -> Tensor:
