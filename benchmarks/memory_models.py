@@ -18,6 +18,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +72,12 @@ SIZES: dict[str, Callable[[], Any]] = {
     "llava-32k": lambda: _llava(_WIDE),
     "llama-32k": lambda: LlamaForCausalLM(LlamaConfig(**_WIDE)),
 }
-TEXT_MODELS = ("llama", "qwen2", "llama-32k")
+"""Models of the page's table."""
+FURTHER: dict[str, Callable[[], Any]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=64)),
+}
+"""Models that tests alone measure."""
+TEXT_MODELS = ("llama", "qwen2", "llama-32k", "qwen3")
 
 
 def save_model(name: str, folder: Path) -> None:
@@ -79,4 +86,4 @@ def save_model(name: str, folder: Path) -> None:
         shutil.copytree(ROOT / "checkpoints" / EMBEDDED, folder)
         return
     torch.manual_seed(0)
-    SIZES[name]().save_pretrained(folder)
+    (SIZES | FURTHER)[name]().save_pretrained(folder)

@@ -3,7 +3,8 @@
     python recipes/generate.py          # writes recipes/MODEL/*.yaml; a test checks that they are what it writes
 
 Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
-The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well.
+The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well. Backbones that
+the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``).
 """
 
 from __future__ import annotations
@@ -66,8 +67,14 @@ BACKBONES = {
     "qwenvl7b": Backbone("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", 144),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
     "qwen7b": Backbone("Qwen2.5-7B", "Qwen/Qwen2.5-7B", "qwen2.5-7b", 1024, is_text=True),
+    "llama31": Backbone("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b", 1024, is_text=True),
+    "qwen38b": Backbone("Qwen3-8B", "Qwen/Qwen3-8B", "qwen3-8b", 1024, is_text=True),
+    "qwen314b": Backbone("Qwen3-14B", "Qwen/Qwen3-14B", "qwen3-14b", 1024, is_text=True),
     "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "", 512, is_text=True, page_size=4),
 }
+FURTHER = {"quest": ("llama31", "qwen38b", "qwen314b")}
+"""Backbones beyond the paper's tables, by the reducer of their recipes."""
+FURTHER_GROUPS = {"quest": ((16, 4), (16, 12))}
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
 
 
@@ -164,6 +171,17 @@ def embedded_arms() -> Iterator[Arm]:
                 yield replace(arm, model="tinylm", variant="_valuenorm")
 
 
+def further_arms() -> Iterator[Arm]:
+    """Of each further backbone: LoRA alone, and each routed arm with its anchor."""
+    for reducer, models in FURTHER.items():
+        for model in models:
+            yield Arm(model)
+            for keep in ("25", "12.5"):
+                for groups in FURTHER_GROUPS[reducer]:
+                    routed = Arm(model, reducer, keep, *groups)
+                    yield from (routed, replace(routed, anchor=True))
+
+
 def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
     """The anchor with ``total`` percent of the KV (the paper rounds to three decimals), named after a routed arm."""
     for keep in ("25", "12.5"):
@@ -208,11 +226,17 @@ def _header(arm: Arm) -> str:
         summary=" · ".join(words),
         name=arm.name,
         data=LANGUAGE_FETCH if is_text else VISION_FETCH,
-        source=f"{table} of the paper" + (", section 4.4 for the two stages" if "_stage2" in arm.variant else ""),
+        source=f"{table} of the paper" + _more_source(arm),
         first=f"#   first   subtoken-train fit --config recipes/{_first(arm)}.yaml\n"
         if "_stage2" in arm.variant
         else "",
     )
+
+
+def _more_source(arm: Arm) -> str:
+    if any(arm.model in models for models in FURTHER.values()):
+        return ", on a backbone that the paper does not train"
+    return ", section 4.4 for the two stages" if "_stage2" in arm.variant else ""
 
 
 def _first(arm: Arm) -> str:
@@ -249,7 +273,8 @@ def _model_band(arm: Arm) -> str:
 
 def main() -> None:
     """Write every recipe."""
-    for arm in (*arms(), *embedded_arms()):
+    for arm in (*arms(), *further_arms(), *embedded_arms()):
+        (FOLDER / arm.model).mkdir(exist_ok=True)
         (FOLDER / arm.model / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
 
 

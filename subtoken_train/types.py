@@ -169,6 +169,15 @@ class Batch:
             )
 
 
+TowerStatistics = Literal["received", "class", "unsplit"]
+"""What a tower reducer reads beside the tokens; each kind is computed for one layer of the tower.
+
+``received``: attention from the class token, or from all patches where there is none, in the layer that made the
+tokens (heads summed or averaged); keys averaged over heads. ``class``: the same, from a class token only. ``unsplit``:
+from the class token, queries and keys being of one head as wide as the layer, in the tower's last layer; these keys.
+"""
+
+
 @dataclass
 class VisualStates:
     """What the vision tower made of a batch's images, before the projector; one entry per image, T tokens each.
@@ -176,9 +185,9 @@ class VisualStates:
     Attributes:
         tokens: [T, C], in the order of the placeholders.
         cls: the class token, [C]; None for a tower without one.
-        received: attention that each token receives, [T] in fp32: from the class token, or from all patches where
-            there is none; None unless statistics were asked for.
-        keys: what similarity is measured on, [T, d] in fp32; None unless statistics were asked for.
+        received: attention that each token receives, [T] in fp32, of the kind of ``TowerStatistics`` that was asked
+            for; None where none was.
+        keys: what similarity is measured on, [T, d] in fp32, from the layer of ``received``; None like it.
         deep: what the first n layers of the language model add to their outputs, [n, T, D]; None for most towers.
     """
 

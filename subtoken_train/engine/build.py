@@ -68,7 +68,7 @@ def build(
     The initial values depend on the seed alone, not on the way the backbone is loaded (sharded loading draws numbers).
     """
     with torch.random.fork_rng(devices=[]):
-        family = load_family(backbone)
+        family = load_family(backbone, reducer)
     return assemble(family, lora, reducer, routing, stage2)
 
 

@@ -39,7 +39,8 @@ class CompressedBackbone(nn.Module):
         self.model = family.model
         self.reducer = reducer
         self.bank = bank
-        reducer.check_fit(family.name, family.image_token_id is not None, family.shape.num_layers)
+        tower = family.tower_statistics(family.model.config)
+        reducer.check_fit(family.name, family.image_token_id is not None, family.shape.num_layers, tower)
         self._hooks: list[RemovableHandle] | None = []
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.active_routing is not None)
         """Whether context and query rows of a language model see different caches."""
@@ -66,9 +67,10 @@ class CompressedBackbone(nn.Module):
 
     @property
     def placeless(self) -> bool:
-        """Whether the visual tokens that stay have no place in the picture: the tower's reducer counts them anew."""
+        """Whether the visual tokens that stay have no place in the picture: the tower's reducer makes them anew."""
         reducer = self.reducer
-        return reducer.acts and reducer.stage == "tower" and self.family.tower_positions == "renumber"
+        anew = isinstance(reducer, TowerReducer) and reducer.acts and not reducer.keeps_places
+        return anew and self.family.tower_positions == "renumber"
 
     def promised_fraction(self, tokens: int, kept: int, key_channels: float = 1.0) -> float:
         """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
@@ -109,7 +111,7 @@ class CompressedBackbone(nn.Module):
         family, reducer, call = self.family, self.reducer, PassCall(batch, cache, pad_left, observer, chunks)
         neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
         in_tower = isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None)
-        states = family.visual_states(batch, statistics=in_tower)
+        states = family.visual_states(batch, reducer.statistics if in_tower else None)
         rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
         if in_tower:
             assert isinstance(reducer, TowerReducer)

@@ -28,6 +28,7 @@ FAMILIES: Registry[Family] = Registry(
         "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",
+        "qwen3": "text:TextFamily",
         "mistral": "text:TextFamily",
     },
 )

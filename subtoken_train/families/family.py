@@ -18,7 +18,7 @@ from subtoken_train.families.decoder import DecoderStack
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.reducers.base import PositionPolicy
-from subtoken_train.types import Batch, Licence, Region, RenderedPrompt, Turn, VisualStates
+from subtoken_train.types import Batch, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
 class GivenImages(NamedTuple):
@@ -133,11 +133,16 @@ class Family(DecoderStack, ABC):
         return {"pixel_values": pixels}
 
     @abstractmethod
-    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
         """The tower's output for every image, without gradient; None for a batch without images.
 
-        ``statistics``: also what tower reducers read, the attention received and the keys.
+        ``statistics``: also ``received`` and ``keys`` of this kind, one of ``tower_statistics``, for a tower reducer.
         """
+
+    @classmethod
+    def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
+        """Which kinds ``visual_states`` gives for a model of this configuration; none for a language model."""
+        return frozenset({"received"} if cls.sees_images else ())
 
     @abstractmethod
     def project(self, states_TC: Tensor) -> Tensor:

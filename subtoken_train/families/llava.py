@@ -15,8 +15,8 @@ from transformers import CLIPVisionConfig, LlavaConfig
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
-from subtoken_train.families.text import llama_config
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, Turn, VisualStates
+from subtoken_train.families.text_configs import llama_config
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
 class LlavaFamily(Family):
@@ -83,9 +83,18 @@ class LlavaFamily(Family):
         states = (vision.num_hidden_layers + 1) * vision.hidden_size
         return int(copied_bytes(pixel_bytes, element) + patches * element * (states + 3 * vision.intermediate_size))
 
+    @classmethod
+    def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
+        """All, where the class token is no visual token itself."""
+        drops_cls = config.vision_feature_select_strategy == "default"
+        return frozenset({"received", "class", "unsplit"} if drops_cls else ())
+
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
-        """CLIP's hidden states of ``vision_feature_layer``; statistics are those of the layer that made them."""
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+        """CLIP's hidden states of ``vision_feature_layer``; statistics are those of the layer that made them.
+
+        ``unsplit`` ones are the last layer's, whose output LLaVA does not use.
+        """
         if batch.pixel_values is None:
             return None
         config, tower = self.model.config, self.model.model.vision_tower
@@ -95,16 +104,17 @@ class LlavaFamily(Family):
         hidden_INC = torch.cat([states[index] for index in indices], dim=-1)
         has_cls = config.vision_feature_select_strategy == "default"
         tokens_ITC = hidden_INC[:, 1:] if has_cls else hidden_INC
-        if not statistics:
+        if statistics is None:
             return VisualStates(list(tokens_ITC))
         if not has_cls or indices[-1] == 0:
             raise ValueError(
-                "visionzip needs a CLIP tower whose class token is dropped (vision_feature_select_strategy: default) "
-                f"and a vision_feature_layer past the embeddings; this backbone has {chosen}, "
-                f"{config.vision_feature_select_strategy!r}"
+                "a reducer in the tower needs a CLIP tower whose class token is dropped "
+                "(vision_feature_select_strategy: default) and a vision_feature_layer past the embeddings; this "
+                f"backbone has {chosen}, {config.vision_feature_select_strategy!r}"
             )
-        below = indices[-1] - 1
-        received_IT, keys_ITd = class_attention(tower.encoder.layers[below], states[below])
+        whole = statistics == "unsplit"
+        layer = len(tower.encoder.layers) - 1 if whole else indices[-1] - 1
+        received_IT, keys_ITd = class_attention(tower.encoder.layers[layer], states[layer], 1 if whole else None)
         return VisualStates(list(tokens_ITC), list(hidden_INC[:, 0]), list(received_IT), list(keys_ITd))
 
     def project(self, states_TC: Tensor) -> Tensor:
@@ -114,24 +124,25 @@ class LlavaFamily(Family):
 
 
 @torch.no_grad()
-def class_attention(layer: Any, states_INC: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention that the class token pays to every patch in ``layer``, and the patches' keys: what VisionZip reads.
+def class_attention(layer: Any, states_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
+    """Attention that the class token pays to every patch in ``layer``, and the patches' keys: what tower reducers read.
 
     It is recomputed for one layer, so that the tower keeps its fast attention.
 
     Args:
         layer: a ``CLIPEncoderLayer``.
         states_INC: its input.
+        heads: into how many queries and keys are split; None: the layer's own number.
 
     Returns:
         (received [I, T], summed over heads; keys [I, T, d], raw, averaged over heads), both in fp32.
     """
     attention, normed_INC = layer.self_attn, layer.layer_norm1(states_INC)
-    heads = (attention.num_heads, attention.head_dim)
-    query_IHd = attention.q_proj(normed_INC[:, 0]).unflatten(-1, heads).float()
-    keys_INHd = attention.k_proj(normed_INC).unflatten(-1, heads).float()
+    split = (attention.num_heads if heads is None else heads, -1)
+    query_IHd = attention.q_proj(normed_INC[:, 0]).unflatten(-1, split).float()
+    keys_INHd = attention.k_proj(normed_INC).unflatten(-1, split).float()
     with torch.autocast(query_IHd.device.type, enabled=False):
-        scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * attention.scale
+        scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * query_IHd.shape[-1] ** -0.5
     return scores_IHN.softmax(-1).sum(1)[:, 1:], keys_INHd[:, 1:].mean(2)
 
 

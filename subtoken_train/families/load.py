@@ -17,18 +17,23 @@ from subtoken_train.families.backbone_files import check_full_attention, check_l
 from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
+from subtoken_train.reducers.base import Reducer
 
 
-def load_family(config: BackboneConfig) -> Family:
+def load_family(config: BackboneConfig, reducer: Reducer | None = None) -> Family:
     """Load weights and processor. No code that they bring is run.
 
     Raises:
-        ValueError: unknown path, model type, dtype or quantization; broken or incomplete files; bitsandbytes or
-            flash-attn is asked for and missing.
+        ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype
+            or quantization; broken or incomplete files; bitsandbytes or flash-attn is asked for and missing.
     """
     check_backbone(config)
     with _asked(config):
-        family = _family_of(_read_config(config))
+        model_config = _read_config(config)
+        family = _family_of(model_config)
+        if reducer is not None:
+            depth = model_config.get_text_config().num_hidden_layers
+            reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(model_config))
         model = load_weights(family, config)
         return _put_together(family, model, _read_processor(family, config), config)
 

@@ -18,7 +18,7 @@ from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import FP32_BYTES, copied_bytes
 from subtoken_train.families.qwen_processor import QwenProcessor
 from subtoken_train.families.qwen_tower import tower_with_statistics
-from subtoken_train.types import APACHE, Batch, Licence, Region, RenderedPrompt, Turn, VisualStates
+from subtoken_train.types import APACHE, Batch, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 DEFAULT_MAX_PIXELS = 1280 * 28 * 28
 """Cap of an image, in pixels: 1,280 visual tokens. Published checkpoints allow 16,384, more than a training record."""
@@ -175,7 +175,7 @@ class Qwen25VLFamily(Family):
         return on_device
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: bool = False) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
         """The tower's merged embeddings, in raster order; statistics are those of its last block (see ``qwen_tower``).
 
         There is no class token.
@@ -185,7 +185,7 @@ class Qwen25VLFamily(Family):
         assert batch.image_grid_I3 is not None
         tower, grid_I3 = self.model.model.visual, batch.image_grid_I3
         patches, sizes = batch.pixel_values.to(tower.dtype), self._token_counts(grid_I3)
-        if not statistics:
+        if statistics is None:
             return VisualStates(list(torch.split(tower(patches, grid_thw=grid_I3).pooler_output, sizes)))
         tokens, received, keys = (
             list(torch.split(part, sizes)) for part in tower_with_statistics(tower, patches, grid_I3)

@@ -1,4 +1,4 @@
-"""Language models without images: Llama, Qwen2 and Mistral shapes behind the family interface.
+"""Language models without images: Llama, Qwen2, Qwen3 and Mistral shapes behind the family interface.
 
 Legend: B batch, N positions, D model width.
 """
@@ -9,14 +9,19 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from subtoken_train.families import FAMILIES
 from subtoken_train.families.family import Family
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, Turn
+from subtoken_train.families.text_configs import llama31_config, llama_config, qwen3_config, qwen25_config
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn
 
 
 class TextFamily(Family):
-    """``LlamaForCausalLM``, ``Qwen2ForCausalLM`` or ``MistralForCausalLM``; full attention in every layer."""
+    """``LlamaForCausalLM``, ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM`` or ``MistralForCausalLM``.
+
+    Llama 3.1 is a Llama whose rotary frequencies are scaled; Qwen3 norms the queries and keys of every head.
+    """
 
     name = "a language model"
     sees_images = False
@@ -24,22 +29,20 @@ class TextFamily(Family):
     auto_processor = AutoTokenizer
     published: ClassVar[dict[str, Callable[[], Any]]] = {
         "meta-llama/Llama-2-7b-hf": lambda: llama_config(32000, 4096, 11008, 32, 32),
-        "Qwen/Qwen2.5-7B": lambda: Qwen2Config(
-            vocab_size=152064,
-            hidden_size=3584,
-            intermediate_size=18944,
-            num_hidden_layers=28,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-            max_position_embeddings=131072,
-            rms_norm_eps=1e-6,
-            tie_word_embeddings=False,
-        ),
+        "meta-llama/Llama-3.1-8B": llama31_config,
+        "meta-llama/Llama-3.1-8B-Instruct": llama31_config,
+        "Qwen/Qwen2.5-7B": qwen25_config,
+        "Qwen/Qwen3-8B": lambda: qwen3_config(4096, 12288, 36, 32),
+        "Qwen/Qwen3-14B": lambda: qwen3_config(5120, 17408, 40, 40),
     }
     licences: ClassVar[dict[str, Licence]] = {
         "meta-llama/Llama-2-7b-hf": Licence("llama2"),
+        "meta-llama/Llama-3.1-8B": Licence("llama3.1"),
+        "meta-llama/Llama-3.1-8B-Instruct": Licence("llama3.1"),
         "mistralai/Mistral-7B-v0.1": APACHE,
         "Qwen/Qwen2.5-7B": APACHE,
+        "Qwen/Qwen3-8B": APACHE,
+        "Qwen/Qwen3-14B": APACHE,
     }
     lora_pattern = r"model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
 
@@ -73,7 +76,7 @@ class TextFamily(Family):
         """A language model takes no images."""
         raise _no_images(self.model.config.model_type)
 
-    def visual_states(self, batch: Batch, statistics: bool = False) -> None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> None:
         """There are none."""
         if batch.pixel_values is not None:
             raise _no_images(self.model.config.model_type)
@@ -83,19 +86,6 @@ class TextFamily(Family):
         raise _no_images(self.model.config.model_type)
 
 
-def llama_config(vocabulary: int, width: int, mlp: int, layers: int, heads: int) -> LlamaConfig:
-    """The configuration of a published Llama 2, which LLaVA-1.5's language model is too."""
-    return LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-    )
-
-
 def _no_images(model_type: str) -> ValueError:
-    return ValueError(f"{model_type} is a language model and takes no images; use a LLaVA or Qwen2.5-VL backbone")
+    seeing = ", ".join(name for name, family in FAMILIES.items() if family.sees_images)
+    return ValueError(f"{model_type} is a language model and takes no images; use a backbone that does ({seeing})")

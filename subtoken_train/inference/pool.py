@@ -57,8 +57,6 @@ class ModelPool:
         loads: how many times weights of a backbone were read.
     """
 
-    _load = staticmethod(load_family)
-
     def __init__(self, device_map: str | None = None) -> None:
         self.loads = 0
         self._device = None if device_map is None else device_of(device_map)
@@ -122,7 +120,7 @@ class ModelPool:
             source = replace(source, path=str(folder), revision=None)
         source = source if dtype is None else replace(source, dtype=dtype)
         changed = with_selection(config, reducer, selector, seed, str(path))
-        family = self._cleared(source)
+        family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
         return self._placed(self._current)
 
@@ -142,14 +140,14 @@ class ModelPool:
             raise ValueError(
                 f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
             )
-        source = backbone or BackboneConfig()
+        source, reducer = backbone or BackboneConfig(), reducer or build_reducer("none")
         source = source if dtype is None else replace(source, dtype=dtype)
-        family = self._cleared(replace(source, path=path, revision=revision or source.revision))
-        self._current = CompressedBackbone(family, reducer or build_reducer("none"))
+        family = self._cleared(replace(source, path=path, revision=revision or source.revision), reducer)
+        self._current = CompressedBackbone(family, reducer)
         return self._placed(self._current)
 
-    def _cleared(self, source: BackboneConfig) -> Family:
-        """The family that ``source`` names, as it was loaded."""
+    def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
+        """The family that ``source`` names, as it was loaded; ``reducer`` is what will act on it."""
         if self._current is not None:
             self._current.detach()
             self._current = None
@@ -158,9 +156,14 @@ class ModelPool:
             remove_lora(self._family)
             return self._family
         self._source = self._family = None  # its memory is free before the next one is read
-        self._family, self._source = self._load(source), wanted
+        self._family, self._source = self._load(source, reducer), wanted
         self.loads += 1
         return self._family
+
+    @staticmethod
+    def _load(source: BackboneConfig, reducer: Reducer) -> Family:
+        """Read weights."""
+        return load_family(source, reducer)
 
     def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
         if self._device is not None:

@@ -62,7 +62,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         model = arguments.model()
         self.family = model.backbone.family
         if self.family.image_token_id is None:
-            raise ValueError(f"{self.family.name} sees no images; take a LLaVA or Qwen2.5-VL backbone, or lm-eval")
+            raise ValueError(f"{self.family.name} sees no images; take a backbone that does, or lm-eval")
         self.positions = int(self.family.decoder.config.max_position_embeddings)
         self._collator = Collator(self.family, self.positions, padding_side="left", generation=True)
         self.runner: Runner[Question] = Runner(model, arguments, self._collate, lambda question: len(question.text))

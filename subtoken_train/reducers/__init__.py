@@ -23,6 +23,7 @@ REDUCERS: Registry[Reducer] = Registry(
         "random": "random:RandomReducer",
         "fastv": "fastv:FastV",
         "visionzip": "visionzip:VisionZip",
+        "fastervlm": "fastervlm:FasterVLM",
         "quest": "quest:Quest",
     },
 )

@@ -6,7 +6,7 @@ Legend: B batch, N positions, D model width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.ledger.kv_budget import check_keep_ratio, kept_count
-from subtoken_train.types import MergedStates, Region, VisualStates
+from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
@@ -90,13 +90,16 @@ class Reducer:
         """Tokens kept of ``tokens``."""
         return kept_count(tokens, self.keep_ratio, self.round_up)
 
-    def check_fit(self, backbone: str, sees_images: bool, num_layers: int) -> None:
+    def check_fit(
+        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
+    ) -> None:
         """Raise a worded ``ValueError`` where the reducer does not fit a backbone.
 
         Args:
             backbone: its family's name.
             sees_images: context reducers are for language models, the others for models that see.
             num_layers: which it must have, for reducers that read or cut at a layer.
+            tower: what its tower says of its tokens, for reducers that act there.
         """
         if self.stage == "context" and sees_images:
             allowed = f"{backbone} takes fastv or visionzip"
@@ -146,8 +149,32 @@ class RankingReducer(Reducer, ABC):
         return keep_BN, rank_candidates(scores_BN, kept_visual_BN) if self.ranks else None
 
 
+_READS: dict[TowerStatistics, str] = {
+    "received": "the attention that a tower's tokens receive",
+    "class": "a class token's attention",
+    "unsplit": "a class token's attention over tokens that nothing merged",
+}
+
+
 class TowerReducer(Reducer, ABC):
     """Acts on the vision tower's output, before the language model; its rows' positions are the family's to say."""
+
+    statistics: ClassVar[TowerStatistics] = "received"
+    """What it reads; a family says what its tower gives (``Family.tower_statistics``)."""
+    keeps_places: ClassVar[bool] = False
+    """Whether each token that stays is one of the image's, in its own slot, whatever the family."""
+
+    def check_fit(
+        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
+    ) -> None:
+        """Also: the tower gives what the reducer reads."""
+        super().check_fit(backbone, sees_images, num_layers, tower)
+        if self.statistics not in tower:
+            allowed = "visionzip or fastv" if "received" in tower else "fastv"
+            raise ValueError(
+                f"reducer {self.name!r} ranks by {_READS[self.statistics]}, which the vision tower of {backbone} does "
+                f"not give; take {allowed}"
+            )
 
     @property
     def stage(self) -> Stage:

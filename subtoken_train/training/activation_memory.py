@@ -80,6 +80,8 @@ class ActivationBytes:
         self.heads, self.vocabulary = int(config.num_attention_heads), int(config.vocab_size)
         self.query, self.value = self.heads * shape.head_dim, shape.value_dim
         self.mask_bytes = FP32_BYTES if step.on_cpu else 1
+        normed = hasattr(parts.family.decoder.layers[0].self_attn, "q_norm")
+        self.head_norms = FP32_BYTES * (self.query + self.value) if normed else 0  # their inputs
         self.rank = int(next(iter(parts.family.decoder.layers[0].self_attn.q_proj.r.values())))
 
     def input(self, rows: int) -> int:
@@ -91,7 +93,7 @@ class ActivationBytes:
         e, padded = self.element, self.splits or self.step.batch_size > 1
         repeated = padded and not self.splits
         key_value = 2 * (self.query if repeated else self.value)
-        attention = e * (2 * self.query + key_value) + FP32_BYTES * self.heads
+        attention = e * (2 * self.query + key_value) + FP32_BYTES * self.heads + self.head_norms
         mask = e * rows * rows if padded else 0
         norms = 2 * FP32_BYTES * self.hidden
         return rows * (norms + self._adapters() + attention + self._routing() + 3 * e * self.mlp) + mask

@@ -84,6 +84,6 @@ def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
         image_grid_I3=None if grid is None else grid.to(device),
     )
     reads_tower = isinstance(reducer, TowerReducer) and reducer.acts
-    states = family.visual_states(blank, statistics=reads_tower)
+    states = family.visual_states(blank, reducer.statistics if reads_tower else None)
     assert states is not None
     family.project(torch.cat(states.tokens))

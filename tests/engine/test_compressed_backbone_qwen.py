@@ -123,7 +123,7 @@ def test_kept_rows_keep_their_own_ids_and_decoding_goes_on_after_them(family, re
 @torch.no_grad()
 def test_visionzip_is_what_plain_transformers_would_make_of_the_same_rows(family, records):
     batch = qwen_batch(family, records[:1])
-    states = family.visual_states(batch, statistics=True)
+    states = family.visual_states(batch, "received")
     merged = build_reducer("visionzip", 0.5).merge(states, unread(states))
     assert len(merged.tokens[0]) == TOKENS[0] // 2
     keep = batch.regions_BN[0] != Region.VISUAL

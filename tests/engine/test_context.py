@@ -54,6 +54,8 @@ def naive_logits(backbone, batch, result):
             projection(normed).view(1, length, -1, 16).transpose(1, 2)
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
+        if family.model.config.model_type == "qwen3":
+            query, key = attention.q_norm(query), attention.k_norm(key)
         query, key = apply_rotary_pos_emb(query, key, cos, sin)
         groups = result.state.masks[index][0].repeat_interleave(4, dim=-1)
         routed = (value.transpose(1, 2).flatten(2) * groups).view(1, length, -1, 16).transpose(1, 2)

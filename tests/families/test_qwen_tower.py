@@ -104,7 +104,7 @@ def test_statistics_are_those_of_eager_attention(family, batch, monkeypatch):
 
 @torch.no_grad()
 def test_an_image_has_the_statistics_it_has_alone(family, batch):
-    together = family.visual_states(batch, statistics=True)
+    together = family.visual_states(batch, "received")
     patches = batch.pixel_values.split([4 * tokens for tokens in TOKENS])
     for image in range(3):
         grid = batch.image_grid_I3[image : image + 1]
@@ -124,7 +124,7 @@ def test_keys_are_taken_after_the_rotary_embedding(family, batch):
 @torch.no_grad()
 def test_statistics_of_a_bf16_tower_are_fp32(family, batch):
     family.model.bfloat16()
-    states = family.visual_states(batch, statistics=True)
+    states = family.visual_states(batch, "received")
     assert states.tokens[0].dtype == torch.bfloat16
     assert states.received[0].dtype == states.keys[0].dtype == torch.float32
 
@@ -132,10 +132,10 @@ def test_statistics_of_a_bf16_tower_are_fp32(family, batch):
 def test_a_last_block_with_windows_is_refused(family, batch):
     family.model.model.visual.fullatt_block_indexes = [1]
     with pytest.raises(ValueError, match=r"last block, 3, attends to the whole image; .* in blocks \[1\]"):
-        family.visual_states(batch, statistics=True)
+        family.visual_states(batch, "received")
     assert family.visual_states(batch).received is None
 
 
 def test_nothing_stays_hooked(family, batch):
-    family.visual_states(batch, statistics=True)
+    family.visual_states(batch, "received")
     assert not family.model.model.visual.blocks[-1].attn._forward_pre_hooks

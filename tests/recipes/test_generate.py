@@ -56,9 +56,9 @@ def test_every_row_has_one_recipe_at_its_budget(generate):
 
 
 def test_files_are_what_the_program_writes(generate):
-    for arm in (*generate.arms(), *generate.embedded_arms()):
+    for arm in (*generate.arms(), *generate.further_arms(), *generate.embedded_arms()):
         assert recipe(arm.name).read_text(encoding="utf-8") == generate.recipe_text(arm), arm.name
-    written = {arm.name for arm in generate.arms()}
+    written = {arm.name for arm in (*generate.arms(), *generate.further_arms())}
     paper = {path.stem for path in run_recipes() if not path.stem.startswith("tiny")}
     assert paper == written
 
@@ -79,6 +79,9 @@ def test_every_recipe_passes_its_pre_flight(path, capsys):
         ("qwenvl7b_visionzip25_s16k4", 5_046_272, 1_606_080),
         ("llama7b_quest25_s8k7", 33_554_432 // 2, 2_097_408),
         ("qwen7b_quest12p5_s8k6", 10_092_544, 1_605_856),
+        ("llama31_quest25_s16k4", 13_631_488, 4_194_816),
+        ("qwen38b_quest25_s16k4", 15_335_424, 4_719_168),
+        ("qwen314b_quest12p5_s16k12", 20_971_520, 6_554_240),
     ],
 )
 def test_trainable_counts(name, lora, routers, capsys):

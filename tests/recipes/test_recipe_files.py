@@ -57,6 +57,9 @@ MODELS = {
     ),
     "llama7b": Model("meta-llama/Llama-2-7b-hf", GEOMETRIES["llama-2-7b"], 1024, "context"),
     "qwen7b": Model("Qwen/Qwen2.5-7B", GEOMETRIES["qwen2.5-7b"], 1024, "context"),
+    "llama31": Model("meta-llama/Llama-3.1-8B", GEOMETRIES["llama-3.1-8b"], 1024, "context"),
+    "qwen38b": Model("Qwen/Qwen3-8B", GEOMETRIES["qwen3-8b"], 1024, "context"),
+    "qwen314b": Model("Qwen/Qwen3-14B", GEOMETRIES["qwen3-14b"], 1024, "context"),
 }
 
 

@@ -34,7 +34,7 @@ class GoldenFamily(Family):
     def decoder(self):
         return self.model
 
-    def visual_states(self, batch, statistics=False):
+    def visual_states(self, batch, statistics=None):
         return None
 
     def embed(self, batch, states=None):

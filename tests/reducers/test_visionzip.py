@@ -30,7 +30,7 @@ def test_statistics_come_from_the_layer_that_made_the_features(tiny_family):
     tower = tiny_family.model.model.vision_tower
     for feature_layer in (-1, -2, [1, -2]):
         tiny_family.model.config.vision_feature_layer = feature_layer
-        states = tiny_family.visual_states(batch, statistics=True)
+        states = tiny_family.visual_states(batch, "received")
         made_by = {-1: 3, -2: 2}[feature_layer if isinstance(feature_layer, int) else feature_layer[-1]]
         hidden = tower(batch.pixel_values, output_hidden_states=True).hidden_states
         received, keys = class_attention(tower.encoder.layers[made_by], hidden[made_by])
@@ -41,14 +41,14 @@ def test_statistics_come_from_the_layer_that_made_the_features(tiny_family):
 
 def test_a_tower_without_a_class_token_is_refused(tiny_family):
     tiny_family.model.config.vision_feature_select_strategy = "full"
-    with pytest.raises(ValueError, match="visionzip needs a CLIP tower"):
-        tiny_family.visual_states(make_batch([(1, 5)], visual=65), statistics=True)
+    with pytest.raises(ValueError, match="a reducer in the tower needs a CLIP tower"):
+        tiny_family.visual_states(make_batch([(1, 5)], visual=65), "received")
 
 
 @pytest.mark.parametrize(("ratio", "kept", "contextual"), [(0.25, 16, 2), (0.125, 8, 1), (0.015625, 1, 0)])
 def test_kept_count_is_split_into_class_dominant_and_contextual(tiny_family, ratio, kept, contextual):
     batch = make_batch([(1, 9)])
-    states = tiny_family.visual_states(batch, statistics=True)
+    states = tiny_family.visual_states(batch, "received")
     merged = build_reducer(name="visionzip", keep_ratio=ratio).merge(states, unread(states))
     dominant = dominant_tokens(states.received[0], kept - contextual - 1)
     rest = torch.ones(64, dtype=torch.bool)
@@ -94,7 +94,7 @@ def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_le
 def test_the_language_model_sees_what_plain_transformers_would(tiny_family):
     batch = make_batch([(1, 9)])
     backbone = compress(tiny_family, name="visionzip", keep_ratio=0.25)
-    states = tiny_family.visual_states(batch, statistics=True)
+    states = tiny_family.visual_states(batch, "received")
     merged = backbone.reducer.merge(states, unread(states))
     words = tiny_family.model.get_input_embeddings()(batch.input_ids_BN)
     embeds = torch.cat([words[:, :2], tiny_family.project(merged.tokens[0])[None], words[:, 66:]], dim=1)
@@ -113,7 +113,7 @@ def test_decoding_continues_at_the_renumbered_length(tiny_family):
     for sample, length in ((0, 27), (1, 14)):
         ids = batch.input_ids_BN[sample]
         if sample == 0:
-            states = tiny_family.visual_states(batch, statistics=True)
+            states = tiny_family.visual_states(batch, "received")
             merged = backbone.reducer.merge(states, unread(states))
             rows = torch.cat([hidden[0, :2], tiny_family.project(merged.tokens[0]), hidden[0, 66:]])
         else:

@@ -133,7 +133,7 @@ def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int,
     passed = int(own.sum())
     assert torch.equal(tap.batch[-1].input_ids_BN[sample, own], real[:passed])
     place = origin - int(own.long().argmax())
-    anew = reducer.stage == "tower" and reducer.keep_ratio < 1 and backbone.family.tower_positions == "renumber"
+    anew = reducer.stage == "tower" and reducer.acts and backbone.family.tower_positions == "renumber"
     rest = real[passed:]
     if anew:  # VisionZip on LLaVA makes a shorter prompt
         position = torch.arange(len(origin) + len(rest))

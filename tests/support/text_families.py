@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.families.text import TextFamily
@@ -13,7 +22,20 @@ KINDS = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama31": (LlamaConfig, LlamaForCausalLM),
 }
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Llama 3.1's rotary frequencies, with a model's as wide as these: some are kept, some are scaled, some in between."""
+OWN = {"qwen3": {"hidden_size": 48}, "llama31": {"rope_parameters": SCALED}}
+"""Qwen3's heads are together wider than the model."""
 
 
 def text_family(kind: str = "llama", layers: int = 3, seed: int = 0, **settings: object) -> TextFamily:
@@ -22,9 +44,13 @@ def text_family(kind: str = "llama", layers: int = 3, seed: int = 0, **settings:
     config_class, model_class = KINDS[kind]
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers, "vocab_size": 90}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    model = model_class(config_class(**{**sizes, **heads, "sliding_window": None, **settings})).eval()
+    own = OWN.get(kind, {})
+    model = model_class(config_class(**{**sizes, **heads, "sliding_window": None, **own, **settings})).eval()
     with torch.no_grad():
         for layer in model.model.layers:
+            if kind == "qwen3":
+                for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+                    norm.weight.uniform_(0.5, 2)
             layer.self_attn.q_proj.weight.mul_(8)
             layer.self_attn.k_proj.weight.mul_(8)
     return TextFamily(model, build_processor().tokenizer)

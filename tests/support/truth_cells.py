@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice, product
 from math import gcd
 
@@ -19,6 +20,9 @@ from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.prefill import decode
+from subtoken_train.reducers import REDUCERS as REGISTERED
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
@@ -34,8 +38,10 @@ REDUCERS = {
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
     "fastv_decoder": {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
     "visionzip": {"name": "visionzip", "keep_ratio": 0.5},
+    "fastervlm": {"name": "fastervlm", "keep_ratio": 0.5},
     "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
 }
+RANKS = {level: REGISTERED.find(settings.get("name", "none")).ranks for level, settings in REDUCERS.items()}
 SELECTORS = {
     "none": None,
     "linear": RoutingConfig("linear"),
@@ -90,17 +96,27 @@ def allowed(cell: Cell) -> bool:
         sees = family not in TEXT
         if reducer in TINY[family].without or (reducer != "none" and sees == (reducer == "quest")):
             return False
+        if not tower_serves(family, reducer):
+            return False
     if cell.get("selector") == "none":
         fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
         if any(cell.get(name, level) != level for name, level in fixed.items()):
             return False
-    if budget == "ranked" and (reducer or "fastv") in ("none", "visionzip", "quest"):
-        return False
-    if budget == "ranked" and (family or "llava") in TEXT:
+    if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in TEXT):
         return False
     if family in TEXT and (reducer or "none").startswith("fastv"):
         return False
     return _piece_fits(cell) and _eviction_fits(cell) and _protocol_fits(cell)
+
+
+@cache
+def tower_serves(family: str, reducer: str) -> bool:
+    """Whether a tiny model's tower gives what a reducer (a level of the matrix) reads."""
+    method = build_reducer(**{"name": "none", **REDUCERS[reducer]})
+    if not isinstance(method, TowerReducer):
+        return True
+    built = family_of(family)
+    return method.statistics in built.tower_statistics(built.model.config)
 
 
 def _protocol_fits(cell: Cell) -> bool:

@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.artifact.folder import read_adapter
@@ -18,6 +17,7 @@ from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.run_marker import new_marker, write_run_marker
 from tests.support.helpers import moved_by_fit
+from tests.support.text_families import KINDS, OWN
 
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8}
 ROUTING = {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"}
@@ -27,12 +27,13 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
 
 @pytest.fixture(scope="module")
 def backbones(tmp_path_factory):
-    """Folders of a random tiny Llama and Qwen2 with the embedded model's tokenizer."""
+    """Folders of random tiny language models with the embedded one's tokenizer."""
     tokenizer, folder = build_tokenizer(), tmp_path_factory.mktemp("language-models")
-    classes = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
-    for name, (config_class, model_class) in classes.items():
+    for name in ("llama", "qwen2", "qwen3", "llama31"):
+        config_class, model_class = KINDS[name]
         torch.manual_seed(0)
-        config = config_class(vocab_size=len(tokenizer), num_key_value_heads=2, **SIZES)
+        own = OWN.get(name, {}) | ({"head_dim": 16} if name == "qwen3" else {})
+        config = config_class(**{"vocab_size": len(tokenizer), "num_key_value_heads": 2, **SIZES, **own})
         model_class(config).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
@@ -65,7 +66,7 @@ def corpus(tmp_path, monkeypatch):
     return {"train": {"name": str(path)}, **lengths}
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "llama31"])
 @pytest.mark.parametrize(
     ("selector", "extra"),
     [("linear", []), ("mlp", ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"])],
@@ -83,10 +84,11 @@ def test_the_data_band_decides_the_data_module(recipe, corpus):
     assert isinstance(RecipeCLI(recipe(data=corpus)).datamodule, CorpusDataModule)
 
 
-def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path):
-    assert main(["fit", *recipe(data=corpus)]) == 0
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, kind):
+    assert main(["fit", *recipe(kind, data=corpus)]) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
-    assert config.identity.model_type == "llama"
+    assert config.identity.model_type == kind
     assert (backbone.reducer.page_size, backbone.reducer.window) == (4, 8)
     assert backbone.bank.config.query_conditioned
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import recipe_memory, training_memory
+from benchmarks import memory_models, recipe_memory, training_memory
 from benchmarks.live_tensors import LiveTensors, tensors_of
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -136,6 +136,12 @@ def test_real_steps_hold_what_was_predicted(tmp_path, name):
     pytest.importorskip("bitsandbytes")
     case = next(case for case in training_memory.cases() if case.name == name)
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.15
+
+
+@pytest.mark.parametrize("model", memory_models.FURTHER)
+def test_further_models_hold_what_was_predicted(tmp_path, model):
+    case = training_memory.Case(model, reducer="quest" if model in memory_models.TEXT_MODELS else "fastv")
+    assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.07
 
 
 @pytest.mark.slow

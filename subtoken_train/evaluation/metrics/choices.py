@@ -25,7 +25,9 @@ ROTATION = 1_000_000
 class MMBenchScores(GroupedMetric):
     """Accuracy over all rows, and over questions whose rotations are all answered right.
 
-    A reference holds ``index``, ``answer`` (a letter) and ``options`` (texts by letter).
+    A reference holds ``index``, ``answer`` (a letter), ``options`` (texts by letter) and, where the question has fewer
+    options than four, ``nan_options``: the letters that the Hub's file gives the text "nan". lmms-eval asks without
+    them and then reads answers with them, so "banana" may name one; only the ``lmms_`` readings do so here.
 
     Scores, each with the prefix of its reading (none: ``plain_letter``; ``lmms_``, ``lmms_static_``, ``vlmevalkit_``):
         ``accuracy``: vanilla, over all rows, rotations included (what the paper prints).
@@ -43,7 +45,12 @@ class MMBenchScores(GroupedMetric):
     def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
         """The question; whether each reading is right, and whether the row is not rotated."""
         options, answer = reference["options"], reference["answer"]
-        marks = [*(read(prediction, options) == answer for read in READINGS.values()), reference["index"] < ROTATION]
+        lmms_options = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
+        marks = [
+            read(prediction, lmms_options if name.startswith("lmms_") else options) == answer
+            for name, read in READINGS.items()
+        ]
+        marks.append(reference["index"] < ROTATION)
         return reference["index"] % ROTATION, sum(mark << i for i, mark in enumerate(marks))
 
     def compute(self) -> dict[str, Tensor]:
@@ -91,7 +98,10 @@ class ScienceQAScores(MeanScores):
 
 
 def llava_letter(text: str) -> str | None:
-    """The letter that LLaVA finds: alone, before ". " at the start, or in the one "The answer is X."; else None."""
+    """The letter that LLaVA finds: alone, before ". " at the start, or in the one "The answer is X."; else None.
+
+    Space or a line break before or after a letter hides it, as in the original, whose model strips its answers first.
+    """
     if text in tuple(LETTERS):
         return text
     if len(text) >= 3 and text[0] in LETTERS and text[1:3] == ". ":
@@ -107,5 +117,9 @@ def llava_choice(text: str, choices: int) -> int:
 
 
 def lmms_right(text: str, letter: str) -> bool:
-    """lmms-eval's rule: the letter in either case, or a text that starts with it and a full stop."""
-    return text.strip().lower() == letter.lower() or (text[:1].isupper() and text[1:2] == "." and text[0] == letter)
+    """lmms-eval's rule: the letter in either case, or a text that starts with it and a full stop.
+
+    Space and line breaks around the text do not count, unlike in LLaVA's program (``llava_letter``).
+    """
+    text = text.strip()
+    return text.lower() == letter.lower() or text[:2] == f"{letter}."

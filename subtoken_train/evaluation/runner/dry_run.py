@@ -24,9 +24,12 @@ from subtoken_train.evaluation.runner.arms import Arm, prepare
 from subtoken_train.evaluation.runner.run import check_modalities, named_tasks
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid
 from subtoken_train.evaluation.tasks.task import Task
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, published_config
 from subtoken_train.inference.pool import ModelPool, with_selection
 from subtoken_train.ledger.kv_budget import entry_bytes
+from subtoken_train.reducers.base import Reducer
 
 Planned = Callable[[str], AdapterConfig | None]
 """From an adapter's path to what its recipe would make of it; None where no recipe does."""
@@ -44,14 +47,16 @@ class LayoutPool(ModelPool):
         weights: bytes of the models that were handed out, by path and dtype.
     """
 
-    _load = staticmethod(layout_family)
-
     def __init__(self, planned: Planned) -> None:
         super().__init__()
         self._recipe = planned
         self._plans: dict[str, AdapterConfig] = {}
         self.weights: dict[tuple[str, str | None], int] = {}
         self._asked: tuple[str, dict[str, Any]] | None = None
+
+    @staticmethod
+    def _load(source: BackboneConfig, reducer: Reducer) -> Family:
+        return layout_family(source)  # the compressed backbone around it says whether the reducer fits
 
     @property
     def untrained(self) -> list[str]:
@@ -93,7 +98,7 @@ class LayoutPool(ModelPool):
         changed = with_selection(plan, options.get("reducer"), options.get("selector"), options.get("seed"), str(path))
         backbone, dtype = options.get("backbone"), options.get("dtype")
         source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
-        family = self._cleared(source if dtype is None else replace(source, dtype=dtype))
+        family = self._cleared(source if dtype is None else replace(source, dtype=dtype), changed.reducer)
         with torch.device("meta"):
             self._current, _ = assemble(family, changed.lora, changed.reducer, changed.routing, changed.stage2)
         return self._current.eval()

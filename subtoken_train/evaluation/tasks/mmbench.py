@@ -94,6 +94,8 @@ class MMBench(ImageQuestions):
             raise ValueError(f"{row.place}: the answer is {answer!r}, and the options are {', '.join(found)}")
         asked = PROMPTS[self.prompt](row.text("question"), _present(row.values["hint"]), found)
         reference = {"index": index, "answer": answer, "options": found}
+        if nan := "".join(letter for letter in "ABCD" if letter not in found and row.values[letter] is not None):
+            reference["nan_options"] = nan
         return self.ask(row, index, asked, reference, max_new_tokens=128, kind=row.values["category"])
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
@@ -119,7 +121,7 @@ def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:
 
 
 def _present(value: Any) -> str | None:
-    """The text of a cell; None where it is empty: missing cells were stored as "nan"."""
+    """The text of a cell; None where it is empty: the table's empty cells are "nan" in the Hub's file."""
     return None if value is None or str(value).lower() in ("", "nan") else str(value)
 
 

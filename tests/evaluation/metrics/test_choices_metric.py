@@ -85,13 +85,38 @@ def test_readings_are_not_mixed():
     assert scores["lmms_accuracy"] == scores["lmms_static_accuracy"] == scores["vlmevalkit_accuracy"] == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "nan", "lmms", "static"),
+    [
+        ("a banana", "", "", ""),
+        ("a banana", "D", "D", "D"),  # lmms-eval: the one option whose text the answer contains
+        ("a banana", "CD", "", ""),
+        ("a banana and a cat", "D", "", ""),  # two texts are contained
+        ("a banana and a cat", "", "A", "A"),
+        ("It must be (D)!", "", "", ""),
+        ("It must be (D)!", "D", "", "D"),  # a letter is looked for among all options, "nan" too
+    ],
+)
+def test_options_of_the_text_nan_count_for_lmms_eval_alone(text, nan, lmms, static):
+    options = {"A": "cat", "B": "dog"}
+    for letter in "ABCD":
+        scores = scores_of([(text, {"index": 1, "answer": letter, "options": options, "nan_options": nan})])
+        assert scores["lmms_accuracy"] == (letter == lmms)
+        assert scores["lmms_static_accuracy"] == (letter == static)
+        plain = [plain_letter(text, options), vlmevalkit_letter(text, options)]
+        assert [scores["accuracy"], scores["vlmevalkit_accuracy"]] == [letter == found for found in plain]
+
+
 def test_reference_rotations(shared):
     cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "circular"]
     for case in cases:
         rows = [
             (
                 row["prediction"],
-                reference(row["index"], row["answer"], {k: row[k] for k in "ABCD" if known(row.get(k))}),
+                {
+                    **reference(row["index"], row["answer"], {k: row[k] for k in "ABCD" if known(row.get(k))}),
+                    "nan_options": [letter for letter in "ABCD" if row.get(letter) == "nan"],
+                },
             )
             for row in case["rows"]
         ]
@@ -135,6 +160,14 @@ def test_real_answers_of_llava(shared):
         ("The answer is B", None, False),
         ("The answer is B. The answer is C.", None, False),
         ("", None, False),
+        ("\nB", None, True),  # LLaVA's program reads no letter after a line break, lmms-eval's does
+        ("B\n", None, True),
+        (" B. dogs", None, True),
+        ("\nB. dogs", None, True),
+        ("\n\nB.\ndogs", None, True),
+        ("\nb. dogs", None, False),
+        ("B\n.", None, False),
+        ("The answer is\nB.", None, False),
     ],
 )
 def test_what_an_answer_means(text, letter, lmms):

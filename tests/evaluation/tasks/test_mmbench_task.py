@@ -32,8 +32,17 @@ def test_how_it_is_asked(tmp_path, write, prompt):
     assert first.prompt == PROMPTS[prompt]
     assert "zoo" not in second.prompt
     assert (first.id, first.kind) == ("1000241", "object")
-    assert first.reference == {"index": 1_000_241, "answer": "B", "options": {"A": "cat", "B": "a\tdog"}}
+    options = {"A": "cat", "B": "a\tdog"}
+    assert first.reference == {"index": 1_000_241, "answer": "B", "options": options, "nan_options": "CD"}
     assert open_image(second.images[0]).getpixel((0, 0)) == (1, 0, 0)
+
+
+def test_cells_without_an_option(tmp_path):
+    rows = [{"C": None, "D": "nan"}, {"C": "bird", "D": "fish"}, {"C": None, "D": None}]
+    samples = build_task("mmbench", parquet(tmp_path, rows)).samples()
+    assert [sample.reference.get("nan_options") for sample in samples] == ["D", None, None]
+    samples = build_task("mmbench", table(tmp_path, [{"C": "", "D": "nan"}])).samples()
+    assert [sample.reference["nan_options"] for sample in samples] == ["CD"]  # as the Hub's file has these cells
 
 
 def test_rows_of_the_forms(tmp_path):

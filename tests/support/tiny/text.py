@@ -23,4 +23,5 @@ def build(kind: str, seed: int) -> Family:
     return family
 
 
-FAMILIES = tuple(TinyFamily(kind, partial(build, kind, 3 + i)) for i, kind in enumerate(("llama", "qwen2", "mistral")))
+KINDS = ("llama", "qwen2", "mistral", "qwen3", "llama31")
+FAMILIES = tuple(TinyFamily(kind, partial(build, kind, 3 + i)) for i, kind in enumerate(KINDS))

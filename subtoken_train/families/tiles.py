@@ -1,0 +1,111 @@
+"""Pictures of any resolution as tiles: how LLaVA-NeXT and LLaVA-OneVision cut them, and the order of their tokens.
+
+A picture is scaled and padded to the best of a list of resolutions and cut into square tiles; before them stands the
+whole picture, scaled to one tile. Of the tiles' patches, those that show padding alone are cropped; each row that is
+left ends with the newline embedding. So a picture's placeholders are the whole's patches, then row after row of patches
+and a newline each. OneVision also scales a crop of too many patches down.
+
+Choice, crop and count are transformers' own functions, so placeholders and features cannot disagree.
+
+Legend: I tiles of one picture (the whole first), P patches of a tile, C channels, T placeholders of the picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.llava_next.modeling_llava_next import (
+    get_anyres_image_grid_shape,
+    image_size_to_num_patches,
+    unpad_image,
+)
+
+_TOO_MANY = 1.1
+"""Times the limit that the side of a crop may have before it is scaled down (LLaVA-OneVision)."""
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """How a model cuts pictures.
+
+    Attributes:
+        resolutions: (height, width) in pixels that pictures are scaled to, multiples of ``side``.
+        side: of a tile, in pixels.
+        patches: in a row of a tile.
+        most_tiles: patches of a crop at most, in tiles (``anyres_max_9``: 9); None: no limit.
+    """
+
+    resolutions: tuple[tuple[int, int], ...]
+    side: int
+    patches: int
+    most_tiles: int | None = None
+
+    @classmethod
+    def of(cls, config: Any, most_tiles: int | None = None) -> TileLayout:
+        """Of a configuration with ``image_grid_pinpoints`` and a ``vision_config``."""
+        vision = config.vision_config
+        resolutions = tuple((int(high), int(wide)) for high, wide in config.image_grid_pinpoints)
+        return cls(resolutions, int(vision.image_size), int(vision.image_size // vision.patch_size), most_tiles)
+
+    @property
+    def whole(self) -> int:
+        """Patches of one tile, which are a picture's first placeholders."""
+        return self.patches**2
+
+    def tiles(self, size: Sequence[int]) -> int:
+        """Tiles of a picture of (height, width) pixels, the whole among them."""
+        return int(image_size_to_num_patches(tuple(size), self._resolutions, self.side))
+
+    def crop(self, size: Sequence[int]) -> tuple[int, int]:
+        """Rows and columns of patches that stay of a picture of (height, width) pixels; a newline follows each row."""
+        rows, columns = self._grid(size)
+        grid = torch.empty(1, rows * self.patches, columns * self.patches, device="meta")
+        high, wide = unpad_image(grid, tuple(size)).shape[1:]
+        return self._limited(high, wide)
+
+    def placeholders(self, size: Sequence[int], cut: bool = True) -> int:
+        """T of a picture of (height, width) pixels; of one that is not ``cut``, its whole and one newline."""
+        high, wide = self.crop(size) if cut else (1, 0)
+        return self.whole + high * (wide + 1)
+
+    def pack(self, tiles_IPC: Tensor, size: Sequence[int], newline_C: Tensor) -> Tensor:
+        """What belongs to a picture's patches in the order of its placeholders, [T, C].
+
+        Args:
+            tiles_IPC: of every tile, the whole first; I = 1 for a picture that is not cut.
+            size: (height, width) of the picture in pixels.
+            newline_C: what stands at the end of a row.
+        """
+        newline_C = newline_C.to(tiles_IPC)
+        if len(tiles_IPC) == 1:
+            return torch.cat([tiles_IPC[0], newline_C[None]])
+        rows, columns = self._grid(size)
+        grid = tiles_IPC[1:].reshape(rows, columns, self.patches, self.patches, -1)
+        crop_Chw = unpad_image(grid.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2), tuple(size))
+        shape = self._limited(*crop_Chw.shape[1:])
+        if shape != crop_Chw.shape[1:]:
+            crop_Chw = F.interpolate(crop_Chw[None], shape, mode="bilinear")[0]
+        ends_Ch1 = newline_C[:, None, None].expand(-1, shape[0], 1)
+        return torch.cat([tiles_IPC[0], torch.cat([crop_Chw, ends_Ch1], 2).flatten(1).T])
+
+    @property
+    def _resolutions(self) -> list[tuple[int, int]]:
+        return list(self.resolutions)
+
+    def _grid(self, size: Sequence[int]) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        rows, columns = get_anyres_image_grid_shape(tuple(size), self._resolutions, self.side)
+        return int(rows), int(columns)
+
+    def _limited(self, high: int, wide: int) -> tuple[int, int]:
+        """Rows and columns of a crop, scaled down where it has too many patches."""
+        if self.most_tiles is None:
+            return high, wide
+        ratio = math.sqrt(high * wide / (self.most_tiles * self.whole))
+        return (int(high // ratio), int(wide // ratio)) if ratio > _TOO_MANY else (high, wide)

@@ -1,0 +1,48 @@
+"""FasterVLM (Zhang et al., 2024, arXiv:2412.01818): keep the visual tokens that the tower's class token attends to.
+
+Acts in the tower, per image, before the projector. Tokens are ranked by the class token's attention in the layer that
+made them, the mean over heads (their sum here, the same order); the best r * T stay, in raster order. Nothing is
+merged and the question is not read. A tower without a class token is refused: attention received from all patches is
+not put in its place. Positions are the family's to say (LLaVA: counted anew, as released). The last token of a prompt
+that ends with its image stays, inside the budget, since the next token is read from its row.
+
+There is no released output to compare with: tests hold it to a plain reading of the paper, section 3.3.
+
+Legend: T tokens of one image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.gather import keep_best
+from subtoken_train.reducers.base import TowerReducer
+from subtoken_train.types import MergedStates, TowerStatistics, VisualStates
+
+
+@dataclass(frozen=True, kw_only=True)
+class FasterVLM(TowerReducer):
+    """FasterVLM with ``keep_ratio`` tokens per image; ``keep_ratio`` 1 bypasses it."""
+
+    name: str = "fastervlm"
+
+    statistics: ClassVar[TowerStatistics] = "class"
+    keeps_places: ClassVar[bool] = True
+
+    @torch.no_grad()
+    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
+        """Choose among the tokens of every image of a batch."""
+        assert states.received is not None
+        slots = [self._kept(*image) for image in zip(states.received, read, strict=True)]
+        tokens = [tokens_TC[slots_T] for tokens_TC, slots_T in zip(states.tokens, slots, strict=True)]
+        return MergedStates(tokens, slots)
+
+    def _kept(self, received_T: Tensor, read_T: Tensor) -> Tensor:
+        """Which tokens stay, bool [T]."""
+        count = read_T.sum().clamp(min=self.kept_tokens(len(received_T)))
+        scores_1T = received_T.masked_fill(read_T, torch.inf)[None]
+        return keep_best(scores_1T, torch.ones_like(read_T)[None], count[None])[0]
