@@ -40,7 +40,10 @@ def add_grid_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="say what the grid would run and what it wants; no weights, no files read"
     )
-    parser.add_argument("--device", help="cuda:0, cpu, ... (default: the first GPU where there is one)")
+    parser.add_argument(
+        "--device",
+        help="cuda:0, cpu, ...; auto: several GPUs if need be (default: the first GPU, if any)",
+    )
 
 
 def check_modes(args: argparse.Namespace) -> None:

@@ -93,8 +93,8 @@ class Family(DecoderStack, ABC):
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
 
-        A fixed-resolution family ignores the size. ``together``: images of the same prompt, which some families show
-        in less detail where there are several.
+        A fixed-resolution family ignores the size. ``together``: images of the same prompt (videos not counted), which
+        some families show in less detail where there are several.
         """
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
@@ -126,14 +126,14 @@ class Family(DecoderStack, ABC):
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Pictures to (pixel values, ``Batch.image_grid_I3``), sized as the tower wants them.
 
-        ``together``: of each picture, how many its prompt has; None: each is its prompt's only one.
+        ``together``: of each picture, how many images its prompt has; None: each is its prompt's only one.
         """
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Pictures as a processor gives them, by the names ``image_inputs``, for a batch.
 
         Args:
-            given: its output; some of the names may be missing.
+            given: its output, some of whose names may be missing, and ``input_ids``.
             visual_BN: placeholders of visual tokens in the prompts, bool.
 
         Raises:
@@ -210,8 +210,8 @@ class Family(DecoderStack, ABC):
         """What the first n layers add to their outputs, [n, B, N, D], zero for text; None where they add nothing."""
         if states is None or states.deep is None:
             return None
-        deep_nTD = torch.cat(states.deep, 1)
         is_image_BN = self.is_visual(batch.input_ids_BN)
+        deep_nTD = torch.cat(states.deep, 1).to(is_image_BN.device)
         batch.check_features(int(is_image_BN.sum()), deep_nTD.shape[1])
         deep_nBND = deep_nTD.new_zeros(len(deep_nTD), *is_image_BN.shape, deep_nTD.shape[-1])
         deep_nBND[:, is_image_BN] = deep_nTD
@@ -231,4 +231,4 @@ class Family(DecoderStack, ABC):
         if keep_BN is not None:
             is_image = is_image & keep_BN
         batch.check_features(int(is_image.sum()), len(features_TD))
-        return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND.dtype))
+        return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND))

@@ -54,8 +54,7 @@ class LayoutPool(ModelPool):
         self.weights: dict[tuple[str, str | None], int] = {}
         self._asked: tuple[str, dict[str, Any]] | None = None
 
-    @staticmethod
-    def _load(source: BackboneConfig, reducer: Reducer) -> Family:
+    def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
         return layout_family(source)  # the compressed backbone around it says whether the reducer fits
 
     @property
