@@ -122,7 +122,7 @@ class CompressedBackbone(nn.Module):
         else:
             hidden = family.embed(batch, states)
             result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
-        result.embeds_BND, result.routing = hidden, self.active_routing
+        result.embeds_BND, result.routing, result.windows = hidden, self.active_routing, family.windows
         return result
 
     def _run_embedded(self, call: PassCall, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
@@ -159,7 +159,8 @@ class CompressedBackbone(nn.Module):
             )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
         state = None if self.bank is None else routing_state(batch, rows, deferred=True)
-        split = ContextSplit(reducer, regions, asks, self.bank, state, collects=cache is not None)
+        windows = self.family.windows
+        split = ContextSplit(reducer, regions, asks, self.bank, state, cache is not None, windows, rows.position)
         hidden = self._layers(call, hidden, rows, 0, self.family.shape.num_layers, split, state)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():

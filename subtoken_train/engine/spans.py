@@ -63,8 +63,9 @@ def run_span(
 
     def entries(layer: int) -> Rows:
         if split is None:
-            return rows
-        return replace(rows, regions_BM=rows.regions_BM.masked_fill(~split.seen[layer], 0))
+            return rows.in_window(family.windows[layer])
+        seen = replace(rows, regions_BM=rows.regions_BM.masked_fill(~split.seen[layer], 0))
+        return seen.in_window(family.windows[layer])
 
     if call.chunks is not None:
         return _in_chunks(family, call, call.chunks, hidden_BMD, rows, range(start, stop), split, state, entries)

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoConfig
 
 from subtoken_train.families import FAMILIES
+from subtoken_train.families.attention_kinds import check_window_runs, layer_windows
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
-from subtoken_train.families.backbone_files import check_full_attention, check_local_files
+from subtoken_train.families.backbone_files import check_local_files
 from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
@@ -30,7 +31,7 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None) -> Famil
     check_backbone(config)
     with _asked(config):
         model_config = _read_config(config)
-        family = _family_of(model_config)
+        family = _family_of(model_config, config)
         if reducer is not None:
             depth = model_config.get_text_config().num_hidden_layers
             reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(model_config))
@@ -82,7 +83,7 @@ def layout_family(config: BackboneConfig) -> Family:
     if model_config is None:
         with _asked(config):
             model_config = _read_config(config)
-    family = _family_of(model_config)
+    family = _family_of(model_config, config)
     try:
         with torch.device("meta"):
             model = family.auto_model.from_config(model_config, dtype=dtype_of(config))
@@ -174,7 +175,8 @@ def _read_config(config: BackboneConfig) -> Any:
         raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {_words(error)}") from error
 
 
-def _family_of(model_config: Any) -> type[Family]:
+def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
     family = FAMILIES.find(model_config.model_type)
-    check_full_attention(model_config)  # before any weight is read
+    # before any weight is read
+    check_window_runs(layer_windows(model_config, family.tower_positions == "mrope"), config.attention)
     return family

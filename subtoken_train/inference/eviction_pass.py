@@ -87,17 +87,28 @@ class EvictionPass:
             next_position=rows.next_position,
             rotate=self.family.rotation,
             output_weight=partial(self.family.output_weight, layer),
+            attended_BN=rows.attended_BM,
+            reach=self.family.window(layer, rows.position),
         )
         with torch.autocast(query.device.type, enabled=False):  # scores are fp32
             self.scores[layer] = self.method.score(view)
 
     def observe_task(
-        self, plan: TaskPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
+        self,
+        plan: TaskPlan,
+        position: Tensor,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        rows_BS: Tensor,
     ) -> None:
-        """Score what a task is about in one layer again, see ``TaskObserver``."""
+        """Score what a task is about in one layer again, see ``TaskObserver``; ``position``: of the task's rows."""
         rows, first = self.rows[layer], self.scores[layer]
         about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
-        view = TaskView(layer, query, key, value, rows.regions_BM, rows_BS, scale, about_BM & rows.visible_BM)
+        reach = self.family.window(layer, torch.cat([rows.position, position], -1))
+        view = TaskView(layer, query, key, value, rows.regions_BM, rows_BS, scale, about_BM & rows.visible_BM, reach)
         replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
         with torch.autocast(query.device.type, enabled=False):
             scores_BhM = self.method.score_task(view)

@@ -1,4 +1,4 @@
-"""Position ids of a prompt, counted token by token."""
+"""Position ids of a prompt, counted token by token, and the window that a configuration gives a layer."""
 
 from __future__ import annotations
 
@@ -27,3 +27,10 @@ def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
         placed += [(start, start + row, start + column) for row in range(high) for column in range(wide)]
         start += max(high, wide)
     return torch.tensor(placed).T
+
+
+def plain_window(config, layer: int) -> int | None:
+    """Positions that a row of the layer sees, its own included; None: all before it."""
+    kinds = getattr(config, "layer_types", None)
+    slides = config.model_type == "mistral" or (kinds and kinds[layer] == "sliding_attention")
+    return config.sliding_window if slides else None
