@@ -68,6 +68,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def begin_tail(self, position_B: Tensor) -> None:
         """Say where the first token of every sample's tail stands, in a layer with a window."""
         assert self.window is not None
+        position_B = position_B.to(self.device)
         places = [part.position_RM for block in self.blocks for part in block.parts if part.position_RM is not None]
         oldest = torch.cat([position_B.flatten().int(), *(place.flatten() for place in places)]).amin()
         self.begins_B, self.extent = position_B, int(position_B.amax() - oldest) + 1

@@ -44,6 +44,7 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
             "reducer 'none' keeps every token, and an anchor must drop some to have the recipe's bytes; choose its "
             "reducer with --model.reducer.name"
         )
+    reducer.check_anchor()
     settings: dict[str, Any] = {"output_dir": f"{cli.output_dir}{SUFFIX}"}
     settings |= {"model.reducer.keep_ratio": _keep_ratio(cli), "model.reducer.round_up": True}
     if routing.value_gate:

@@ -38,6 +38,9 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
     if parts.bank is None:
         yield "matched anchor: none, this arm routes nothing"
         return
+    if not parts.reducer.fixed_count:
+        yield "matched anchor: none, images keep different numbers of tokens; these bytes are the most that stay"
+        return
     yield f"matched anchor: {_anchor_words(equal_bytes_anchor(parts, ledger, prompt), prompt)}"
     if parts.reducer.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
         try:

@@ -47,7 +47,8 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
 
 def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
     reducer = parts.reducer
-    kept = f"{reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
+    most = "" if reducer.fixed_count else "at most "
+    kept = f"{most}{reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
     return ", ".join(filter(None, [f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})", reducer.words]))
 
 

@@ -16,6 +16,7 @@ Legend: B batch, N rows, M columns, H query heads, h key-value heads, d head wid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,7 @@ class ContextSplit:
         for size in {None, *self.windows}:
             held_BN = self.context_BN if size is None else self.context_BN & self._in_reach(size)
             self.contexts[size] = held_BN, held_BN.sum(-1).tolist()
+        self._elsewhere: dict[torch.device, ContextSplit] = {}
 
     def _in_reach(self, size: int) -> Tensor:
         """Rows that the first late row of their sample, or what follows it, still sees in a window, bool [B, N]."""
@@ -96,9 +98,21 @@ class ContextSplit:
         size = self.windows[layer] if self.windows else None
         return None if size is None or self.position_BN is None else SlidingWindow(size, self.position_BN)
 
+    def on(self, device: torch.device) -> ContextSplit:
+        """The same for a layer on a device; what layers note stands in one place."""
+        if device == self.regions_BN.device:
+            return self
+        if device not in self._elsewhere:
+            moved = self._elsewhere[device] = copy(self)
+            for name, part in vars(self).items():
+                if isinstance(part, Tensor):
+                    setattr(moved, name, part.to(device))
+        return self._elsewhere[device]
+
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor) -> Tensor:
         """Context tokens that stay in ``layer``, bool [B, N]: of those that a window has not left behind."""
         kept_BN, counts = self.contexts[self.windows[layer] if self.windows else None]
+        kept_BN = kept_BN.to(query_BHNd.device)
         if self.reducer is not None:
             query, key = query_BHNd.detach(), key_BhNd.detach()
             view = ContextView(query, key, kept_BN, self.asks_BN, counts, self.asks_counts)
@@ -218,7 +232,7 @@ def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[
         if context_split is not None:
             dropout = float(options.get("dropout", 0.0))
             block = None if seen_BN is None else ROW_BLOCK
-            split = split_attention(context_split, layer, query, key, value, scale, dropout, block)
+            split = split_attention(context_split.on(query.device), layer, query, key, value, scale, dropout, block)
             result: tuple[Tensor, Tensor | None] = (split, None)
         elif seen_BN is not None:
             rows = causal_attention(query, key, value, seen_BN, scale, ROW_BLOCK, window=window)

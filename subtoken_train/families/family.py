@@ -6,7 +6,7 @@ Legend: B batch, N positions, D model width, I images, T visual tokens, n layers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -22,11 +22,12 @@ from subtoken_train.types import Batch, Licence, Region, RenderedPrompt, TowerSt
 
 
 class GivenImages(NamedTuple):
-    """Pictures of a batch, as ``Batch`` holds them: pixel values, layouts, and how many each sample has."""
+    """Pictures of a batch, as ``Batch`` holds them: pixel values, layouts, how many each sample has, and seconds."""
 
     pixel_values: Tensor | None
     image_grid_I3: Tensor | None
     images_per_sample_B: Tensor
+    seconds_I: Tensor | None = None
 
 
 class Family(DecoderStack, ABC):
@@ -44,6 +45,8 @@ class Family(DecoderStack, ABC):
     """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
     sees_images: ClassVar[bool] = True
     """False for a language model."""
+    takes_videos: ClassVar[bool] = False
+    """Whether a prompt may show videos."""
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
     """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
@@ -52,10 +55,14 @@ class Family(DecoderStack, ABC):
     """What its processor makes of pictures, by the names that transformers' ``generate`` takes."""
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
+    in_tiles: ClassVar[bool] = False
+    """Whether a picture's tokens are those of several tiles, which make no one grid."""
     nominal_image: tuple[int, int] | None = None
     """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]
     """Text tokens beside the image in the paper's prompt (Table 8), by region."""
+    chooses_chat: ClassVar[bool] = False
+    """Whether ``choose_chat`` takes names: the family was published with several chat formats."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.windows = layer_windows(model.config, self.tower_positions == "mrope")
@@ -87,8 +94,8 @@ class Family(DecoderStack, ABC):
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
 
-        A fixed-resolution family ignores the size. ``together``: images of the same prompt, which some families show
-        in less detail where there are several.
+        A fixed-resolution family ignores the size. ``together``: images of the same prompt (videos not counted), which
+        some families show in less detail where there are several.
         """
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
@@ -101,22 +108,33 @@ class Family(DecoderStack, ABC):
             raise self.no_video()
         return marker * self.visual_tokens((picture.height, picture.width), together)
 
-    def no_video(self) -> ValueError:
+    @classmethod
+    def no_video(cls) -> ValueError:
         """What to say to a video where a family takes none."""
-        return ValueError(f"{self.name} takes images and no videos; give its frames as images, one <image> each")
+        takes = "images and no videos; give its frames as images, one <image> each" if cls.sees_images else "text alone"
+        return ValueError(f"{cls.name} takes {takes}")
+
+    def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
+        """``Batch.seconds_I`` of a batch's pictures; None where positions do not depend on time."""
+        return None
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """Tokens that stand once per visual token."""
+        return (self.processor.image_token,) if self.sees_images else ()
 
     @abstractmethod
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Pictures to (pixel values, ``Batch.image_grid_I3``), sized as the tower wants them.
 
-        ``together``: of each picture, how many its prompt has; None: each is its prompt's only one.
+        ``together``: of each picture, how many images its prompt has; None: each is its prompt's only one.
         """
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Pictures as a processor gives them, by the names ``image_inputs``, for a batch.
 
         Args:
-            given: its output; some of the names may be missing.
+            given: its output, some of whose names may be missing, and ``input_ids``.
             visual_BN: placeholders of visual tokens in the prompts, bool.
 
         Raises:
@@ -157,6 +175,15 @@ class Family(DecoderStack, ABC):
         """Most that is live at once in the tower's pass over images of ``pixel_bytes``; 0 for a language model."""
         return 0
 
+    def choose_chat(self, template: str | None, system: str | None) -> None:
+        """Take another chat format, or system text, than the family's own; None: its own."""
+        assert self.chooses_chat, "refused before the family is built"
+
+    @property
+    def nominal_text(self) -> dict[str, int]:
+        """``paper_text``, in the chosen chat format."""
+        return self.paper_text
+
     def limit_pixels(self, max_pixels: int) -> None:
         """Cap the pixels of an image.
 
@@ -184,8 +211,8 @@ class Family(DecoderStack, ABC):
         """What the first n layers add to their outputs, [n, B, N, D], zero for text; None where they add nothing."""
         if states is None or states.deep is None:
             return None
-        deep_nTD = torch.cat(states.deep, 1)
         is_image_BN = self.is_visual(batch.input_ids_BN)
+        deep_nTD = torch.cat(states.deep, 1).to(is_image_BN.device)
         batch.check_features(int(is_image_BN.sum()), deep_nTD.shape[1])
         deep_nBND = deep_nTD.new_zeros(len(deep_nTD), *is_image_BN.shape, deep_nTD.shape[-1])
         deep_nBND[:, is_image_BN] = deep_nTD
@@ -205,4 +232,4 @@ class Family(DecoderStack, ABC):
         if keep_BN is not None:
             is_image = is_image & keep_BN
         batch.check_features(int(is_image.sum()), len(features_TD))
-        return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND.dtype))
+        return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND))

@@ -17,16 +17,24 @@ from subtoken_train.families.backbone_config import BackboneConfig, check_backbo
 from subtoken_train.families.backbone_files import check_local_files
 from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
+from subtoken_train.families.placement import check_whole
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
 from subtoken_train.reducers.base import Reducer
 
 
-def load_family(config: BackboneConfig, reducer: Reducer | None = None) -> Family:
+def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
     """Load weights and processor. No code that they bring is run.
+
+    Args:
+        config: what to load.
+        reducer: what will act on it.
+        memory: bytes of weights that each GPU may take, to spread the layers over several
+            (``families/placement.py``); None: the whole is loaded on one device.
 
     Raises:
         ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype
-            or quantization; broken or incomplete files; bitsandbytes or flash-attn is asked for and missing.
+            or quantization; broken or incomplete files; bitsandbytes or flash-attn is asked for and missing; the layers
+            do not fit into ``memory``.
     """
     check_backbone(config)
     with _asked(config):
@@ -35,11 +43,11 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None) -> Famil
         if reducer is not None:
             depth = model_config.get_text_config().num_hidden_layers
             reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(model_config))
-        model = load_weights(family, config)
+        model = load_weights(family, config, memory)
         return _put_together(family, model, _read_processor(family, config), config)
 
 
-def load_weights(family: type[Family], config: BackboneConfig) -> Any:
+def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int, int] | None = None) -> Any:
     """The model alone, frozen as it is used: in evaluation mode, quantised where that is asked for.
 
     Raises:
@@ -57,12 +65,14 @@ def load_weights(family: type[Family], config: BackboneConfig) -> Any:
             dtype=dtype_of(config),
             attn_implementation=config.attention,
             quantization_config=quantised,
+            **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
             output_loading_info=True,
         )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the readers of broken files raise
         raise _unreadable("the weights", config, error) from error
+    check_whole(model, config.path)
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
         raise ValueError(
             f"the weights of backbone {config.path!r} are not whole: {len(missing)} tensors are missing, "
@@ -93,6 +103,16 @@ def layout_family(config: BackboneConfig) -> Family:
     # as it will be; from_config would ask for flash attention's package
     laid_out.decoder.config._attn_implementation = config.attention
     return laid_out
+
+
+def family_class(config: BackboneConfig) -> type[Family]:
+    """The family of a backbone, by its configuration alone."""
+    check_backbone(config)
+    known = published_config(config.path)
+    if known is not None:
+        return _family_of(known)
+    with _asked(config):
+        return _family_of(_read_config(config))
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
@@ -140,6 +160,8 @@ def _put_together(family: type[Family], model: Any, processor: Any, config: Back
     made = family(model, processor)
     if config.max_pixels is not None:
         made.limit_pixels(config.max_pixels)
+    if config.template is not None or config.system is not None:
+        made.choose_chat(config.template, config.system)
     return made
 
 
@@ -179,4 +201,7 @@ def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
     family = FAMILIES.find(model_config.model_type)
     # before any weight is read
     check_window_runs(layer_windows(model_config, family.tower_positions == "mrope"), config.attention)
+    for setting, value in (("template", config.template), ("system", config.system)):
+        if value is not None and not family.chooses_chat:
+            raise ValueError(f"{setting}={value!r}: {family.name} has one chat format; remove {setting}")
     return family

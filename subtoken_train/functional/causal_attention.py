@@ -44,7 +44,7 @@ def causal_attention(
         rows_q1, columns_K = places_K[first:end, None], places_K[:end]
         mask_BqK = (rows_q1 >= columns_K) & seen_BK[:, None, :end]
         if window is not None:
-            mask_BqK = mask_BqK & window.of_rows(first, end)
+            mask_BqK = mask_BqK & window.of_rows(first, end).to(mask_BqK.device)
         mask_BqK = mask_BqK | (rows_q1 == columns_K)
         parts.append(
             F.scaled_dot_product_attention(

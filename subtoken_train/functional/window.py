@@ -38,4 +38,5 @@ class SlidingWindow:
 
     def of_index(self, index_BW: Tensor) -> Tensor:
         """Which rows lie in the windows of chosen ones, bool [B, W, N]."""
-        return in_window(self.position_BN.gather(1, index_BW), self.position_BN, self.size)
+        position_BN = self.position_BN.to(index_BW.device)
+        return in_window(position_BN.gather(1, index_BW), position_BN, self.size)

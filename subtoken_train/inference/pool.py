@@ -19,14 +19,17 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import load_family
+from subtoken_train.families.load import family_class, layout_family, load_family
 from subtoken_train.families.lora import remove_lora
+from subtoken_train.families.placement import free_memory, is_spread, spread_memory
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 
 
 def device_of(name: str) -> torch.device:
     """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU.
+
+    (A model that the first GPU does not hold is spread over all of them under ``auto``, see ``ModelPool``.)
 
     Raises:
         ValueError: there is no such device.
@@ -50,7 +53,8 @@ class ModelPool:
     a time; arms should come backbone by backbone.
 
     Args:
-        device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded.
+        device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded. Under ``auto``
+            a model that the first of several GPUs does not hold is spread over all, see ``families/placement.py``.
 
     Attributes:
         loads: how many times weights of a backbone were read.
@@ -59,6 +63,7 @@ class ModelPool:
     def __init__(self, device_map: str | None = None) -> None:
         self.loads = 0
         self._device = None if device_map is None else device_of(device_map)
+        self._spreads = device_map == "auto"
         self._source: BackboneConfig | None = None
         self._family: Family | None = None
         self._current: CompressedBackbone | None = None
@@ -95,10 +100,7 @@ class ModelPool:
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
-        source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
-        source = config.backbone if source is None else source
-        if config.merged:
-            source = replace(source, path=str(folder), revision=None)
+        source = _source(folder, config, backbone)
         changed = _with(config, reducer, selector, seed, str(path))
         family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
@@ -134,12 +136,17 @@ class ModelPool:
             remove_lora(self._family)
             return self._family
         self._source = self._family = None  # its memory is free before the next one is read
-        self._family, self._source = load_family(source, reducer), wanted
+        free = free_memory() if self._spreads else []
+        memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
+        self._family, self._source = load_family(source, reducer, memory), wanted
         self.loads += 1
         return self._family
 
     def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
-        if self._device is not None:
+        if is_spread(backbone.model):
+            if backbone.bank is not None:
+                backbone.bank.place([next(layer.parameters()).device for layer in backbone.family.decoder.layers])
+        elif self._device is not None:
             backbone.to(self._device)
         return backbone.eval()
 
@@ -159,6 +166,25 @@ def load_backbone(
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer)
+
+
+def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
+    """The family of an adapter's backbone, or of a backbone, found without its weights; arguments as ``ModelPool.get``.
+
+    Raises:
+        ValueError: no such name.
+    """
+    folder = find_adapter(path, None)
+    if folder is None:
+        return family_class(BackboneConfig(path=str(path)))
+    return family_class(_source(folder, read_config(folder), backbone))
+
+
+def _source(folder: Path, config: AdapterConfig, backbone: BackboneConfig | str | None) -> BackboneConfig:
+    """Where the backbone of an adapter is read from."""
+    source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
+    source = config.backbone if source is None else source
+    return replace(source, path=str(folder), revision=None) if config.merged else source
 
 
 def _with(

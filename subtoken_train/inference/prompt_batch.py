@@ -54,7 +54,7 @@ def batch_from_inputs(
 
     What is returned lies on the model's device.
     """
-    device = family.model.device
+    device = family.device
     input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
     given = {name: _on(device, name, inputs[name]) for name in IMAGE_INPUTS if inputs.get(name) is not None}
     kinds = given.get("mm_token_type_ids")
@@ -85,7 +85,7 @@ def batch_from_inputs(
                 f"{found} image tokens in the prompt but {'some' if pixels else 'no'} pixel_values; write one "
                 "image placeholder per image and pass the processor's whole output"
             )
-        shown = family.read_images(given, visual)
+        shown = family.read_images({**given, "input_ids": input_ids_BN}, visual)
         regions = torch.where(visual, int(Region.VISUAL), int(Region.QUERY))
         before = (visual.long().cumsum(-1) == 0) & visual.any(-1, keepdim=True)
         regions = regions.masked_fill(before, int(Region.SYSTEM)).masked_fill(~visible, int(Region.PADDING))
@@ -99,6 +99,7 @@ def batch_from_inputs(
         images_per_sample_B=shown.images_per_sample_B,
         record_ids=[f"prompt {i}" for i in range(len(input_ids_BN))],
         image_grid_I3=shown.image_grid_I3,
+        seconds_I=shown.seconds_I,
     )
 
 

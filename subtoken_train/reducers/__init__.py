@@ -24,6 +24,7 @@ REDUCERS: Registry[Reducer] = Registry(
         "fastv": "fastv:FastV",
         "visionzip": "visionzip:VisionZip",
         "fastervlm": "fastervlm:FasterVLM",
+        "prumerge": "prumerge:PruMerge",
         "quest": "quest:Quest",
     },
 )

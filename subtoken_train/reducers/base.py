@@ -67,6 +67,11 @@ class Reducer:
         return self.keep_ratio < 1
 
     @property
+    def fixed_count(self) -> bool:
+        """Whether ``kept_tokens`` is what stays of every prompt; else it is the most that does."""
+        return True
+
+    @property
     def stage(self) -> Stage:
         """Where it acts."""
         return "embeds"
@@ -111,6 +116,14 @@ class Reducer:
 
     def _own(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
+
+    def check_anchor(self) -> None:
+        """Raise a worded ``ValueError`` where no keep ratio has the bytes of a routed arm."""
+        if not self.fixed_count:
+            raise ValueError(
+                f"reducer {self.name!r} with {self._own()} keeps another number of tokens of every image, so no keep "
+                "ratio has the same bytes; fix the count (adaptive: false)"
+            )
 
     def check_ranks(self) -> None:
         """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""

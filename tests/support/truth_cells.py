@@ -39,6 +39,8 @@ REDUCERS = {
     "fastv_decoder": {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
     "visionzip": {"name": "visionzip", "keep_ratio": 0.5},
     "fastervlm": {"name": "fastervlm", "keep_ratio": 0.5},
+    "prumerge": {"name": "prumerge", "keep_ratio": 0.5},
+    "prumerge_plus": {"name": "prumerge", "keep_ratio": 0.6, "plus": True},
     "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
 }
 RANKS = {level: REGISTERED.find(settings.get("name", "none")).ranks for level, settings in REDUCERS.items()}

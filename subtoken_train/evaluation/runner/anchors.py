@@ -58,6 +58,7 @@ def solve(arm: Arm) -> Reducer:
     assert arm.routing is not None
     if arm.reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
+    arm.reducer.check_anchor()
     whole = KVBudget(key_channels=arm.spec.key_channels)
     routed = replace(whole, num_groups=arm.routing.num_groups, kept_groups=arm.routing.kept_groups)
     ratio = exact(arm.reducer.keep_ratio) * routed.exact_total / whole.exact_total

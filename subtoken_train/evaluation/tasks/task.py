@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from subtoken_train.datasets.image_sources import ImageSource
+from subtoken_train.datasets.video_sources import PictureSource
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.types import Turn
@@ -30,7 +30,7 @@ class Sample:
             chat format around it. Text tasks: the whole text, as the model reads it.
         reference: what the metric reads beside the prediction (answers, choices, category, ...); JSON values only,
             because it is stored with the prediction.
-        images: in the order of their placeholders; opened when a batch needs them.
+        images: images and videos in the order of their placeholders; opened when a batch needs them.
         choices: continuations whose log-likelihoods are asked; empty: the answer is generated.
         context_characters: text tasks: how much of ``prompt``, from its start, may be compressed; None: the default
             split (``inference.prompts.context_tokens``).
@@ -38,18 +38,24 @@ class Sample:
         stop: texts that end a generated answer; they are cut off.
         kind: what scores are also shown by (subtask, category, question type).
         earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
+        cut_middle: text tasks: a prompt that is too long loses its middle, instead of being refused.
+        chat: text tasks: the tokenizer's chat template is put around the prompt.
+        keep_space: the answer is kept with the space around it.
     """
 
     id: str
     prompt: str
     reference: Mapping[str, Any]
-    images: tuple[ImageSource, ...] = ()
+    images: tuple[PictureSource, ...] = ()
     choices: tuple[str, ...] = ()
     context_characters: int | None = None
     max_new_tokens: int = 16
     stop: tuple[str, ...] = ()
     kind: str = "question"
     earlier: tuple[Turn, ...] = ()
+    cut_middle: bool = False
+    chat: bool = False
+    keep_space: bool = False
 
 
 @dataclass

@@ -1,0 +1,224 @@
+"""PruMerge and PruMerge+ against the release's golden and a plain loop; counts, layers and what the model sees."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from subtoken_train.cli.main import main
+from subtoken_train.families.llava import class_attention
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.prumerge import chosen_count, chosen_tokens, merged_tokens, outliers, spread_step
+from subtoken_train.types import Region, VisualStates
+from tests.support import truth_cells
+from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
+from tests.support.places import recipe
+from tests.support.truth_cells import difference
+
+MIXED = [(1, 9), (2, 7), (0, 12)]
+KINDS = [{"plus": plus, "adaptive": adaptive} for plus in (False, True) for adaptive in (False, True)]
+
+
+def states_of(tokens: int, seed: int = 0, peaks: int = 0) -> VisualStates:
+    """One image of random tokens, ``peaks`` of them far above the others."""
+    received = random_scores(seed, 1, tokens)[0].softmax(0)
+    received[torch.arange(peaks) * 3 % tokens] += 1 + torch.arange(peaks)
+    keys, states = random_scores(seed + 1, tokens, 5), random_scores(seed + 2, tokens, 7)
+    return VisualStates([states], [states[0]], [received], [keys])
+
+
+def by_loop(states: VisualStates, chosen: list[int]) -> torch.Tensor:
+    """The release's inner loops, one token and one neighbour at a time."""
+    tokens, received, keys = states.tokens[0], states.received[0], states.keys[0]
+    out = []
+    for place in chosen:
+        like = {o: float(torch.cosine_similarity(keys[place], keys[o], dim=0)) for o in range(len(keys)) if o != place}
+        near = sorted(like, key=lambda o: -like[o])[:32]
+        out.append(tokens[place] + sum((received[o] * tokens[o] for o in near), torch.zeros(tokens.shape[1])))
+    dropped = [place for place in range(len(tokens)) if place not in chosen]
+    return torch.stack([*out, sum((received[o] * tokens[o] for o in dropped), torch.zeros(tokens.shape[1]))])
+
+
+def plus_by_loop(received: torch.Tensor, ratio: float) -> list[int]:
+    """The release's ``advanced_plus`` with ``if_adaptive``, its 575 being the tokens less one."""
+    order = sorted(range(len(received)), key=lambda place: (-float(received[place]), place))
+    best = order[: int(len(received) * ratio)]
+    return best + [place for place in range(0, len(received) - 1, int(int(1 / ratio) / 3)) if place not in best]
+
+
+@pytest.fixture
+def golden(shared):
+    """The release's inputs and outputs, and its statistics computed from them."""
+    tensors = load_file(shared / "golden" / "prumerge" / "set_a.safetensors")
+    query, key = tensors["q_last"], tensors["k_last"]
+    attention = (query[:, :1] @ key.mT * query.shape[-1] ** -0.5).softmax(-1)[:, 0, 1:]
+    images = zip(tensors["hidden_m2"][:, 1:], attention, key[:, 1:], strict=True)
+    return tensors, [VisualStates([tokens], None, [received], [keys]) for tokens, received, keys in images]
+
+
+def test_golden_attention_and_share_of_outliers(golden):
+    tensors, images = golden
+    for states, expected in zip(images, tensors["cls_attention"], strict=True):
+        torch.testing.assert_close(states.received[0], expected, rtol=1e-4, atol=1e-6)
+    found = sum(outliers(states.received[0]) for states in images) / sum(len(states.received[0]) for states in images)
+    assert found == pytest.approx(float(tensors["outlier_ratio"]))
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_golden_tokens(golden, adaptive):
+    """The release's fixed mode keeps int(N / 8) and the extra token."""
+    tensors, images = golden
+    expected = tensors["tokens_out_adaptive" if adaptive else "tokens_out_fixed_1_8"]
+    for states, out in zip(images, expected, strict=True):
+        ratio = 1.0 if adaptive else (int(len(states.tokens[0]) / 8) + 1.5) / len(states.tokens[0])
+        ours = build_reducer("prumerge", ratio, adaptive=adaptive).merge(states, unread(states)).tokens[0]
+        torch.testing.assert_close(ours, out, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 100))
+@settings(max_examples=40, deadline=None)
+def test_merging_equals_a_plain_loop(tokens, count, seed):
+    states = states_of(tokens, seed)
+    chosen = chosen_tokens(states.received[0], min(count, tokens), None)
+    merged = merged_tokens(states.tokens[0], states.received[0], states.keys[0], chosen)
+    torch.testing.assert_close(merged, by_loop(states, chosen.tolist()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [64, 100, 576])
+@pytest.mark.parametrize("peaks", [1, 3, 7, 14])
+def test_plus_adds_the_releases_spread_tokens(tokens, peaks):
+    states = states_of(tokens, peaks=peaks)
+    share = outliers(states.received[0]) / tokens
+    chosen = plus_by_loop(states.received[0], share)
+    assert chosen_tokens(states.received[0], int(tokens * share), spread_step(share)).tolist() == chosen
+    reducer = build_reducer("prumerge", 1.0, plus=True, adaptive=True)
+    merged = reducer.merge(states, unread(states)).tokens[0]
+    assert len(merged) == len(chosen) + 1
+    if tokens < 100:
+        torch.testing.assert_close(merged, by_loop(states, chosen), rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 200), st.floats(0, 1), st.integers(0, 100))
+@settings(max_examples=60, deadline=None)
+def test_plus_at_a_fixed_count_is_exact_and_takes_the_most_outliers_that_fit(tokens, part, seed):
+    received, count = random_scores(seed, 1, tokens, levels=7)[0], int(part * tokens)
+    chosen = chosen_count(received, count).tolist()
+    assert len(chosen) == len(set(chosen)) == count
+    fitting = [
+        released
+        for best in range(1, count + 1)
+        if len(released := chosen_tokens(received, best, spread_step(best / tokens)).tolist()) <= count
+    ]
+    start = fitting[-1] if fitting else []
+    order = chosen_tokens(received, tokens, None).tolist()
+    assert chosen == start + [place for place in order if place not in start][: count - len(start)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("ratio", [0.25, 0.125, 0.015625])
+def test_the_kept_count_holds_the_extra_token_and_is_a_cap_where_images_choose(tiny_family, kind, ratio):
+    states = tiny_family.visual_states(make_batch([(2, 9)]), "unsplit")
+    reducer = build_reducer("prumerge", ratio, **kind)
+    merged = reducer.merge(states, unread(states))
+    for image, tokens in enumerate(merged.tokens):
+        assert merged.slots[image].nonzero()[:, 0].tolist() == list(range(len(tokens)))
+        most = reducer.kept_tokens(64)
+        assert len(tokens) == most if reducer.fixed_count else 1 <= len(tokens) <= most
+
+
+def test_an_image_without_outliers_keeps_the_extra_token_alone():
+    states = VisualStates([torch.eye(40)], None, [torch.full((40,), 0.025)], [torch.eye(40)])
+    merged = build_reducer("prumerge", 1.0, adaptive=True).merge(states, unread(states))
+    torch.testing.assert_close(merged.tokens[0], torch.full((1, 40), 0.025))
+    spread = build_reducer("prumerge", 1.0, adaptive=True, plus=True).merge(states, unread(states))
+    assert len(spread.tokens[0]) == len({0, 13, 26}) + 1
+
+
+def test_bf16_sums_are_taken_in_fp32():
+    states = VisualStates(
+        [torch.ones(301, 2, dtype=torch.bfloat16)], None, [torch.full((301,), 0.5)], [torch.ones(301, 2)]
+    )
+    merged = build_reducer("prumerge", 0.007).merge(states, unread(states)).tokens[0]
+    assert merged.dtype == torch.bfloat16
+    assert merged.tolist() == [[17, 17], [150, 150]]
+
+
+@pytest.mark.parametrize("feature_layer", [-1, -2])
+def test_statistics_are_the_last_layers_with_heads_unsplit(tiny_family, feature_layer):
+    tiny_family.model.config.vision_feature_layer = feature_layer
+    batch, tower = make_batch([(1, 5)]), tiny_family.model.model.vision_tower
+    states = tiny_family.visual_states(batch, "unsplit")
+    hidden, last = tower(batch.pixel_values, output_hidden_states=True).hidden_states, tower.encoder.layers[-1]
+    normed = last.layer_norm1(hidden[-2])
+    query, key = last.self_attn.q_proj(normed), last.self_attn.k_proj(normed)
+    attention = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+    torch.testing.assert_close(states.received[0], attention[0, 0, 1:])
+    torch.testing.assert_close(states.keys[0], key[0, 1:])
+    assert torch.equal(states.tokens[0], hidden[feature_layer][0, 1:])
+    assert not torch.allclose(states.received[0], class_attention(last, hidden[-2])[0][0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, kind, pad_left):
+    """In the release the images of a batch share one count."""
+    batch = make_batch(MIXED, pad_left)
+    backbone = compress(tiny_family, name="prumerge", keep_ratio=0.25, **kind)
+    together = backbone.run(batch, pad_left=pad_left)
+    logits = backbone.logits(together)
+    for index in range(len(MIXED)):
+        alone = backbone.run(only_sample(batch, index))
+        seen = together.rows.visible_BM[index]
+        assert together.rows.position[index][seen].tolist() == list(range(int(seen.sum())))
+        torch.testing.assert_close(logits[index][seen], backbone.logits(alone)[0], rtol=1e-4, atol=1e-4)
+    if not kind["adaptive"]:
+        assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [16, 32, 0]
+
+
+@torch.no_grad()
+def test_keep_ratio_one_bypasses_it_unless_images_choose(tiny_family):
+    batch = make_batch(MIXED)
+    whole = compress(tiny_family).run(batch)
+    assert torch.equal(compress(tiny_family, name="prumerge").run(batch).hidden_BMD, whole.hidden_BMD)
+    chosen = compress(tiny_family, name="prumerge", adaptive=True).run(batch)
+    assert chosen.hidden_BMD.shape[1] < whole.hidden_BMD.shape[1]
+    assert compress(tiny_family, name="prumerge", adaptive=True).placeless
+
+
+CELL = truth_cells.PLAIN_CELL | {
+    "reducer": "prumerge",
+    "selector": "linear",
+    "eviction": "none",
+    "protocol": "query_aware",
+}
+
+
+@pytest.mark.parametrize(("family", "batch"), [("llava", "three_left"), ("llava_gqa", "last_right")])
+def test_packed_is_truth_where_images_keep_different_counts(monkeypatch, family, batch):
+    adaptive = {"name": "prumerge", "plus": True, "adaptive": True, "keep_ratio": 1.0}
+    monkeypatch.setitem(truth_cells.REDUCERS, "prumerge", adaptive)
+    found = difference(CELL | {"family": family, "batch": batch}, 4)
+    assert found.fits("fp32"), found
+
+
+def test_an_arm_whose_images_choose_has_no_solved_anchor(capsys, tmp_path):
+    source = str(recipe("tiny_visionzip25_s16k4"))
+    argv = ["--model.reducer.name=prumerge", "--model.reducer.adaptive=true"]
+    assert main(["check", "--config", source, "--offline", *argv]) == 0
+    out = capsys.readouterr().out
+    assert "prumerge, keeps 0.25 (at most 16 of 64), plus=False, adaptive=True" in out
+    assert "matched anchor: none, images keep different numbers of tokens; these bytes are the most that stay" in out
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        recipe("tiny_visionzip25_s16k4").read_text().replace("name: visionzip", "name: prumerge\n    adaptive: true")
+    )
+    assert main(["recipes", "anchor", str(mine), str(tmp_path)]) == 2
+    assert "'prumerge' with plus=False, adaptive=True keeps another number of tokens" in capsys.readouterr().err
+
+
+def test_qwens_tower_is_refused(capsys):
+    argv = ["check", "--config", "qwenvl3b_visionzip25_s16k4", "--offline", "--model.reducer.name", "prumerge"]
+    assert main(argv) == 2
+    assert "attention over tokens that nothing merged, which the vision tower of qwen2_5_vl" in capsys.readouterr().err
