@@ -100,7 +100,7 @@ def _whole(
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
             read = rows_of_task(family, result, task)
-            watch = partial(eviction.observe_task, task, read.position)
+            watch = partial(eviction.observe_task, task, position=read.position)
             second_pass(family, dense, entries, read, watch, [rows.position for rows, _ in result.layer_rows()])
     masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
     kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
