@@ -181,8 +181,9 @@ class CompressedBackbone(nn.Module):
             )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
         state = None if self.bank is None else routing_state(batch, rows, deferred=True)
-        windows = self.family.windows
-        split = ContextSplit(reducer, regions, asks, self.bank, state, cache is not None, windows, rows.position)
+        split = ContextSplit(
+            reducer, regions, asks, self.bank, state, cache is not None, self.family.windows, rows.position
+        )
         hidden = self._layers(call, hidden, rows, 0, self.family.shape.num_layers, split, state)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():

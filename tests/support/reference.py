@@ -213,8 +213,7 @@ def _group_of_channel(backbone: CompressedBackbone, num_groups: int) -> Tensor:
 
 _active: list[SampleTruth] = []
 PLACES: list[Tensor] = []  # positions of all rows of the sample that runs
-FREQUENCIES: list[Tensor] = []
-"""Of the model that runs: radians that a pair of channels turns by from a position to the next, [d / 2]."""
+FREQUENCIES: list[Tensor] = []  # of the model: radians a pair of channels turns by in a position, [d / 2]
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, **_):
