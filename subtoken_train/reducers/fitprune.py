@@ -120,7 +120,7 @@ class FitPrune(StagedReducer):
         """On the straight line between the neighbouring schedules."""
         average = self.mean_share(num_layers)
         for high, low in pairwise(self._schedules):
-            above, below = sum(high) / len(high), sum(low) / len(low)
+            above, below = sum(high, Fraction()) / len(high), sum(low, Fraction()) / len(low)
             if below <= average:
                 part = (above - average) / (above - below)
                 return [more + part * (less - more) for more, less in zip(high, low, strict=True)]
