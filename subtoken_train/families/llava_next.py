@@ -26,7 +26,6 @@ from subtoken_train.families.tile_inputs import joined_tiles, pictures_per_sampl
 from subtoken_train.families.tiles import TileLayout
 from subtoken_train.types import APACHE, Batch, Licence, TowerStatistics, VisualStates
 
-
 _YI_IMAGE_TOKEN = 64000
 """Of the 34B model, the only one on Yi: its image token stands behind Yi's vocabulary."""
 
