@@ -37,6 +37,7 @@ class LlavaOnevisionFamily(Family):
     name = "llava_onevision"
     auto_processor = OnevisionProcessor
     takes_videos = True
+    in_tiles = True
     # Anchored: the SigLIP tower has q_proj and v_proj too.
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
@@ -54,8 +55,8 @@ class LlavaOnevisionFamily(Family):
         "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": APACHE,
         "llava-hf/llava-onevision-qwen2-7b-ov-hf": APACHE,
     }
-    # a 336 x 336 image and a question of six tokens, as for the other families; this chat format makes 15 of it
-    nominal_image = (336, 336)
+    # four tiles and the whole: 3,645 patches and 54 newlines; this chat format makes 15 of a question of six tokens
+    nominal_image = (768, 768)
     paper_text: ClassVar[dict[str, int]] = {"system": 3, "query": 12}
 
     def __init__(self, model: Any, processor: Any) -> None:
@@ -100,6 +101,14 @@ class LlavaOnevisionFamily(Family):
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Patches and newlines of one image; of one among several, those of its whole and one newline."""
         return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
+
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Pictures are scaled to the resolutions of the configuration.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"max_pixels={max_pixels}: {self.name} cuts images into tiles of one size; remove max_pixels")
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         """A video has placeholders of its own."""
