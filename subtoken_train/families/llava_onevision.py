@@ -113,7 +113,8 @@ class LlavaOnevisionFamily(Family):
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         """A video has placeholders of its own."""
         if isinstance(picture, Video):
-            return self.processor.video_token * self.visual_rows((len(picture.frames), 0, 0))
+            video_token: str = self.processor.video_token
+            return video_token * self.visual_rows((len(picture.frames), 0, 0))
         return super().picture_text(picture, marker, together)
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
@@ -189,7 +190,7 @@ class LlavaOnevisionFamily(Family):
         return states_TC
 
     def _is_video(self, ids: Tensor) -> Tensor:
-        return ids == self.model.config.video_token_id
+        return ids == int(self.model.config.video_token_id)
 
     def _tile_bytes(self) -> int:
         """A tile's pixels, fp32."""
@@ -212,7 +213,7 @@ class LlavaOnevisionFamily(Family):
     def _packed(self, values_IPC: Tensor, grid: list[list[int]], newline_C: Tensor) -> list[Tensor]:
         """What belongs to the patches of every tile in the order of placeholders, [T, C] for each image and frame."""
         packed = []
-        for own, (_, height, width) in zip(values_IPC.split([row[0] for row in grid]), grid, strict=True):
+        for own, (_, height, width) in zip(torch.split(values_IPC, [row[0] for row in grid]), grid, strict=True):
             if height:
                 packed.append(self.layout.pack(own, (height, width), newline_C))
                 continue
