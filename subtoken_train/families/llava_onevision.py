@@ -190,7 +190,8 @@ class LlavaOnevisionFamily(Family):
         return states_TC
 
     def _is_video(self, ids: Tensor) -> Tensor:
-        return ids == int(self.model.config.video_token_id)
+        found: Tensor = ids == self.model.config.video_token_id
+        return found
 
     def _tile_bytes(self) -> int:
         """A tile's pixels, fp32."""
