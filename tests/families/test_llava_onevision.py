@@ -186,9 +186,7 @@ def test_videos_of_unequal_length_in_one_prompt_are_refused(family):
         inputs_of(family, "what moves?", [video(3), video(2)])
 
 
-def test_another_tower_is_refused_before_weights_are_read():
-    config = LlavaOnevisionFamily.published[OV_7B]()
-    config.vision_feature_select_strategy = "default"
-    model = type("Model", (), {"config": config})()
+def test_another_tower_is_refused(family):
+    family.model.config.vision_feature_select_strategy = "default"
     with pytest.raises(ValueError, match=r"with a SigLIP tower, all of whose patches .* 'default'"):
-        LlavaOnevisionFamily(model, None)
+        LlavaOnevisionFamily(family.model, family.processor)
