@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prompt_batch import batch_from_inputs
 from subtoken_train.types import Batch, Region
 from tests.support.truth_cells import backbone_of, compression_of
 from tests.support.truth_models import CONTEXT, prompts
@@ -44,7 +45,10 @@ def inputs_of(model: SubTokenModel, kind: str = "three", pad_left: bool = True) 
 def batch_of(model: SubTokenModel, inputs: dict) -> Batch:
     """The batch that was run last, with its pixels again."""
     assert model.last.batch.pixel_values is None
-    return replace(model.last.batch, pixel_values=inputs.get("pixel_values"))
+    given = batch_from_inputs(
+        model.backbone.family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, context_length=None
+    )
+    return replace(model.last.batch, pixel_values=given.pixel_values)
 
 
 def settings_of(model: SubTokenModel) -> dict:
