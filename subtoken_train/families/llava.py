@@ -31,7 +31,6 @@ class LlavaFamily(Family):
         "llava-hf/llava-1.5-7b-hf": lambda: _published(4096, 11008, 32, 32),
         "llava-hf/llava-1.5-13b-hf": lambda: _published(5120, 13824, 40, 40),
     }
-    originals: ClassVar[dict[str, str]] = {"llava_llama": "llava-hf/llava-1.5-7b-hf"}
     licences: ClassVar[dict[str, Licence]] = {
         "llava-hf/llava-1.5-7b-hf": Licence("llama2"),
         "llava-hf/llava-1.5-13b-hf": Licence("llama2"),

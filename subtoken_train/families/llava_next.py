@@ -39,7 +39,6 @@ class LlavaNextFamily(LlavaFamily):
         "llava-hf/llava-v1.6-vicuna-13b-hf": lambda: _published(llama_config(32064, 5120, 13824, 40, 40)),
         "llava-hf/llava-v1.6-mistral-7b-hf": lambda: _published(mistral_instruct_config(32064)),
     }
-    originals: ClassVar[dict[str, str]] = {"llava_mistral": "llava-hf/llava-v1.6-mistral-7b-hf"}
     licences: ClassVar[dict[str, Licence]] = {
         "llava-hf/llava-v1.6-vicuna-7b-hf": Licence("llama2"),
         "llava-hf/llava-v1.6-vicuna-13b-hf": Licence("llama2"),
