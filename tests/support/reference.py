@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.types import Batch, Plan, Region
+from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
 from tests.support.plain_positions import prompt_positions
@@ -54,6 +55,7 @@ class SampleTruth:
     """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context.
 
     ``rest_q``: tokens of the prompt that come after those rows; ``position``, [N + q] or [3, N + q], is of both.
+    ``deep``: the visual rows and what the first layers add to them, by transformers' own tower; None where nothing is.
     ``closed_up``: later tokens see the entries as if they stood at 0, 1, 2, ... in each head, and count from there.
     """
 
@@ -63,6 +65,7 @@ class SampleTruth:
     rest_q: Tensor
     whole_N: Tensor
     layers: list[LayerTruth]
+    deep: tuple[Tensor, list[Tensor]] | None = None
     closed_up: bool = False
 
 
@@ -184,7 +187,9 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                 if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
                     layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
     placed = _placed(backbone, tap, prompts, sample, origin)
-    return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, **placed)
+    start = int((tap.batch[-1].regions_BN[sample] != Region.PADDING).long().argmax())
+    deep = deep_rows(backbone.family, prompts, sample, origin - start)
+    return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, deep=deep, **placed)
 
 
 def _check_plan(kept, mask: Tensor | None, sample: int, index_BM: Tensor) -> None:
@@ -278,7 +283,8 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
         # one sample: [1, N], or [3, 1, N]
-        out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False)
+        deep = deep_inputs(sample.deep, hidden)
+        out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False, **deep)
     finally:
         config._attn_implementation = loaded
         _active.pop()
