@@ -24,6 +24,7 @@ from recipe_texts import (
     EMBEDDED_TRAIN,
     HEADER,
     IMAGE_WORDS,
+    INTERNVL_PIXELS,
     LANGUAGE_BUDGET,
     LANGUAGE_DATA,
     LANGUAGE_FETCH,
@@ -81,6 +82,8 @@ BACKBONES = {
     "llavanextmistral7b": Backbone(
         "LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928, "tiles", max_length=4096
     ),
+    # its language model is Qwen2.5-7B; 1,280 tokens are an image of 896 x 896 pixels
+    "internvl8b": Backbone("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", "qwen2.5-7b", 1280, "448", max_length=4096),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
     "qwen7b": Backbone("Qwen2.5-7B", "Qwen/Qwen2.5-7B", "qwen2.5-7b", 1024, is_text=True),
     "llama31": Backbone("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b", 1024, is_text=True),
@@ -88,7 +91,7 @@ BACKBONES = {
     "qwen314b": Backbone("Qwen3-14B", "Qwen/Qwen3-14B", "qwen3-14b", 1024, is_text=True),
     "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "", 512, is_text=True, page_size=4),
 }
-FURTHER = {"quest": ("llama31", "qwen38b", "qwen314b"), "fastv": ("llavanext7b", "llavanextmistral7b")}
+FURTHER = {"quest": ("llama31", "qwen38b", "qwen314b"), "fastv": ("llavanext7b", "llavanextmistral7b", "internvl8b")}
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
@@ -266,7 +269,7 @@ def _model_band(arm: Arm) -> str:
     staged, embedded = "_stage2" in arm.variant, arm.model == "tinylm"
     lora = "" if staged else EMBEDDED_LORA if embedded else lora
     dtype = EMBEDDED_DTYPE if embedded else DTYPE
-    pixels = QWEN_PIXELS if arm.backbone.images == "capped" else ""
+    pixels = {"capped": QWEN_PIXELS, "448": INTERNVL_PIXELS}.get(arm.backbone.images, "")
     text = MODEL.format(name=arm.name, path=arm.backbone.path, dtype=dtype, lora=lora, pixels=pixels)
     if staged:
         text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")

@@ -92,6 +92,10 @@ QWEN_PIXELS = """\
     max_pixels: 112896                  # at most 144 visual tokens an image, as in the paper's prompt (Table 8)
 """
 
+INTERNVL_PIXELS = """\
+    max_pixels: 1204224                 # six tiles of 448 x 448, as InternVL's own fine-tuning; published: twelve
+"""
+
 VISION_LORA = """\
   lora:                                 # on q and v of every language-model layer
     rank: 16
@@ -210,6 +214,7 @@ trainer:
 IMAGE_WORDS = {
     "square": "images are padded to a square (aspect-ratio padding), then 336 x 336",
     "capped": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "448": "images of any size, in up to six 448 x 448 tiles and their whole",
     "tiles": "images of any size, in up to four 336 x 336 tiles and their whole",
 }
 
