@@ -1,4 +1,4 @@
-"""Position ids of a prompt, counted token by token."""
+"""Position ids of a prompt, counted token by token, and the window that a configuration gives a layer."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
         placed += [(start + step * t, start + row, start + column) for t in range(layers) for row, column in cells]
         start += max(high, wide) // 2
     return torch.tensor(placed).T
+
+
+def plain_window(config, layer: int) -> int | None:
+    """Positions that a row of the layer sees, its own included; None: all before it."""
+    kinds = getattr(config, "layer_types", None)
+    slides = config.model_type == "mistral" or (kinds and kinds[layer] == "sliding_attention")
+    return config.sliding_window if slides else None

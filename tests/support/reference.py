@@ -27,7 +27,7 @@ from subtoken_train.types import Batch, Plan, Region
 from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
-from tests.support.plain_positions import prompt_positions
+from tests.support.plain_positions import plain_window, prompt_positions
 
 NAME = "truth_eager"
 
@@ -212,8 +212,8 @@ def _group_of_channel(backbone: CompressedBackbone, num_groups: int) -> Tensor:
 
 
 _active: list[SampleTruth] = []
-FREQUENCIES: list[Tensor] = []
-"""Of the model that runs: radians that a pair of channels turns by from a position to the next, [d / 2]."""
+PLACES: list[Tensor] = []  # positions of all rows of the sample that runs
+FREQUENCIES: list[Tensor] = []  # of the model: radians a pair of channels turns by in a position, [d / 2]
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, **_):
@@ -226,6 +226,11 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed = causal.repeat(key.shape[1], 1, 1)
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
+    entries_N, window = layer.seen_N, plain_window(module.config, module.layer_idx)
+    if window is not None:
+        place, past = PLACES[-1], int(PLACES[-1][count]) if length > count else sample.next_position
+        allowed &= place[:, None] - place < window
+        entries_N = layer.seen_N & (past - place[:count] < window)
     for row, lost_hN in layer.lost:
         allowed[:, row:, :row] &= ~lost_hN[:, None]
     if layer.pages is not None:
@@ -240,7 +245,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
         later_key, later_value = key.clone(), routed.clone()
         if layer.merge != "none":
             own = key[0, :, :count], routed[0, :, :count]
-            merged = merged_by_loop(layer.merge, *own, layer.entries_hN, layer.seen_N)
+            merged = merged_by_loop(layer.merge, *own, layer.entries_hN, entries_N)
             later_key[0, :, :count], later_value[0, :, :count] = merged
             later_value[:, :, :count] *= (layer.factor_hNd != 0).to(value.dtype)
         later_key[:, :, :count] *= layer.keys_hNd.to(key.dtype)
@@ -280,6 +285,7 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
     loaded, config._attn_implementation = config._attn_implementation, NAME
     _active.append(sample)
+    PLACES.append(position)
     FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
         # one sample: [1, N], or [3, 1, N]
@@ -288,6 +294,7 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     finally:
         config._attn_implementation = loaded
         _active.pop()
+        PLACES.pop()
         FREQUENCIES.pop()
     logits = family.model.get_output_embeddings()(out.last_hidden_state[0])
     return logits[sample.position.shape[-1] - 1 :]
