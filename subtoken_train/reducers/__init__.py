@@ -27,6 +27,7 @@ REDUCERS: Registry[Reducer] = Registry(
         "prumerge": "prumerge:PruMerge",
         "quest": "quest:Quest",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
+        "fitprune": "fitprune:FitPrune",
     },
 )
 DEFAULT_REDUCER = "fastv"
