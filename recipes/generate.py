@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from recipe_texts import (
+    BATCH_WORDS,
     DTYPE,
     EMBEDDED_DATA,
     EMBEDDED_DTYPE,
@@ -64,6 +65,7 @@ class Backbone:
     is_text: bool = False
     page_size: int = 16
     max_length: int = 2048
+    batch_size: int = 8
 
     @property
     def sized(self) -> bool:
@@ -84,6 +86,15 @@ BACKBONES = {
     ),
     # its language model is Qwen2.5-7B; 1,280 tokens are an image of 896 x 896 pixels
     "internvl8b": Backbone("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", "qwen2.5-7b", 1280, "448", max_length=4096),
+    "llavaov7b": Backbone(
+        "LLaVA-OneVision-7B",
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        "llava-onevision-7b",
+        3699,
+        "nine_tiles",
+        max_length=10240,
+        batch_size=4,
+    ),
     "qwen2vl7b": Backbone("Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen2-vl-7b", 144, "own"),
     "qwen3vl4b": Backbone("Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct", "qwen3-vl-4b", 100, "own"),
     "qwen3vl8b": Backbone("Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl-8b", 100, "own"),
@@ -96,7 +107,7 @@ BACKBONES = {
 }
 FURTHER = {
     "quest": ("llama31", "qwen38b", "qwen314b"),
-    "fastv": ("llavanext7b", "llavanextmistral7b", "internvl8b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
+    "fastv": ("llavanext7b", "llavanextmistral7b", "internvl8b", "llavaov7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
@@ -223,7 +234,14 @@ def recipe_text(arm: Arm) -> str:
         return _header(arm) + _model_band(arm) + EMBEDDED_TRAIN + EMBEDDED_DATA
     if arm.backbone.is_text:
         return _header(arm) + _model_band(arm) + LANGUAGE_TRAIN + LANGUAGE_DATA
-    data = VISION_DATA.format(image_words=IMAGE_WORDS[arm.backbone.images], max_length=arm.backbone.max_length)
+    backbone, accumulate = arm.backbone, 64 // arm.backbone.batch_size
+    data = VISION_DATA.format(
+        image_words=IMAGE_WORDS[backbone.images],
+        max_length=backbone.max_length,
+        batch=backbone.batch_size,
+        accumulate=accumulate,
+        batch_words=BATCH_WORDS.format(batch=backbone.batch_size, accumulate=accumulate, twice=2 * accumulate),
+    )
     return _header(arm) + _model_band(arm) + VISION_TRAIN + data
 
 
@@ -250,6 +268,7 @@ def _header(arm: Arm) -> str:
     return HEADER.format(
         summary=" · ".join(words),
         name=arm.name,
+        shared=8 // backbone.batch_size,
         data=LANGUAGE_FETCH if is_text else VISION_FETCH,
         source=f"{table} of the paper" + _more_source(arm),
         first=f"#   first   subtoken-train fit --config recipes/{_first(arm)}.yaml\n"

@@ -19,6 +19,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "prefixkv": "layer_shares:PrefixCalibrator",
         "duo_attention": "head_alphas:DuoCalibrator",
         "q_filter": "query_directions:DirectionCalibrator",
+        "fitprune": "prune_schedules:PruneCalibrator",
     },
 )
 """By the name of the method that reads the calibration."""

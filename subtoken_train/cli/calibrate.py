@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.types import Identity
 
-HELP = """Find the numbers that an eviction method reads of a backbone, and write them to a file.
+HELP = """Find the numbers that a method reads of a backbone, and write them to a file.
 
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
   duo_attention   how much each head needs its whole cache: trained (a language model's, on recall)
   q_filter        where the queries of each head point
+  fitprune        what share of the visual tokens each layer can do with (a model's that sees images)
 
   subtoken-train calibrate duo_attention --backbone PATH --out duo.json
   subtoken-train generate --backbone PATH --eviction duo_attention --eviction-option calibration=duo.json ...
