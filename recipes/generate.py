@@ -25,6 +25,7 @@ from recipe_texts import (
     EMBEDDED_TRAIN,
     HEADER,
     IMAGE_WORDS,
+    INTERNVL_PIXELS,
     LANGUAGE_BUDGET,
     LANGUAGE_DATA,
     LANGUAGE_FETCH,
@@ -83,6 +84,8 @@ BACKBONES = {
     "llavanextmistral7b": Backbone(
         "LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928, "tiles", max_length=4096
     ),
+    # its language model is Qwen2.5-7B; 1,280 tokens are an image of 896 x 896 pixels
+    "internvl8b": Backbone("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", "qwen2.5-7b", 1280, "448", max_length=4096),
     "llavaov7b": Backbone(
         "LLaVA-OneVision-7B",
         "llava-hf/llava-onevision-qwen2-7b-ov-hf",
@@ -104,7 +107,7 @@ BACKBONES = {
 }
 FURTHER = {
     "quest": ("llama31", "qwen38b", "qwen314b"),
-    "fastv": ("llavanext7b", "llavanextmistral7b", "llavaov7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
+    "fastv": ("llavanext7b", "llavanextmistral7b", "internvl8b", "llavaov7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
@@ -291,7 +294,7 @@ def _model_band(arm: Arm) -> str:
     staged, embedded = "_stage2" in arm.variant, arm.model == "tinylm"
     lora = "" if staged else EMBEDDED_LORA if embedded else lora
     dtype = EMBEDDED_DTYPE if embedded else DTYPE
-    pixels = QWEN_PIXELS if arm.backbone.images == "capped" else ""
+    pixels = {"capped": QWEN_PIXELS, "448": INTERNVL_PIXELS}.get(arm.backbone.images, "")
     text = MODEL.format(name=arm.name, path=arm.backbone.path, dtype=dtype, lora=lora, pixels=pixels)
     if staged:
         text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")

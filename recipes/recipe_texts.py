@@ -92,6 +92,10 @@ QWEN_PIXELS = """\
     max_pixels: 112896                  # silent; 144 visual tokens at most, those of the image that Table 8 times
 """
 
+INTERNVL_PIXELS = """\
+    max_pixels: 1204224                 # six tiles of 448 x 448, as InternVL's own fine-tuning; published: twelve
+"""
+
 VISION_LORA = """\
   lora:                                 # on q and v of every language-model layer
     rank: 16
@@ -214,6 +218,7 @@ trainer:
 IMAGE_WORDS = {
     "square": "images are padded to a square (aspect-ratio padding), then 336 x 336",
     "capped": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "448": "images of any size, in up to six 448 x 448 tiles and their whole",
     "nine_tiles": "images of any size, in 384 x 384 tiles and their whole; crops of up to nine tiles",
     "own": "images keep their aspect ratio, up to 1,280 visual tokens each",
     "tiles": "images of any size, in up to four 336 x 336 tiles and their whole",
