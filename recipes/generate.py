@@ -4,7 +4,8 @@
 
 Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
 The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well. Backbones that
-the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``).
+the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``), and so
+has LLaVA-1.5-7B under token reducers that it does not train (``reducer_arms``).
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ FURTHER = {"quest": ("llama31", "qwen38b", "qwen314b")}
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12))}
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
+OTHER_REDUCERS = {"FasterVLM": "fastervlm", "PruMerge": "prumerge"}
+"""Token reducers beyond the paper's tables; their recipes are LLaVA-1.5-7B's."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,14 @@ def further_arms() -> Iterator[Arm]:
                     yield from (routed, replace(routed, anchor=True))
 
 
+def reducer_arms() -> Iterator[Arm]:
+    """Of each other token reducer: the routed arms, each with its anchor."""
+    for reducer in OTHER_REDUCERS.values():
+        for keep in ("25", "12.5"):
+            routed = Arm("llava7b", reducer, keep, 16, 4)
+            yield from (routed, replace(routed, anchor=True))
+
+
 def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
     """The anchor with ``total`` percent of the KV (the paper rounds to three decimals), named after a routed arm."""
     for keep in ("25", "12.5"):
@@ -207,7 +218,7 @@ def _header(arm: Arm) -> str:
     backbone, kept, is_text = arm.backbone, arm.kept_tokens(), arm.backbone.is_text
     words = [backbone.words]
     if arm.reducer != "none":
-        title = {"fastv": "FastV", "visionzip": "VisionZip", "quest": "Quest"}[arm.reducer]
+        title = next(words for words, name in (REDUCERS | OTHER_REDUCERS).items() if name == arm.reducer)
         words.append(f"{title} {100 * kept / backbone.tokens:.6g} % ({kept} of {backbone.tokens})")
     router = {"linear": "linear router", "mlp": "MLP router", "value_norm": "value norm"}[arm.selector]
     if arm.routed:
@@ -234,6 +245,8 @@ def _header(arm: Arm) -> str:
 
 
 def _more_source(arm: Arm) -> str:
+    if arm.reducer in OTHER_REDUCERS.values():
+        return ", under a token reducer that the paper does not train"
     if any(arm.model in models for models in FURTHER.values()):
         return ", on a backbone that the paper does not train"
     return ", section 4.4 for the two stages" if "_stage2" in arm.variant else ""
@@ -258,9 +271,8 @@ def _model_band(arm: Arm) -> str:
     if arm.reducer != "none":
         what = "context" if arm.backbone.is_text else "visual"
         kept = f"{arm.kept_tokens()} of {arm.backbone.tokens} {what} tokens"
-        text += (
-            f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n"
-            + METHOD_NOTES["quest_embedded" if embedded else arm.reducer]
+        text += f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n" + METHOD_NOTES.get(
+            "quest_embedded" if embedded else arm.reducer, ""
         )
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
@@ -273,7 +285,7 @@ def _model_band(arm: Arm) -> str:
 
 def main() -> None:
     """Write every recipe."""
-    for arm in (*arms(), *further_arms(), *embedded_arms()):
+    for arm in (*arms(), *further_arms(), *reducer_arms(), *embedded_arms()):
         (FOLDER / arm.model).mkdir(exist_ok=True)
         (FOLDER / arm.model / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
 

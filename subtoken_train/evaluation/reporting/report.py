@@ -20,6 +20,8 @@ from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
 METHODS = {
     "fastv": "FastV",
     "visionzip": "VisionZip",
+    "fastervlm": "FasterVLM",
+    "prumerge": "PruMerge",
     "quest": "Quest",
     "aircache": "AirCache",
     "h2o": "H2O",
