@@ -146,6 +146,8 @@ class Batch:
         record_ids: the records' own ids, for messages and logs.
         image_grid_I3: layout of each image or video, int64, in its family's words: (time, height, width) in patches
             (Qwen), (tiles, height, width of the picture in pixels); None where all have one size.
+        seconds_I: seconds from one layer of an image's or video's grid to the next, fp32 (0 for an image); None where
+            the family's positions do not depend on time.
         followed: these are only the first tokens of prompts whose others come later (``context_first``), so that no
             token is read from their last row.
     """
@@ -158,6 +160,7 @@ class Batch:
     images_per_sample_B: Tensor
     record_ids: list[str]
     image_grid_I3: Tensor | None = None
+    seconds_I: Tensor | None = None
     followed: bool = False
 
     def check_features(self, image_tokens: int, features: int) -> None:
@@ -184,11 +187,14 @@ class VisualStates:
 
     Attributes:
         tokens: [T, C], in the order of the placeholders.
-        cls: the class token, [C]; None for a tower without one.
+        cls: the class token, [C]; of an image in tiles, one for each, [tiles, C]; None for a tower without one.
         received: attention that each token receives, [T] in fp32, of the kind of ``TowerStatistics`` that was asked
             for; None where none was.
         keys: what similarity is measured on, [T, d] in fp32, from the layer of ``received``; None like it.
         deep: what the first n layers of the language model add to their outputs, [n, T, D]; None for most towers.
+        tiles: of an image that the tower saw in tiles, the one that each token is of, int64 [T], -1 for a token that is
+            no patch (a newline): it receives no attention, has a key of zeros, and no reducer merges it. Given with
+            the statistics; None for a tower that sees images whole.
     """
 
     tokens: list[Tensor]
@@ -196,6 +202,7 @@ class VisualStates:
     received: list[Tensor] | None = None
     keys: list[Tensor] | None = None
     deep: list[Tensor] | None = None
+    tiles: list[Tensor] | None = None
 
 
 @dataclass
@@ -213,7 +220,7 @@ class MergedStates:
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange: what the user says (``<image>`` marks each image) and the answer (None: to be generated)."""
+    """One exchange: what the user says (``<image>`` marks each image or video), the answer (None: to be generated)."""
 
     prompt: str
     answer: str | None = None

@@ -73,13 +73,13 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
     yield f"{data.train_file}: {len(records):,} records{mixed}"
     if data.val_file is not None:
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
-    if folders := data.check_images():
+    if folders := data.check_images(type(parts.family)):
         yield f"images below {data.image_folder}: all {sum(folder.named for folder in folders):,} are there"
     ready = at_hand(parts.family, cli.model.backbone_config)
     if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"
         return
-    sample = first_sample(ready, records, data.max_length)
+    sample = first_sample(ready, records, data.max_length, data.max_video_frames)
     counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
     yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
     yield from _unknown_lines(data, ready)

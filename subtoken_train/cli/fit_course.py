@@ -15,7 +15,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
-from subtoken_train.families.load import with_processor
+from subtoken_train.families.load import family_class, with_processor
 from subtoken_train.training.adapter_parts import adapter_config
 from subtoken_train.training.checkpoint_writing import trained_shapes
 from subtoken_train.training.checkpoints import incomplete, newest_complete, state_path
@@ -53,7 +53,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
         check_target(cli.output_dir / "adapter", overwrite=True)  # which the run writes anew at its end
     check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
-    cli.datamodule.check_images()
+    cli.datamodule.check_images(family_class(cli.model.backbone_config))
     module = cli.model
     if shares_weights(cli.trainer.strategy):  # no process loads weights before the others are there to share them
         parts = lay_out(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import plain
 
 if TYPE_CHECKING:
+    from subtoken_train.families.images import Picture
     from subtoken_train.inference.model import SubTokenModel
 
 HELP = """Answer one prompt with reducer, routers and KV eviction, and say what its cache took.
@@ -31,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE", help="image; repeatable, one per <image>"
     )
+    parser.add_argument(
+        "--video", action="append", default=[], metavar="FOLDER", help="frames of a video; repeatable, one per <video>"
+    )
+    parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames of each --video (default: 8)")
+    parser.add_argument("--fps", type=float, default=1.0, metavar="F", help="frames a second in FOLDER (default: 1)")
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to answer; - reads it from stdin")
     parser.add_argument(
         "--context-length", type=int, metavar="N", help="a text prompt's first tokens that are compressed"
@@ -52,13 +59,13 @@ def run(args: argparse.Namespace) -> int:
     quiet_libraries()
     from transformers import TextStreamer
 
-    from subtoken_train.datasets.image_sources import open_image
+    from subtoken_train.families.images import Video
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
-    images = [open_image(Path(path)) for path in args.image]
+    pictures = _pictures(args, prompt)
     model = _load(args)
     layers = _layers(args.show_layers, model) if args.show else []
-    inputs: dict[str, Any] = model.inputs(prompt, images)
+    inputs: dict[str, Any] = model.inputs(prompt, pictures)
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
     streams = args.num_beams == 1
     out = model.generate(
@@ -77,16 +84,46 @@ def run(args: argparse.Namespace) -> int:
         from subtoken_train.evaluation.picture import kept_picture
 
         assert model.last is not None
-        picture = kept_picture(images[0], model.backbone.family, model.last.batch, model.last.plan, layers)
+        assert not isinstance(pictures[0], Video)
+        picture = kept_picture(pictures[0], model.backbone.family, model.last.batch, model.last.plan, layers)
         Path(args.show).parent.mkdir(parents=True, exist_ok=True)
         picture.save(args.show)
         print(f"kept and dropped visual tokens of layers {', '.join(map(str, layers))} drawn in {args.show}")
     return 0
 
 
+def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
+    """Images and videos as the prompt places them, images first where it does not."""
+    from subtoken_train.datasets.image_sources import open_image
+    from subtoken_train.datasets.video_sources import VideoSource, open_video
+
+    images = [open_image(Path(path)) for path in args.image]
+    if not args.video:
+        return list(images)
+    from subtoken_train.inference.arm_spec import adapter_folder
+    from subtoken_train.inference.pool import family_named
+
+    family = family_named(adapter_folder(args.adapter) if args.adapter else str(args.backbone), args.backbone)
+    if not family.takes_videos:  # before its weights are read
+        raise family.no_video()
+    videos = [open_video(VideoSource(Path(path), args.fps), max_frames=args.frames) for path in args.video]
+    marks = re.findall("<image>|<video>", prompt)
+    if not images or not marks:
+        return [*images, *videos]
+    places = marks.count("<image>"), marks.count("<video>")
+    if places != (len(images), len(videos)):
+        raise ValueError(
+            f"{places[0]} <image> and {places[1]} <video> in the prompt, {len(images)} --image and {len(videos)} "
+            "--video; write one for each"
+        )
+    left = {"<image>": iter(images), "<video>": iter(videos)}
+    return [next(left[mark]) for mark in marks]
+
+
 def _load(args: argparse.Namespace) -> SubTokenModel:
     """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
     from subtoken_train.cli.arm_flags import flagged_model
+    from subtoken_train.evaluation.picture import check_drawable
 
     model = flagged_model(args, args.adapter or None, args.device)
     family, reducer = model.backbone.family, model.backbone.reducer
@@ -94,6 +131,7 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
         return model
     if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
+    check_drawable(family)
     if model.backbone.placeless:
         raise ValueError(
             f"--show: {reducer.name} on {family.name} counts its tokens anew, so they have no place in the "
@@ -104,15 +142,18 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
 
 def _check(args: argparse.Namespace) -> None:
     """Mistakes that need no model to be seen."""
-    check_counts(args, "max_new_tokens", "num_beams")
+    check_counts(args, "max_new_tokens", "num_beams", "frames")
+    if not args.video and (args.frames, args.fps) != (8, 1.0):
+        raise ValueError("--frames and --fps are of --video FOLDER, which is not given")
     if not 0 <= args.temperature < float("inf"):
         raise ValueError(f"--temperature {args.temperature} must be 0 (greedy) or more")
     if args.show_layers and not args.show:
         raise ValueError("--show-layers chooses the layers of --show FILE, which is not given")
     if not args.show:
         return
-    if len(args.image) != 1:
-        raise ValueError(f"--show draws the visual tokens of one image, and {len(args.image)} are given")
+    if len(args.image) != 1 or args.video:
+        given = f"{len(args.image)} and {len(args.video)} videos" if args.video else str(len(args.image))
+        raise ValueError(f"--show draws the visual tokens of one image, and {given} are given")
     if Path(args.show).suffix.lower() != ".png":
         raise ValueError(f"--show {args.show} must end in .png")
     if Path(args.show).exists():

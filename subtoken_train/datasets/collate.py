@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from PIL import Image
 
-from subtoken_train.datasets.image_sources import MAX_PIXELS, open_image
+from subtoken_train.datasets.image_sources import MAX_PIXELS
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
+from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
 from subtoken_train.families.family import Family
+from subtoken_train.families.images import Picture
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region, RenderedPrompt
 
@@ -32,7 +33,7 @@ class EncodedSample:
         labels: the same ids at answer tokens, -100 elsewhere.
         regions: ``Region`` codes.
         rank_position: last prompt token of the turn that holds the last image; -1 without an image.
-        num_images: images of the record.
+        num_images: images and videos of the record.
         record_id: the record's own id.
     """
 
@@ -45,7 +46,7 @@ class EncodedSample:
 
 
 def encode(
-    record: Record, family: Family, max_length: int, images: Sequence[Image.Image], generation: bool = False
+    record: Record, family: Family, max_length: int, images: Sequence[Picture], generation: bool = False
 ) -> EncodedSample:
     """Tokenise one conversation and mark what each token is.
 
@@ -53,7 +54,7 @@ def encode(
         record: the conversation.
         family: the backbone's chat format, tokenizer and count of visual tokens.
         max_length: tokens kept (visual ones included); the rest is cut at the right.
-        images: the record's images, in order.
+        images: the record's images and videos, in order.
         generation: leave the last answer out and label nothing that must be there.
 
     Raises:
@@ -63,13 +64,12 @@ def encode(
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
     with _named(record):
         rendered = family.render(turns)
-        rendered = _expand_images(
-            rendered, [family.picture_text(image, rendered.image_marker, len(images)) for image in images]
-        )
+        texts = [family.picture_text(image, rendered.image_marker, len(images)) for image in images]
+        rendered = _expand_images(rendered, texts)
         encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
         ids, starts = encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
         visual = family.is_visual(torch.tensor(ids)).tolist() if images else [False] * len(ids)
-        _check_image_tokens(sum(visual), rendered)
+        _check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
         answer = [any(begin <= start < end for begin, end in rendered.answer_spans) for start in starts]
         if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
             raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
@@ -137,13 +137,19 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
     return [int(region) for region in regions]
 
 
-def _check_image_tokens(found: int, rendered: RenderedPrompt) -> None:
-    """The tokenizer must keep every image marker as one token of its own."""
-    expected = rendered.text.count(rendered.image_marker) if rendered.image_marker else 0
-    if found != expected:
+def _check_image_tokens(found: int, texts: list[str], whole: str, placeholders: tuple[str, ...]) -> None:
+    """The tokenizer must keep every placeholder as one token of its own, and none stands outside of the pictures."""
+    written = sum(whole.count(placeholder) for placeholder in placeholders)
+    if found != written:
         raise ValueError(
-            f"{expected} visual tokens were written but the tokenizer made {found} image tokens of them; make "
-            f"{rendered.image_marker!r} a special token of the tokenizer"
+            f"{written} visual tokens were written but the tokenizer made {found} image tokens of them; make "
+            f"{' and '.join(map(repr, placeholders))} special tokens of the tokenizer"
+        )
+    expected = sum(text.count(placeholder) for text in texts for placeholder in placeholders)
+    if written != expected:
+        raise ValueError(
+            f"its text holds {' or '.join(map(repr, placeholders))}, which stands for visual tokens; write <image> "
+            "where a picture stands"
         )
 
 
@@ -174,7 +180,8 @@ class Collator:
         max_length: tokens kept per sample, visual ones included.
         padding_side: ``right`` for training, ``left`` for generation.
         generation: leave the last answer out of the prompt (it is what the model is asked for).
-        max_pixels: width times height of an image that is opened at most.
+        max_pixels: width times height of an image that is opened at most, of all frames of a video together.
+        max_frames: frames of a video that are opened at most, evenly spaced.
     """
 
     def __init__(
@@ -184,13 +191,17 @@ class Collator:
         padding_side: Literal["left", "right"] = "right",
         generation: bool = False,
         max_pixels: int = MAX_PIXELS,
+        max_frames: int = MAX_FRAMES,
     ) -> None:
         self.family, self.max_length, self.padding_side = family, max_length, padding_side
-        self.generation, self.max_pixels = generation, max_pixels
+        self.generation, self.max_pixels, self.max_frames = generation, max_pixels, max_frames
 
     def __call__(self, records: Sequence[Record]) -> Batch:
-        """Encode and pad; see ``encode`` and ``open_image`` for the errors."""
-        images = [[open_image(source, record.id, self.max_pixels) for source in record.images] for record in records]
+        """Encode and pad; see ``encode`` and ``open_picture`` for the errors."""
+        images = [
+            [open_picture(source, record.id, self.max_pixels, self.max_frames) for source in record.images]
+            for record in records
+        ]
         samples = [
             encode(record, self.family, self.max_length, own, self.generation)
             for record, own in zip(records, images, strict=True)
@@ -198,9 +209,10 @@ class Collator:
         flat = [image for own in images for image in own]
         together = [len(own) for own in images for _ in own]
         pixel_values, grid = self.family.process_images(flat, together) if flat else (None, None)
-        return self._pad(samples, pixel_values, grid)
+        batch = self._pad(samples)
+        return replace(batch, pixel_values=pixel_values, image_grid_I3=grid, seconds_I=self.family.seconds(flat))
 
-    def _pad(self, samples: list[EncodedSample], pixel_values: torch.Tensor | None, grid: torch.Tensor | None) -> Batch:
+    def _pad(self, samples: list[EncodedSample]) -> Batch:
         pad_id = padding_id(self.family.tokenizer)
         width = max(len(sample.input_ids) for sample in samples)
         shifts = [width - len(sample.input_ids) if self.padding_side == "left" else 0 for sample in samples]
@@ -217,8 +229,7 @@ class Collator:
             labels_BN=padded([sample.labels for sample in samples], IGNORE_INDEX),
             regions_BN=padded([sample.regions for sample in samples], int(Region.PADDING)),
             rank_position_B=torch.tensor(ranks),
-            pixel_values=pixel_values,
+            pixel_values=None,
             images_per_sample_B=torch.tensor([sample.num_images for sample in samples]),
             record_ids=[sample.record_id for sample in samples],
-            image_grid_I3=grid,
         )

@@ -15,7 +15,9 @@ from subtoken_train.datasets.image_sources import MAX_PIXELS, MOST_PIXELS, Folde
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.unknown_tokens import SomeTexts
+from subtoken_train.datasets.video_sources import MAX_FRAMES, MOST_FRAMES
 from subtoken_train.errors import check_range
+from subtoken_train.families.family import Family
 
 
 class InstructionDataModule(OrderedDataModule[Record]):
@@ -25,7 +27,8 @@ class InstructionDataModule(OrderedDataModule[Record]):
         train_file: JSON list or JSON lines of training records.
         image_folder: where image paths start; default: the training file's own folder.
         images_outside_folder: whether image paths may lead out of ``image_folder`` (absolute paths, ``..``, links).
-        max_image_pixels: width times height of an image that is opened at most.
+        max_image_pixels: width times height of an image that is opened at most, of all frames of a video together.
+        max_video_frames: frames of a video that are opened at most, evenly spaced.
         val_file: records of the validation loss; default: no validation.
         max_length: tokens per sample, visual ones included; longer samples are cut at the right.
         batch_size: training records per process and step of the data loader.
@@ -50,6 +53,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
         group_by_length: bool = False,
         images_outside_folder: bool = False,
         max_image_pixels: int = MAX_PIXELS,
+        max_video_frames: int = MAX_FRAMES,
     ) -> None:
         super().__init__(batch_size, val_batch_size, num_workers, seed)
         check_positive(max_length=max_length)
@@ -57,7 +61,9 @@ class InstructionDataModule(OrderedDataModule[Record]):
         self.image_folder = Path(train_file).parent if image_folder is None else Path(image_folder)
         self.group_by_length = group_by_length
         check_range("max_image_pixels", max_image_pixels, 1, MOST_PIXELS)
+        check_range("max_video_frames", max_video_frames, 1, MOST_FRAMES)
         self.images_outside_folder, self.max_image_pixels = images_outside_folder, max_image_pixels
+        self.max_video_frames = max_video_frames
 
     def read(self, training: bool = True) -> None:
         """Parse and check the data files (``InstructionRecords``), once."""
@@ -66,18 +72,21 @@ class InstructionDataModule(OrderedDataModule[Record]):
         if self.val_file is not None and self._val is None:
             self._val = InstructionRecords(self.val_file, self.image_folder, self.images_outside_folder)
 
-    def check_images(self) -> list[FolderImages]:
+    def check_images(self, family: type[Family]) -> list[FolderImages]:
         """Compare the images that the files name with the listings of their folders; no image is opened.
 
         Returns:
             The folders of the training file's images.
 
         Raises:
-            ValueError: images are missing: how many, and what lists them.
+            ValueError: images are missing: how many, and what lists them; or a record has a video and ``family`` takes
+                none.
         """
         found: list[FolderImages] = []
         for records in (self._val, self._train):
             if isinstance(records, InstructionRecords):
+                if not family.takes_videos and (record := records.first_video()) is not None:
+                    raise ValueError(f"{records.path}, record {record!r}: {family.no_video()}")
                 found = records.compare_images()
                 if missing := missing_images(found, records.path, records.image_folder):
                     raise missing
@@ -100,4 +109,6 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
     def collator(self) -> Collator:
         """The family's chat format and image processing, cut at ``max_length``."""
-        return Collator(self.family, self.max_length, max_pixels=self.max_image_pixels)
+        return Collator(
+            self.family, self.max_length, max_pixels=self.max_image_pixels, max_frames=self.max_video_frames
+        )

@@ -82,11 +82,11 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             ValueError: the data are missing or wrong.
         """
 
-    def check_images(self) -> list[FolderImages]:
+    def check_images(self, family: type[Family]) -> list[FolderImages]:
         """Look for the images that the records of ``read`` name; a command calls it before it builds the model.
 
         Raises:
-            ValueError: images are missing.
+            ValueError: images are missing, or records have videos and ``family`` takes none.
         """
         return []
 

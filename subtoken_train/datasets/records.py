@@ -19,9 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from subtoken_train.datasets.image_sources import FolderImages, ImageSource, compare_images, inside
-from subtoken_train.datasets.record_index import RecordIndex, file_state, image_names, open_index, record_id, used_turns
+from subtoken_train.datasets.image_sources import FolderImages, compare_images, inside
+from subtoken_train.datasets.record_format import (
+    IMAGE_PLACEHOLDER,
+    VIDEO_PLACEHOLDER,
+    image_names,
+    pictures_marked,
+    record_id,
+    used_turns,
+    video_names,
+)
+from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
+from subtoken_train.datasets.video_sources import PictureSource, VideoSource
 from subtoken_train.types import Turn
 
 
@@ -31,13 +41,13 @@ class Record:
 
     Attributes:
         id: the record's own id (its position in the file where it has none), as text.
-        images: in the order of their placeholders; empty for a text-only record.
-        turns: its exchanges; each prompt holds one ``<image>`` per image.
+        images: images and videos in the order of their placeholders; empty for a text-only record.
+        turns: its exchanges; each prompt holds one ``<image>`` per image and per video.
         kind: question kind, for scores by kind; None where the file names none.
     """
 
     id: str
-    images: list[ImageSource]
+    images: list[PictureSource]
     turns: list[Turn]
     kind: str | None = None
 
@@ -79,15 +89,24 @@ class InstructionRecords(Dataset[Record]):
         """
         row = self._row(index)
         values = [message["value"] for message in used_turns(row)]
+        if video_names(row):
+            values = [value.replace(VIDEO_PLACEHOLDER, IMAGE_PLACEHOLDER) for value in values]
         turns = [Turn(prompt, answer) for prompt, answer in zip(values[::2], values[1::2], strict=True)]
         name = record_id(row, index)
         try:
-            paths: list[ImageSource] = [
-                inside(self.image_folder, image, self.images_outside_folder) for image in image_names(row)
-            ]
+            images = map(self._inside, image_names(row))
+            videos = (self._video(row, video) for video in video_names(row))
+            pictures: list[PictureSource] = [next(videos) if video else next(images) for video in pictures_marked(row)]
         except ValueError as error:
             raise ValueError(f"record {name!r}: {error}") from None
-        return Record(name, paths, turns, row.get("kind"))
+        return Record(name, pictures, turns, row.get("kind"))
+
+    def _inside(self, name: str) -> Path:
+        return inside(self.image_folder, name, self.images_outside_folder)
+
+    def _video(self, row: dict[str, Any], video: str | list[str]) -> VideoSource:
+        frames = self._inside(video) if isinstance(video, str) else tuple(map(self._inside, video))
+        return VideoSource(frames, float(row.get("fps", 1.0)), self.images_outside_folder)
 
     def _row(self, index: int) -> dict[str, Any]:
         start, stop = int(self._index.start_R[index]), int(self._index.stop_R[index])
@@ -97,8 +116,13 @@ class InstructionRecords(Dataset[Record]):
             row: dict[str, Any] = json.loads(os.pread(file.fileno(), stop - start, start))
         return row
 
+    def first_video(self) -> str | None:
+        """The id of the first record with a video; None where none has one."""
+        found = np.flatnonzero(self._index.videos_R)
+        return self[int(found[0])].id if len(found) else None
+
     def sizes(self) -> NDArray[np.int64]:
-        """(images, characters of text without placeholders) of every record, [R, 2]; no image is opened."""
+        """(images and videos, characters of text without placeholders) of every record, [R, 2]; no image is opened."""
         return np.stack([self._index.images_R, self._index.characters_R], axis=1)
 
     def some_texts(self, limit: int | None = None) -> SomeTexts:

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
-from subtoken_train.datasets.record_index import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS, SHORT_KINDS, ask
 from subtoken_train.datasets.scenes import SPLITS, draw_scene
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from subtoken_train.datasets.record_index import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.errors import SubTokenWarning
 
 LOOKED_AT = 1000

@@ -2,7 +2,7 @@
 
 What it does not show: which of a token's value groups stay, and what a merged token (VisionZip's contextual ones) is
 made of. Tokens are drawn where their placeholders stand; a reducer that moves them to other placeholders (VisionZip on
-LLaVA) cannot be drawn.
+LLaVA) cannot be drawn, nor can tiles.
 
 Legend: N sequence positions, T visual tokens.
 """
@@ -61,12 +61,19 @@ def kept_tokens(layer: LayerPlan, regions_N: Tensor) -> KeptTokens:
     return KeptTokens(share_N[visual], groups_N[visual], layer.group_mask_BNS.shape[-1])
 
 
+def check_drawable(family: Family) -> None:
+    """Raise a worded ``ValueError`` where a picture's tokens make no one grid."""
+    if family.in_tiles:
+        raise ValueError(f"{family.name} sees pictures in tiles, which are not drawn; leave the drawing out")
+
+
 def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
     """Rows and columns of the visual tokens of a prompt's only image.
 
     Raises:
         ValueError: the tokens are no grid.
     """
+    check_drawable(family)
     tokens = int((batch.regions_BN[0] == Region.VISUAL).sum())
     if batch.image_grid_I3 is not None:
         merge = family.model.config.vision_config.spatial_merge_size

@@ -25,6 +25,7 @@ FAMILIES: Registry[Family] = Registry(
     base="family:Family",
     builtin={
         "llava": "llava:LlavaFamily",
+        "llava_next": "llava_next:LlavaNextFamily",
         "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",

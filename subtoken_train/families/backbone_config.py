@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from subtoken_train.errors import check_word
+from subtoken_train.families.llava_chat import check_chat
 from subtoken_train.families.quantize import check_quantization
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
@@ -34,6 +35,9 @@ class BackboneConfig:
             None: the processor's own cap, and at most 1,003,520 (1,280 visual tokens).
         quantization: of the decoder's linear layers: ``none``, ``nf4`` (4 bits, double quantisation) or ``int8``; by
             bitsandbytes, with products in ``dtype``. Adapters fit a backbone however it is quantised.
+        template: chat format, where the model was published with several: LLaVA-1.5's ``vicuna_v1``, ``llava_v1`` or
+            ``plain`` (``llava_chat``). None: the family's own; of LLaVA-1.5 ``vicuna_v1``.
+        system: whether LLaVA-1.5's ``vicuna_v1`` has its system text: ``none`` or ``vicuna_v1``. None: ``none``.
     """
 
     path: str = "checkpoints/tiny-llava"
@@ -42,6 +46,8 @@ class BackboneConfig:
     attention: str = "sdpa"
     max_pixels: int | None = None
     quantization: Quantization = "none"
+    template: str | None = None
+    system: str | None = None
 
 
 def resolve(path: str) -> str:
@@ -65,6 +71,7 @@ def check_backbone(config: BackboneConfig) -> None:
     if config.max_pixels is not None and config.max_pixels < 1:
         raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
     check_revision(config.revision)
+    check_chat(config.template, config.system)
 
 
 def check_revision(revision: str | None) -> None:

@@ -6,7 +6,7 @@ Legend: B batch, N positions, D model width, I images, T visual tokens, n layers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -22,11 +22,12 @@ from subtoken_train.types import Batch, Licence, Region, RenderedPrompt, TowerSt
 
 
 class GivenImages(NamedTuple):
-    """Pictures of a batch, as ``Batch`` holds them: pixel values, layouts, and how many each sample has."""
+    """Pictures of a batch, as ``Batch`` holds them: pixel values, layouts, how many each sample has, and seconds."""
 
     pixel_values: Tensor | None
     image_grid_I3: Tensor | None
     images_per_sample_B: Tensor
+    seconds_I: Tensor | None = None
 
 
 class Family(DecoderStack, ABC):
@@ -44,6 +45,8 @@ class Family(DecoderStack, ABC):
     """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
     sees_images: ClassVar[bool] = True
     """False for a language model."""
+    takes_videos: ClassVar[bool] = False
+    """Whether a prompt may show videos."""
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
     """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
@@ -52,10 +55,14 @@ class Family(DecoderStack, ABC):
     """What its processor makes of pictures, by the names that transformers' ``generate`` takes."""
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
+    in_tiles: ClassVar[bool] = False
+    """Whether a picture's tokens are those of several tiles, which make no one grid."""
     nominal_image: tuple[int, int] | None = None
     """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]
     """Text tokens beside the image in the paper's prompt (Table 8), by region."""
+    chooses_chat: ClassVar[bool] = False
+    """Whether ``choose_chat`` takes names: the family was published with several chat formats."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         check_full_attention(model.config)
@@ -100,9 +107,20 @@ class Family(DecoderStack, ABC):
             raise self.no_video()
         return marker * self.visual_tokens((picture.height, picture.width), together)
 
-    def no_video(self) -> ValueError:
+    @classmethod
+    def no_video(cls) -> ValueError:
         """What to say to a video where a family takes none."""
-        return ValueError(f"{self.name} takes images and no videos; give its frames as images, one <image> each")
+        takes = "images and no videos; give its frames as images, one <image> each" if cls.sees_images else "text alone"
+        return ValueError(f"{cls.name} takes {takes}")
+
+    def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
+        """``Batch.seconds_I`` of a batch's pictures; None where positions do not depend on time."""
+        return None
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """Tokens that stand once per visual token."""
+        return (self.processor.image_token,) if self.sees_images else ()
 
     @abstractmethod
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
@@ -155,6 +173,15 @@ class Family(DecoderStack, ABC):
     def tower_bytes(self, pixel_bytes: int) -> int:
         """Most that is live at once in the tower's pass over images of ``pixel_bytes``; 0 for a language model."""
         return 0
+
+    def choose_chat(self, template: str | None, system: str | None) -> None:
+        """Take another chat format, or system text, than the family's own; None: its own."""
+        assert self.chooses_chat, "refused before the family is built"
+
+    @property
+    def nominal_text(self) -> dict[str, int]:
+        """``paper_text``, in the chosen chat format."""
+        return self.paper_text
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Cap the pixels of an image.

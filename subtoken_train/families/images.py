@@ -1,25 +1,57 @@
-"""What a prompt shows, images and videos, and the geometry that training and inference share; PIL only."""
+"""What a prompt shows, images and videos, and the geometry that training and inference share; PIL only.
+
+Legend: F frames.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 FP32_BYTES = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Video:
-    """Frames of a video, which stand in a prompt as one picture does.
+    """Frames of a video, which stand in a prompt as one picture does. No file of a video is decoded here.
+
+    Args:
+        frames: images of one size in order, or a uint8 tensor [F, 3, height, width].
+        fps: frames a second, as they were taken from the video.
 
     Attributes:
-        frames: RGB images of one size, in order.
-        fps: frames a second, as they were taken from the video.
+        frames: the same as RGB images.
+        fps: the same.
+
+    Raises:
+        ValueError: there is no frame, frames have several sizes, one is no image, or ``fps`` is no positive number.
     """
 
     frames: tuple[Image.Image, ...]
     fps: float = 1.0
+
+    def __init__(self, frames: Sequence[Image.Image] | Tensor, fps: float = 1.0) -> None:
+        if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
+            raise ValueError(f"fps={fps!r} of a video must be a number of frames a second above 0")
+        given = _tensor_frames(frames) if isinstance(frames, Tensor) else frames
+        shown = tuple(to_rgb(frame, f"frame {i + 1} of a video") for i, frame in enumerate(given))
+        if not shown:
+            raise ValueError("a video has no frame; give at least one")
+        if len(sizes := dict.fromkeys(frame.size for frame in shown)) > 1:
+            words = " and ".join(f"{width} x {height}" for width, height in list(sizes)[:2])
+            raise ValueError(f"the frames of a video have several sizes, {words} pixels; scale them to one")
+        object.__setattr__(self, "frames", shown)
+        object.__setattr__(self, "fps", float(fps))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of a frame in pixels."""
+        return self.frames[0].height, self.frames[0].width
 
 
 Picture = Image.Image | Video
@@ -48,6 +80,15 @@ def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image
     square = Image.new("RGB", (side, side), fill)
     square.paste(image, ((side - width) // 2, (side - height) // 2))
     return square
+
+
+def _tensor_frames(frames_F3HW: Tensor) -> list[Image.Image]:
+    if frames_F3HW.dim() != 4 or frames_F3HW.shape[1] != 3 or frames_F3HW.dtype != torch.uint8:
+        shape = list(frames_F3HW.shape)
+        raise ValueError(f"frames of {frames_F3HW.dtype} {shape}; a uint8 tensor [frames, 3, height, width] is needed")
+    if 0 in frames_F3HW.shape:
+        raise ValueError(f"frames of shape {list(frames_F3HW.shape)} hold no pixel")
+    return [Image.fromarray(frame.permute(1, 2, 0).contiguous().cpu().numpy()) for frame in frames_F3HW]
 
 
 def to_rgb(image: Image.Image, name: str) -> Image.Image:

@@ -15,6 +15,7 @@ from transformers import CLIPVisionConfig, LlavaConfig
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
+from subtoken_train.families.llava_chat import LlavaChat
 from subtoken_train.families.text_configs import llama_config
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
@@ -35,25 +36,27 @@ class LlavaFamily(Family):
         "llava-hf/llava-1.5-13b-hf": Licence("llama2"),
         "checkpoints/tiny-llava": APACHE,
     }
-    # 595 = 576 + 19; how the 19 split is our reading
+    # 595 = 576 + 19; how the 19 split is our reading. The system text cannot be among them: with it 35 tokens stand
+    # before the image (FitPrune and SparseVLM hard-code that), without it 5 (as FastV's demo does).
     paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 14}
+    chooses_chat = True
+    chat = LlavaChat()
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        r"""LLaVA-1.5's format without system text: ``<s>USER: <image>\nquestion ASSISTANT: answer</s>USER: ...``.
+        """The conversation in one of LLaVA's modes, see ``llava_chat``."""
+        tokenizer = self.tokenizer
+        return self.chat.render(list(turns), self.processor.image_token, tokenizer.bos_token or "", tokenizer.eos_token)
 
-        Image markers are moved to the front of their turn, as in LLaVA's own preprocessing.
-        """
-        marker, tokenizer = self.processor.image_token, self.tokenizer
-        text, spans = tokenizer.bos_token or "", []
-        for turn in turns:
-            count = turn.prompt.count("<image>")
-            words = turn.prompt.replace("<image>", "").strip()
-            text += "USER: " + f"{marker}\n" * count + f"{words} ASSISTANT:"
-            if turn.answer is not None:
-                start = len(text)
-                text += f" {turn.answer.strip()}{tokenizer.eos_token}"
-                spans.append((start, len(text)))
-        return RenderedPrompt(text, spans, marker)
+    def choose_chat(self, template: str | None, system: str | None) -> None:
+        """Take one of ``llava_chat.TEMPLATES``, and whether ``vicuna_v1`` has its system text."""
+        self.chat = LlavaChat(template or LlavaChat.template, system or LlavaChat.system)
+
+    @property
+    def nominal_text(self) -> dict[str, int]:
+        """The paper's, but for the mode: a system text has 30 tokens, and ``plain`` names no roles."""
+        if self.chat.template == "plain":
+            return {"system": 1, "query": 10}
+        return {**self.paper_text, "system": 35 if self.chat.system_text else 5}
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy)."""

@@ -30,7 +30,7 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None) -> Famil
     check_backbone(config)
     with _asked(config):
         model_config = _read_config(config)
-        family = _family_of(model_config)
+        family = _family_of(model_config, config)
         if reducer is not None:
             depth = model_config.get_text_config().num_hidden_layers
             reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(model_config))
@@ -82,7 +82,7 @@ def layout_family(config: BackboneConfig) -> Family:
     if model_config is None:
         with _asked(config):
             model_config = _read_config(config)
-    family = _family_of(model_config)
+    family = _family_of(model_config, config)
     try:
         with torch.device("meta"):
             model = family.auto_model.from_config(model_config, dtype=dtype_of(config))
@@ -92,6 +92,16 @@ def layout_family(config: BackboneConfig) -> Family:
     # as it will be; from_config would ask for flash attention's package
     laid_out.decoder.config._attn_implementation = config.attention
     return laid_out
+
+
+def family_class(config: BackboneConfig) -> type[Family]:
+    """The family of a backbone, by its configuration alone."""
+    check_backbone(config)
+    known = published_config(config.path)
+    if known is not None:
+        return _family_of(known)
+    with _asked(config):
+        return _family_of(_read_config(config))
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
@@ -139,6 +149,8 @@ def _put_together(family: type[Family], model: Any, processor: Any, config: Back
     made = family(model, processor)
     if config.max_pixels is not None:
         made.limit_pixels(config.max_pixels)
+    if config.template is not None or config.system is not None:
+        made.choose_chat(config.template, config.system)
     return made
 
 
@@ -174,7 +186,10 @@ def _read_config(config: BackboneConfig) -> Any:
         raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {_words(error)}") from error
 
 
-def _family_of(model_config: Any) -> type[Family]:
+def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
     family = FAMILIES.find(model_config.model_type)
     check_full_attention(model_config)  # before any weight is read
+    for setting, value in (("template", config.template), ("system", config.system)):
+        if value is not None and not family.chooses_chat:
+            raise ValueError(f"{setting}={value!r}: {family.name} has one chat format; remove {setting}")
     return family

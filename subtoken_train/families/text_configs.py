@@ -92,3 +92,19 @@ def mistral_config() -> MistralConfig:
         rms_norm_eps=1e-5,
         sliding_window=4096,
     )
+
+
+def mistral_instruct_config(vocabulary: int) -> MistralConfig:
+    """Mistral-7B-Instruct-v0.2, the language model of a LLaVA-NeXT: no window."""
+    return MistralConfig(
+        vocab_size=vocabulary,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        sliding_window=None,
+    )

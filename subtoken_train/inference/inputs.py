@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
-from PIL import Image
+import torch
 from torch import Tensor
 
 from subtoken_train.documents import check_characters
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import to_rgb
+from subtoken_train.families.images import Picture, Video, to_rgb
 from subtoken_train.types import Turn
 
 
-def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Image.Image]) -> dict[str, Tensor]:
+def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Picture]) -> dict[str, Tensor]:
     """A prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
     device = family.model.device
     if isinstance(prompt, str) and not prompt.strip():
@@ -27,12 +28,16 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Ima
             raise ValueError(f"{family.name} takes one text, and no images")
         encoded = family.tokenizer(prompt, return_tensors="pt")
         return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
-    turns = prompt if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, len(images)))]
-    rendered = family.render(turns)
+    if not family.takes_videos and any(isinstance(image, Video) for image in images):
+        raise family.no_video()
+    turns = list(prompt) if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, images))]
+    rendered = family.render(_one_mark(turns, images))
     text, marker = rendered.text, rendered.image_marker
     parts = text.split(marker)
     if len(parts) - 1 != len(images):
-        raise ValueError(f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image")
+        raise ValueError(
+            f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image (or video)"
+        )
     if not images:
         warnings.warn(
             f"the prompt has no image, so {family.name} answers from the text alone and no visual token is "
@@ -40,7 +45,7 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Ima
             SubTokenWarning,
             stacklevel=3,
         )
-    images = [to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
+    images = [image if isinstance(image, Video) else to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
     for i, image in enumerate(images):
         parts[i] += family.picture_text(image, marker, len(images))
     encoded = family.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
@@ -48,9 +53,24 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Ima
     if images:
         pixels, grid = family.process_images(images, [len(images)] * len(images))
         made |= family.given_images(pixels, grid, made["input_ids"])
+        if (seconds_I := family.seconds(images)) is not None:
+            videos = [isinstance(image, Video) for image in images]
+            made["second_per_grid_ts"] = seconds_I[torch.tensor(videos)]
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 
-def _with_placeholders(prompt: str, images: int) -> str:
-    """Images stand before a prompt that places none."""
-    return prompt if "<image>" in prompt or not images else "<image>\n" * images + prompt
+def _with_placeholders(prompt: str, images: Sequence[Picture]) -> str:
+    """Pictures stand before a prompt that places none."""
+    placed = "<image>" in prompt or ("<video>" in prompt and any(isinstance(image, Video) for image in images))
+    return prompt if placed else "<image>\n" * len(images) + prompt
+
+
+def _one_mark(turns: Sequence[Turn], images: Sequence[Picture]) -> list[Turn]:
+    """``<video>`` as ``<image>``, where there are videos; it must stand for one."""
+    if not any(isinstance(image, Video) for image in images):
+        return list(turns)
+    marks = [mark for turn in turns for mark in re.findall("<image>|<video>", turn.prompt)]
+    for i, (mark, image) in enumerate(zip(marks, images, strict=False)):
+        if mark == "<video>" and not isinstance(image, Video):
+            raise ValueError(f"picture {i + 1} is an image, and the prompt has <video> in its place; write <image>")
+    return [replace(turn, prompt=turn.prompt.replace("<video>", "<image>")) for turn in turns]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
@@ -18,6 +17,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.images import Picture
 from subtoken_train.functional.merging import Merge
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
@@ -213,20 +213,20 @@ class SubTokenModel:
             )
         return self.last
 
-    def inputs(self, prompt: str | Sequence[Turn], images: Sequence[Image.Image] = ()) -> dict[str, Tensor]:
+    def inputs(self, prompt: str | Sequence[Turn], images: Sequence[Picture] = ()) -> dict[str, Tensor]:
         """A prompt in the backbone's chat format (language models: the text itself), as ``generate`` takes it.
 
         Args:
-            prompt: what the user says, with ``<image>`` where an image stands (in front where it is left out), or the
-                turns of a conversation whose last answer is None.
-            images: in the order of their placeholders.
+            prompt: what the user says, with ``<image>`` where a picture stands, or ``<video>`` where a video does (in
+                front where it is left out), or the turns of a conversation whose last answer is None.
+            images: images and videos (``Video(frames, fps)``), in the order of their placeholders.
 
         Raises:
-            ValueError: placeholders and images that do not match.
+            ValueError: placeholders and images that do not match, or a video for a family that takes none.
         """
         return inputs_of(self.backbone.family, prompt, images)
 
-    def chat(self, prompt: str | Sequence[Turn], images: Sequence[Image.Image] = (), **settings: Any) -> str:
+    def chat(self, prompt: str | Sequence[Turn], images: Sequence[Picture] = (), **settings: Any) -> str:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
 
         At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise.

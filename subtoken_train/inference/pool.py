@@ -19,7 +19,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import load_family
+from subtoken_train.families.load import family_class, load_family
 from subtoken_train.families.lora import remove_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
@@ -95,10 +95,7 @@ class ModelPool:
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
-        source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
-        source = config.backbone if source is None else source
-        if config.merged:
-            source = replace(source, path=str(folder), revision=None)
+        source = _source(folder, config, backbone)
         changed = _with(config, reducer, selector, seed, str(path))
         family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
@@ -159,6 +156,25 @@ def load_backbone(
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer)
+
+
+def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
+    """The family of an adapter's backbone, or of a backbone, found without its weights; arguments as ``ModelPool.get``.
+
+    Raises:
+        ValueError: no such name.
+    """
+    folder = find_adapter(path, None)
+    if folder is None:
+        return family_class(BackboneConfig(path=str(path)))
+    return family_class(_source(folder, read_config(folder), backbone))
+
+
+def _source(folder: Path, config: AdapterConfig, backbone: BackboneConfig | str | None) -> BackboneConfig:
+    """Where the backbone of an adapter is read from."""
+    source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
+    source = config.backbone if source is None else source
+    return replace(source, path=str(folder), revision=None) if config.merged else source
 
 
 def _with(

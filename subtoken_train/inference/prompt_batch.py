@@ -99,6 +99,7 @@ def batch_from_inputs(
         images_per_sample_B=shown.images_per_sample_B,
         record_ids=[f"prompt {i}" for i in range(len(input_ids_BN))],
         image_grid_I3=shown.image_grid_I3,
+        seconds_I=shown.seconds_I,
     )
 
 

@@ -10,13 +10,20 @@ Dominant tokens are those that receive the most attention; of the rest, every fe
 join the target with the most similar key, and each target becomes target + mean of those that joined it (a sum, as
 released, not an average).
 
-Legend: T tokens of one image, C tower width, k kept tokens (of the functions: k dominant, c contextual tokens), d key
-width, R = T - k the rest.
+A picture in tiles (LLaVA-NeXT) is zipped tile by tile, each by its own class token, and without its newlines, as
+released (``visionzip/llava_arch.py``, read in the copy Fanziyang-v/VisionZip at 0247897). There every tile keeps as
+many tokens as any other, padding among them. Here the kept count is that of all the picture's placeholders, newlines
+among them, shared out over the tiles by their patches that show the picture: budgets of all reducers are alike, and
+padding, which has no placeholder, never stays.
+
+Legend: T tokens of one image, I tiles, C tower width, k kept tokens (of the functions: k dominant, c contextual
+tokens), d key width, R = T - k the rest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +68,56 @@ def contextual_tokens(tokens_RC: Tensor, keys_Rd: Tensor, targets_c: Tensor) -> 
 _CONTEXTUAL_OF_64 = 10
 
 
+def zipped(
+    tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, kept: int, classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose and merge, for ``kept`` tokens of which ``classes`` (0 or 1) is the class token.
+
+    Returns:
+        (places of the dominant tokens, ascending; places of the targets; merged tokens [c, C] of these).
+    """
+    contextual = kept * _CONTEXTUAL_OF_64 // 64
+    dominant = dominant_tokens(received_T, kept - contextual - classes)
+    rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
+    rest[dominant] = False
+    targets = contextual_targets(int(rest.sum()), contextual).to(tokens_TC.device)
+    merged_cC = contextual_tokens(tokens_TC[rest], keys_Td[rest], targets)
+    return dominant, rest.nonzero()[targets, 0], merged_cC
+
+
+def tile_shares(patches: list[int], kept: int) -> list[int]:
+    """``kept`` shared out over tiles by their patches (``kept`` <= all of them); roundings go to the first tiles."""
+    ends = [-(-kept * done // sum(patches)) for done in accumulate(patches, initial=0)]
+    return [after - before for before, after in pairwise(ends)]
+
+
+def zipped_tiles(
+    tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, cls_IC: Tensor, tiles_T: Tensor, kept: int
+) -> Tensor:
+    """What stays of a picture in tiles, [k, C], each tile zipped by itself.
+
+    Emitted in the release's order: the whole's class token, dominant and contextual ones; dominant ones of the other
+    tiles in the order of their placeholders; class tokens, tile after tile; contextual ones, alike. Newlines only stay
+    where the budget is more than all patches.
+    """
+    patches = torch.bincount(tiles_T[tiles_T >= 0], minlength=len(cls_IC)).tolist()
+    newlines = kept - min(kept, sum(patches))
+    rows, places, classes, merged = [], [], [], []
+    for tile, share in enumerate(tile_shares(patches, kept - newlines)):
+        if share:
+            own = (tiles_T == tile).nonzero()[:, 0]
+            dominant, _, merged_cC = zipped(tokens_TC[own], received_T[own], keys_Td[own], share, 1)
+            if tile == 0:
+                rows = [cls_IC[:1], tokens_TC[own[dominant]], merged_cC]
+            else:
+                places.append(own[dominant])
+                classes.append(cls_IC[tile : tile + 1])
+                merged.append(merged_cC)
+    if places:
+        rows += [tokens_TC[torch.cat(places).sort().values], *classes, *merged]
+    return torch.cat([*rows, tokens_TC[tiles_T < 0][:newlines]])
+
+
 @dataclass(frozen=True, kw_only=True)
 class VisionZip(TowerReducer):
     """VisionZip with ``keep_ratio`` tokens per image; ``keep_ratio`` 1 bypasses it."""
@@ -79,20 +136,15 @@ class VisionZip(TowerReducer):
         assert states.keys is not None
         tokens_TC, keys_Td = states.tokens[image], states.keys[image]
         kept = self.kept_tokens(len(tokens_TC))
-        contextual = kept * _CONTEXTUAL_OF_64 // 64
-        received_T = states.received[image]
         if states.cls is None:
-            received_T = received_T.masked_fill(read_T, torch.inf)
-        dominant = dominant_tokens(received_T, kept - contextual - (states.cls is not None))
-        rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
-        rest[dominant] = False
-        targets = contextual_targets(int(rest.sum()), contextual).to(tokens_TC.device)
-        merged_cC = contextual_tokens(tokens_TC[rest], keys_Td[rest], targets)
-        if states.cls is not None:
-            slots = torch.arange(len(tokens_TC), device=tokens_TC.device) < kept
-            return torch.cat([states.cls[image][None], tokens_TC[dominant], merged_cC]), slots
-        places = rest.nonzero()[targets, 0]
-        kept_TC = tokens_TC.index_copy(0, places, merged_cC)
-        slots = ~rest
-        slots[places] = True
-        return kept_TC[slots], slots
+            received_T = states.received[image].masked_fill(read_T, torch.inf)
+            dominant, places, merged_cC = zipped(tokens_TC, received_T, keys_Td, kept, 0)
+            slots = torch.zeros_like(read_T)
+            slots[dominant] = slots[places] = True
+            return tokens_TC.index_copy(0, places, merged_cC)[slots], slots
+        slots = torch.arange(len(tokens_TC), device=tokens_TC.device) < kept
+        if states.tiles is not None:
+            given = (tokens_TC, states.received[image], keys_Td, states.cls[image])
+            return zipped_tiles(*given, states.tiles[image], kept), slots
+        dominant, _, merged_cC = zipped(tokens_TC, states.received[image], keys_Td, kept, 1)
+        return torch.cat([states.cls[image][None], tokens_TC[dominant], merged_cC]), slots

@@ -56,9 +56,10 @@ def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPromp
             f"{family.model.config.model_type} is a language model, but data names instruction records; name a corpus "
             "in data.train (recipes/llama7b_quest25_s8k7.yaml shows one)"
         )
-    words = family.paper_text
+    words = family.nominal_text
     text = " + ".join(f"{count} {region}" for region, count in words.items())
-    note = f"{sum(words.values())} text tokens as in the paper ({text}), no answer"
+    as_in = "as in the paper" if words == family.paper_text else "as in the paper, but for the chat format"
+    note = f"{sum(words.values())} text tokens {as_in} ({text}), no answer"
     regions = {"system": words["system"], "visual": family.visual_tokens(), "query": words["query"]}
     return NominalPrompt("KV budget of a prompt with one image", note, "visual", regions)
 

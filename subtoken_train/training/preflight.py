@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from subtoken_train.datasets.collate import EncodedSample, encode
-from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
@@ -112,10 +112,12 @@ def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
         return None
 
 
-def first_sample(family: Family, records: InstructionRecords, max_length: int) -> EncodedSample:
-    """The first record as the loss sees it, by a family with its processor."""
+def first_sample(
+    family: Family, records: InstructionRecords, max_length: int, max_frames: int = MAX_FRAMES
+) -> EncodedSample:
+    """The first record as the loss sees it, by a family with its processor; ``max_frames`` of a video."""
     record = records[0]
-    images = [open_image(source, record.id) for source in record.images]
+    images = [open_picture(source, record.id, max_frames=max_frames) for source in record.images]
     return encode(record, family, max_length, images)
 
 

@@ -215,3 +215,11 @@ def test_adapters_are_read_strictly(capsys, vlm_adapter, tmp_path, change, words
     change(tensors)
     save_file(tensors, folder / "router.safetensors")
     assert words in error(capsys, "--adapter", folder, "--prompt", "hi")
+
+
+def test_videos_are_refused_before_weights_are_read(capsys, vlm_adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr("subtoken_train.cli.generate._load", lambda args: pytest.fail("weights were read"))
+    wanted = "llava takes images and no videos; give its frames as images, one <image> each"
+    assert wanted in error(capsys, "--adapter", vlm_adapter, "--video", tmp_path, "--prompt", "what ?")
+    frames = "--frames and --fps are of --video FOLDER"
+    assert frames in error(capsys, "--adapter", vlm_adapter, "--frames", 4, "--prompt", "what ?")

@@ -18,6 +18,7 @@ from subtoken_train.datasets.image_sources import MOST_PIXELS, EncodedImage, ins
 from subtoken_train.datasets.json_scan import scan_records
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.families.llava import LlavaFamily
 
 
 @pytest.fixture
@@ -76,11 +77,11 @@ def test_the_setting_is_a_key_of_the_data(folder):
     images = str(folder / "images")
     data = InstructionDataModule(path, image_folder=images, images_outside_folder=True)
     data.read()
-    assert len(data.check_images()) == 1
+    assert len(data.check_images(LlavaFamily)) == 1
     refusing = InstructionDataModule(path, image_folder=images)
     refusing.read()
     with pytest.raises(ValueError, match="lies outside of"):
-        refusing.check_images()
+        refusing.check_images(LlavaFamily)
 
 
 def test_questions_of_ones_own_stay_in_their_folder(folder):

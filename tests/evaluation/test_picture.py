@@ -10,6 +10,7 @@ from PIL import Image
 from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
 from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.helpers import make_batch
+from tests.support.next_tiny import next_family
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 
 RED = (200, 0, 0)
@@ -94,3 +95,8 @@ def test_qwen_grids_follow_the_image(tmp_path):
 def test_tokens_that_are_no_grid(tiny_family):
     with pytest.raises(ValueError, match="65 visual tokens are no square: this tower's class token is among them"):
         visual_grid(tiny_family, make_batch([(1, 6)], visual=65))
+
+
+def test_tiles_are_not_drawn():
+    with pytest.raises(ValueError, match="llava_next sees pictures in tiles, which are not drawn"):
+        visual_grid(next_family(), make_batch([(1, 6)]))

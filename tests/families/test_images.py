@@ -1,10 +1,11 @@
-"""Padding to a square."""
+"""Padding to a square, and what a video is."""
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from subtoken_train.families.images import pad_to_square, to_rgb
+from subtoken_train.families.images import Video, pad_to_square, to_rgb
 
 FILL = (10, 20, 30)
 
@@ -27,3 +28,31 @@ def test_a_square_image_is_returned_as_it_is():
 def test_what_is_no_image_is_refused_in_words(thing):
     with pytest.raises(ValueError, match=r"^image 1 is no image; open it with PIL first$"):
         to_rgb(thing, "image 1")
+
+
+def test_a_video_is_images_or_a_tensor_of_them():
+    frames = torch.randint(256, (3, 3, 4, 6), dtype=torch.uint8)
+    shown = Video(frames, 2)
+    assert (shown.size, shown.fps, len(shown.frames)) == ((4, 6), 2.0, 3)
+    assert all(np.array_equal(np.asarray(a), b.permute(1, 2, 0)) for a, b in zip(shown.frames, frames, strict=True))
+    assert Video(shown.frames, 2.0) == shown
+    assert Video([Image.new("L", (6, 4))]).frames[0].mode == "RGB"
+
+
+BAD = {
+    "has no frame; give at least one": ([], 1.0),
+    "several sizes, 6 x 4 and 4 x 6 pixels": ([Image.new("RGB", (6, 4)), Image.new("RGB", (4, 6))], 1.0),
+    "frame 1 of a video is no image": (["a.png"], 1.0),
+    "fps=0 of a video": ([Image.new("RGB", (6, 4))], 0),
+    "fps=nan of a video": ([Image.new("RGB", (6, 4))], float("nan")),
+    "fps='2' of a video": ([Image.new("RGB", (6, 4))], "2"),
+    r"torch.float32 \[2, 3, 4, 4\]; a uint8 tensor": (torch.zeros(2, 3, 4, 4), 1.0),
+    r"torch.uint8 \[2, 4, 4, 3\]; a uint8 tensor": (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), 1.0),
+    "hold no pixel": (torch.zeros(0, 3, 4, 4, dtype=torch.uint8), 1.0),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_what_is_no_video_is_refused_in_words(words):
+    with pytest.raises(ValueError, match=words):
+        Video(*BAD[words])

@@ -69,8 +69,8 @@ def only_sample(batch: Batch, index: int) -> Batch:
     shift = int(real.long().argmax()) if rank >= 0 else 0
     own = slice(first_image, first_image + images)
     grid = batch.image_grid_I3
-    if grid is not None:  # patches of all images in one row
-        patches = grid.prod(-1)
+    if grid is not None:  # patches, or tiles, of all images one after another
+        patches = grid[:, 0] if batch.pixel_values is not None and batch.pixel_values.dim() == 4 else grid.prod(-1)
         start = int(patches[:first_image].sum())
         own = slice(start, start + int(patches[own].sum()))
         grid = grid[first_image : first_image + images] if images else None

@@ -20,6 +20,7 @@ from typing import Any
 from PIL import Image
 
 from subtoken_train.datasets.image_sources import open_image
+from subtoken_train.datasets.video_sources import VideoSource
 from subtoken_train.evaluation.picture import dimmed
 from subtoken_train.evaluation.reporting.runs import ArmResults, Run
 from subtoken_train.evaluation.reporting.score_tables import anchor_of
@@ -64,8 +65,11 @@ class TaskFiles:
         """The sample's picture, or why there is none."""
         if len(sample.images) > 1:
             return None, f"the sample has {len(sample.images)} pictures: not drawn"
+        source = sample.images[0]
+        if isinstance(source, VideoSource):
+            return None, "the sample has a video: not drawn"
         try:
-            return open_image(sample.images[0]), ""
+            return open_image(source), ""
         except ValueError as error:
             return None, f"the picture is not available: {error}"
 

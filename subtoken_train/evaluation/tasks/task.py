@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from subtoken_train.datasets.image_sources import ImageSource
+from subtoken_train.datasets.video_sources import PictureSource
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.types import Turn
@@ -30,7 +30,7 @@ class Sample:
             chat format around it. Text tasks: the whole text, as the model reads it.
         reference: what the metric reads beside the prediction (answers, choices, category, ...); JSON values only,
             because it is stored with the prediction.
-        images: in the order of their placeholders; opened when a batch needs them.
+        images: images and videos in the order of their placeholders; opened when a batch needs them.
         choices: continuations whose log-likelihoods are asked; empty: the answer is generated.
         context_characters: text tasks: how much of ``prompt``, from its start, may be compressed; None: the default
             split (``inference.prompts.context_tokens``).
@@ -43,7 +43,7 @@ class Sample:
     id: str
     prompt: str
     reference: Mapping[str, Any]
-    images: tuple[ImageSource, ...] = ()
+    images: tuple[PictureSource, ...] = ()
     choices: tuple[str, ...] = ()
     context_characters: int | None = None
     max_new_tokens: int = 16

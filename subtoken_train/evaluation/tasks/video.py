@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.datasets.image_sources import SUFFIXES
+from subtoken_train.datasets.video_sources import evenly_spaced
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
@@ -59,19 +59,6 @@ class VideoTask(Task):
         """The images of each video, in order (``evenly_spaced``); each folder is listed once."""
         folder = Path(task_source(self)) / FRAMES
         return {video: tuple(evenly_spaced(folder / video, self.frames)) for video in dict.fromkeys(videos)}
-
-
-def evenly_spaced(folder: Path, count: int) -> list[Path]:
-    """``count`` images of a folder, at the middles of as many equal parts of its listing by name; all where fewer.
-
-    Raises:
-        ValueError: there is no image.
-    """
-    names = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
-    if not names:
-        raise ValueError(f"{folder} has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 {folder}/%06d.jpg")
-    taken = min(count, len(names))
-    return [names[(2 * part + 1) * len(names) // (2 * taken)] for part in range(taken)]
 
 
 def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subtoken_train.datasets.image_sources import compare_images, open_image
+from subtoken_train.datasets.video_sources import PictureSource, VideoSource, first_frame
 from subtoken_train.evaluation.tasks.file_rows import unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -74,13 +75,20 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
                 f"task {task.name}, sample {sample.id!r}: context_characters {sample.context_characters} lies outside "
                 f"its prompt of {len(sample.prompt)}"
             )
-    named = dict.fromkeys(str(image) for sample in samples for image in sample.images if isinstance(image, Path))
+    named = dict.fromkeys(str(path) for sample in samples for image in sample.images for path in _files(image))
     missing = [name for folder in compare_images(named, Path(), outside=True) for name in folder.missing]
     if missing:
         raise ValueError(
             f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
             f"{task.where}"
         )
+
+
+def _files(image: PictureSource) -> tuple[Path, ...]:
+    """What must be there: a file, the files of a video or their folder."""
+    if isinstance(image, VideoSource):
+        return (image.frames,) if isinstance(image.frames, Path) else image.frames
+    return (image,) if isinstance(image, Path) else ()
 
 
 def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
@@ -91,4 +99,4 @@ def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
     """
     seen = [sample for sample in samples if sample.images]
     step = max(1, len(seen) // _OPENED)
-    return [open_image(sample.images[0]).size for sample in seen[::step][:_OPENED]]
+    return [open_image(first_frame(sample.images[0])).size for sample in seen[::step][:_OPENED]]

@@ -1,7 +1,8 @@
-"""What a task asks, within LLaVA's conversation: the reference's own words, but for its system text."""
+"""What a task asks, within LLaVA's conversation modes: the reference's own words."""
 
 import pytest
 
+from subtoken_train.families.llava_chat import LlavaChat
 from subtoken_train.types import Turn
 from tests.support.vqa_cases import reference_cases
 
@@ -21,24 +22,26 @@ def test_a_question(tiny_family):
     assert rendered(tiny_family, [Turn(ASKED)]) == f"USER: {ASKED} ASSISTANT:"
 
 
-def test_reference_conversations(shared, tiny_family):
+@pytest.mark.parametrize("mode", ["vicuna_v1", "llava_v1", "plain"])
+def test_reference_conversations(shared, tiny_family, mode):
     cases = [case for case in reference_cases(shared, "prompts") if case["task"] == "llava_conversation"]
-    compared = 0
+    cases = [case for case in cases if case["conv_mode"] == mode]
+    assert cases
     for case in cases:
         said = case.get("turns") or [case["user_text"], None]
-        words = said[0].removeprefix("<image>\n")
-        if case["conv_mode"] != "vicuna_v1" or words != words.strip():
-            continue
         turns = [Turn(prompt, answer) for prompt, answer in zip(said[::2], said[1::2], strict=True)]
-        expected = case["prompt"].removeprefix(SYSTEM)
-        assert expected != case["prompt"]
-        assert rendered(tiny_family, turns) == expected.replace("</s>", tiny_family.tokenizer.eos_token)
-        compared += 1
-    assert compared
+        chat = LlavaChat(mode, "vicuna_v1" if mode == "vicuna_v1" else "none")
+        assert chat.render(turns, "<image>", "", "</s>").text == case["prompt"]
+        if mode == "vicuna_v1":
+            expected = case["prompt"].removeprefix(SYSTEM)
+            assert expected != case["prompt"]
+            assert rendered(tiny_family, turns) == expected.replace("</s>", tiny_family.tokenizer.eos_token)
 
 
-def test_space_around_a_question_is_stripped(tiny_family):
-    assert rendered(tiny_family, [Turn("<image>\n why? ")]) == "USER: <image>\nwhy? ASSISTANT:"
+def test_space_around_a_question_is_kept(tiny_family):
+    assert rendered(tiny_family, [Turn("<image>\n why? ")]) == "USER: <image>\n why?  ASSISTANT:"
+    assert rendered(tiny_family, [Turn("\twhy?\n")]) == "USER: \twhy?\n ASSISTANT:"
+    assert rendered(tiny_family, [Turn(" why? <image> ")]) == "USER: <image>\nwhy? ASSISTANT:"  # as LLaVA moves it
 
 
 @pytest.mark.parametrize("images", [0, 2])

@@ -1,0 +1,199 @@
+"""LLaVA-NeXT (LLaVA-1.6; Vicuna or Mistral) in the transformers 5 format: pictures of any resolution in CLIP tiles.
+
+A picture's placeholders are the patches of the whole, then row after row of patches and a newline each (``tiles.py``).
+Newlines are visual rows, as transformers' placeholders and FastV's span of image tokens have them: they are ranked,
+dropped, routed and evicted like patches. To a tower reducer they are tokens that receive no attention, of no tile.
+
+Legend: I tiles of a picture, P patches of a tile, T placeholders of a picture (of all pictures where states are
+projected), C width of the tower's tokens, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, MistralConfig
+
+from subtoken_train.families.family import GivenImages
+from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.llava_chat import LlavaChat
+from subtoken_train.families.text_configs import llama_config, mistral_instruct_config
+from subtoken_train.families.tile_inputs import joined_tiles, pictures_per_sample
+from subtoken_train.families.tiles import TileLayout
+from subtoken_train.types import APACHE, Batch, Licence, TowerStatistics, VisualStates
+
+
+class LlavaNextFamily(LlavaFamily):
+    """``LlavaNextForConditionalGeneration`` behind the family interface.
+
+    A layout's row is (tiles, height, width of the picture in pixels); pixel values are the tiles of all pictures.
+    """
+
+    name = "llava_next"
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "llava-hf/llava-v1.6-vicuna-7b-hf": lambda: _published(llama_config(32064, 4096, 11008, 32, 32)),
+        "llava-hf/llava-v1.6-vicuna-13b-hf": lambda: _published(llama_config(32064, 5120, 13824, 40, 40)),
+        "llava-hf/llava-v1.6-mistral-7b-hf": lambda: _published(mistral_instruct_config(32064)),
+    }
+    licences: ClassVar[dict[str, Licence]] = {
+        "llava-hf/llava-v1.6-vicuna-7b-hf": Licence("llama2"),
+        "llava-hf/llava-v1.6-vicuna-13b-hf": Licence("llama2"),
+        "llava-hf/llava-v1.6-mistral-7b-hf": APACHE,
+    }
+    image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+    # four tiles and the whole: the 2,880 patches of the papers, and 48 newlines
+    nominal_image = (672, 672)
+    chooses_chat = False
+    in_tiles = True
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        super().__init__(model, processor)
+        if model.config.vision_feature_select_strategy != "default":
+            raise ValueError(
+                f"vision_feature_select_strategy {model.config.vision_feature_select_strategy!r} of llava_next is not "
+                "supported: a class token has no place among the rows of patches; use default"
+            )
+        self.layout = TileLayout.of(model.config)
+        mistral = model.config.text_config.model_type == "mistral"
+        # by the kind of language model, as the published templates; LLaVA takes llava_v1 for v1.6 on Vicuna
+        self.chat = LlavaChat("mistral_instruct" if mistral else "llava_v1")
+
+    @property
+    def nominal_text(self) -> dict[str, int]:
+        """Our reading: LLaVA-1.5's, under the system text; ``<s>[INST]`` alone for Mistral."""
+        return super().nominal_text if self.chat.system_text else {**self.paper_text, "system": 5}
+
+    def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
+        """Patches and newlines of a picture of (height, width) pixels."""
+        return self.layout.placeholders(image_size or self.nominal_image)
+
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Pictures are scaled to the resolutions of the configuration.
+
+        Raises:
+            ValueError: always.
+        """
+        resolutions = ", ".join(f"{high} x {wide}" for high, wide in self.layout.resolutions)
+        raise ValueError(f"max_pixels={max_pixels}: llava_next scales images to {resolutions}; remove max_pixels")
+
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
+        """The tiles of all pictures, [tiles, 3, H, W], the whole of each picture first, and the layouts.
+
+        Raises:
+            ValueError: the image processor cuts other tiles than the model takes.
+        """
+        made = [self.processor.image_processor(image, return_tensors="pt")["pixel_values"][0] for image in images]
+        layouts = torch.tensor(
+            [[len(tiles), image.height, image.width] for tiles, image in zip(made, images, strict=True)]
+        )
+        pixels = torch.cat(made)
+        self._check_tiles(pixels, layouts)
+        return pixels, layouts
+
+    def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
+        """Tiles as transformers' processor pads them, [pictures, most tiles, 3, H, W], or one after another."""
+        pixels, sizes = given.get("pixel_values"), given.get("image_sizes")
+        if pixels is None and sizes is None:
+            return GivenImages(None, None, visual_BN.sum(-1) * 0)
+        if pixels is None or sizes is None or pixels.dim() not in (4, 5) or sizes.dim() != 2 or sizes.shape[1] != 2:
+            raise ValueError(
+                "pixel_values of llava_next must be [images, tiles, 3, height, width] or [tiles, 3, height, width], "
+                "with image_sizes [images, 2]; pass the processor's whole output"
+            )
+        tiles = [self.layout.tiles(size) for size in sizes.tolist()]
+        if pixels.dim() == 5:
+            if len(pixels) != len(tiles):
+                raise ValueError(f"pixel_values of {len(pixels)} images but image_sizes of {len(tiles)}")
+            pixels = joined_tiles(pixels, tiles)
+        layouts = torch.cat([torch.tensor(tiles, device=sizes.device)[:, None], sizes.long()], 1)
+        self._check_tiles(pixels, layouts)
+        tokens = [self.layout.placeholders(size) for size in sizes.tolist()]
+        return GivenImages(pixels, layouts, pictures_per_sample(tokens, visual_BN))
+
+    def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
+        """By the names of transformers' processor; its model takes tiles one after another too."""
+        assert grid_I3 is not None
+        return {"pixel_values": pixels, "image_sizes": grid_I3[:, 1:]}
+
+    def image_bytes(self) -> int:
+        """Bytes of the nominal picture's tiles, fp32."""
+        return self.layout.tiles(self.nominal_image) * super().image_bytes()
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """As LLaVA's, for each tile: they run through the tower together."""
+        tile = super().image_bytes()
+        return pixel_bytes // tile * super().tower_bytes(tile)
+
+    @torch.no_grad()
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+        """CLIP's hidden states of every picture's patches in the order of its placeholders, newlines among them.
+
+        One channel more says what a token is: 0 a patch, 1 a newline, whose other channels are 0. There are as many
+        class tokens as tiles, and each patch's statistics are those of its own tile.
+        """
+        states = super().visual_states(batch, statistics)
+        if states is None:
+            return None
+        assert batch.image_grid_I3 is not None
+        layouts = batch.image_grid_I3.tolist()
+        counts = [tiles for tiles, _, _ in layouts]
+
+        def packed(each: list[Tensor], end: float) -> list[Tensor]:
+            """Of every tile [P, C], of every picture [T, C]; ``end`` stands in a newline's last channel."""
+            newline_C = each[0].new_zeros(each[0].shape[-1])
+            newline_C[-1] = end
+            pictures = torch.stack(each).split(counts)
+            return [self.layout.pack(own, row[1:], newline_C) for own, row in zip(pictures, layouts, strict=True)]
+
+        tokens = packed([pad(tile_PC, (0, 1)) for tile_PC in states.tokens], 1)
+        if states.received is None or states.keys is None or states.cls is None:
+            return VisualStates(tokens)
+        numbers = [torch.full_like(states.received[0], place) for count in counts for place in range(count)]
+        received, tiles = (
+            [picture_T1[:, 0] for picture_T1 in packed([tile_P[:, None] for tile_P in each], end)]
+            for each, end in ((states.received, 0), (numbers, -1))
+        )
+        classes = list(pad(torch.stack(states.cls), (0, 1)).split(counts))
+        return VisualStates(tokens, classes, received, packed(states.keys, 0), tiles=[each.long() for each in tiles])
+
+    def project(self, states_TC: Tensor) -> Tensor:
+        """The multi-modal projector for patches, and the newline embedding."""
+        features_TD = super().project(states_TC[:, :-1].contiguous())
+        newline_D = self.model.model.image_newline.to(features_TD)
+        return torch.where(states_TC[:, -1:].bool(), newline_D, features_TD)
+
+    def _check_tiles(self, pixels: Tensor, layouts_I3: Tensor) -> None:
+        """Raise a worded ``ValueError`` unless the tiles are those that the model takes."""
+        side, rows = self.layout.side, layouts_I3.tolist()
+        expected = [self.layout.tiles(size) for _, *size in rows]
+        if tuple(pixels.shape[1:]) != (3, side, side) or len(pixels) != sum(expected):
+            raise ValueError(
+                f"{len(pixels)} tiles of {tuple(pixels.shape[1:])} but this llava_next takes {sum(expected)} of "
+                f"{(3, side, side)} for images of {[tuple(size) for _, *size in rows]}; use the processor of the "
+                "same checkpoint"
+            )
+        if [count for count, *_ in rows] != expected:
+            raise ValueError(f"the image processor cuts {rows} tiles but the model {expected}")
+
+
+def _published(text: LlamaConfig | MistralConfig) -> LlavaNextConfig:
+    vision = CLIPVisionConfig(
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        image_size=336,
+        patch_size=14,
+        projection_dim=768,
+    )
+    return LlavaNextConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=32000,
+        vision_feature_layer=-2,
+        vision_feature_select_strategy="default",
+    )

@@ -1,0 +1,120 @@
+"""A random tiny LLaVA-NeXT of the real classes, on Llama (as Vicuna) or Mistral, and records for it.
+
+Tiles of 24 x 24 pixels are 3 x 3 patches. The matrix's weights are large enough that a wrong place or order shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextProcessor,
+    MistralConfig,
+)
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+from checkpoints.tiny_llava import build_tokenizer
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.records import Record
+from subtoken_train.families.llava_next import LlavaNextFamily
+from subtoken_train.types import Batch, Turn
+
+SIDE, PATCH = 24, 8
+RESOLUTIONS = [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]
+SIZES = ((30, 50), (61, 17), (24, 71), (47, 49))
+"""(height, width) of the test images in pixels."""
+TOKENS = (37, 45, 39, 51)
+MISTRAL_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' }}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}{% endfor %}"
+    "{{ ' [/INST]' }}{% else %}{{ ' ' + message['content'][0]['text'] + '</s> ' }}{% endif %}{% endfor %}"
+)
+"""As llava-v1.6-mistral-7b-hf publishes it (the tokenizer adds <s> there)."""
+
+
+def next_processor(template: str | None = None) -> LlavaNextProcessor:
+    """transformers' processor with the PIL image processor."""
+    image_processor = LlavaNextImageProcessorPil(
+        size={"shortest_edge": SIDE},
+        crop_size={"height": SIDE, "width": SIDE},
+        image_grid_pinpoints=RESOLUTIONS,
+    )
+    return LlavaNextProcessor(
+        image_processor,
+        build_tokenizer(),
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+        chat_template=template,
+    )
+
+
+def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> LlavaNextFamily:
+    """Three decoder layers of four query heads; ``kind`` is ``llama`` or ``mistral``."""
+    torch.manual_seed(seed)
+    tokenizer = build_tokenizer()
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=SIDE,
+        patch_size=PATCH,
+        projection_dim=32,
+        initializer_range=0.2,
+    )
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    text = LlamaConfig(**sizes) if kind == "llama" else MistralConfig(**sizes, sliding_window=None)
+    config = LlavaNextConfig(
+        vision_config=vision, text_config=text, image_token_index=4, image_grid_pinpoints=RESOLUTIONS, **settings
+    )
+    return LlavaNextFamily(LlavaNextForConditionalGeneration(config).eval(), next_processor(MISTRAL_TEMPLATE))
+
+
+def next_images() -> list[Image.Image]:
+    """Noise of the test sizes."""
+    drawn = []
+    for i, (height, width) in enumerate(SIZES):
+        noise = torch.randint(256, (height, width, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
+        drawn.append(Image.fromarray(noise.numpy()))
+    return drawn
+
+
+def next_records(folder: Path) -> list[Record]:
+    """One image; three of different sizes in two turns; text only."""
+    paths = [folder / f"{i}.png" for i in range(len(SIZES))]
+    for path, image in zip(paths, next_images(), strict=True):
+        image.save(path)
+    turns = [Turn("<image>\nwhat is left ?", "red"), Turn("<image><image>\nand now ?", "blue")]
+    return [
+        Record("one", paths[:1], [Turn("<image>\nwhat is left ?", "the red")]),
+        Record("three", paths[1:], turns),
+        Record("text", [], [Turn("what is left ?", "blue")]),
+    ]
+
+
+def next_batch(
+    family: LlavaNextFamily, records: list[Record], pad_left: bool = False, generation: bool = False
+) -> Batch:
+    """The records as a padded batch."""
+    return Collator(family, 512, "left" if pad_left else "right", generation)(records)
