@@ -111,7 +111,7 @@ def _keep_ratio(cli: RecipeCLI) -> float:
 
     routing, reducer = cli.model.routing_config, cli.model.reducer_config
     assert routing is not None
-    if not (reducer.name == "fastv" and reducer.stage == "decoder"):
+    if reducer.stage != "decoder":
         return KVBudget(reducer.keep_ratio, routing.num_groups, routing.kept_groups).total_kv_fraction
     parts = lay_out(cli.model)
     prompt = nominal_prompt(parts.family, cli.datamodule)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
@@ -41,12 +42,9 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
     if not parts.reducer.fixed_count:
         yield "matched anchor: none, images keep different numbers of tokens; these bytes are the most that stay"
         return
-    yield f"matched anchor: {_anchor_words(equal_bytes_anchor(parts, ledger, prompt), prompt)}"
-    if parts.reducer.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
-        try:
-            words = _anchor_words(nominal_anchor(parts, prompt), prompt)
-        except ValueError as error:
-            words = str(error)
+    yield f"matched anchor: {_words_of(prompt, partial(equal_bytes_anchor, parts, ledger, prompt))}"
+    if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
+        words = _words_of(prompt, partial(nominal_anchor, parts, prompt))
         yield f"at the nominal {_percent(budget_of(parts).total_kv_fraction)} of all layers: {words}"
 
 
@@ -69,9 +67,14 @@ def _total_line(name: str, ledger: Ledger, region: str | None) -> str:
     return f"{name}: {_size(payload)} of {_size(dense)}, {_percent(payload / dense)}{note}"
 
 
-def _anchor_words(anchor: Anchor, prompt: NominalPrompt) -> str:
+def _words_of(prompt: NominalPrompt, solve: Callable[[], Anchor]) -> str:
+    """An anchor in words, or why there is none."""
+    try:
+        anchor = solve()
+    except ValueError as error:
+        return str(error)
     return (
-        f"{anchor.kept_tokens} of {anchor.tokens} {prompt.region} tokens, every group "
+        f"{anchor.words} of {anchor.tokens} {prompt.region} tokens, every group "
         f"(keep_ratio {anchor.keep_ratio:g}), {_percent(anchor.fraction)}"
     )
 

@@ -48,7 +48,7 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
 def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
     reducer = parts.reducer
     most = "" if reducer.fixed_count else "at most "
-    kept = f"{most}{reducer.kept_tokens(prompt.tokens)} of {prompt.tokens}"
+    kept = f"{most}{reducer.kept_words(prompt.tokens, parts.family.shape.num_layers)} of {prompt.tokens}"
     return ", ".join(filter(None, [f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})", reducer.words]))
 
 

@@ -66,7 +66,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
         check_resumable(resume, cli.trainer, here)
         say_what_is_resumed(cli, resume, note)
     prompt = nominal_prompt(family, cli.datamodule)
-    parts.reducer.kept_tokens(prompt.tokens)
+    parts.reducer.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
     cli.datamodule.rehearse(family, cli.trainer)
     if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
         print(line, file=sys.stderr)

@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.functional.causal_attention import causal_attention
-from subtoken_train.reducers.base import ContextReducer, ContextView
+from subtoken_train.reducers.context import ContextReducer, ContextView
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region
 

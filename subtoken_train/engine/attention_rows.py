@@ -5,6 +5,8 @@ Legend: B batch, N positions, R attending rows, D model width, H query heads, h 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
@@ -33,7 +35,7 @@ def attention_row(
         row_B: index of the query row of each sample; negative rows are read as 0 (their result is meaningless).
     """
     with gathered_weights(family.decoder.layers[layer]):
-        attention = _LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
+        attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
         return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1)
 
 
@@ -82,7 +84,7 @@ def region_attention(
         position_ids: of the rows, [B, N] or [3, B, N].
         region_BN: the attending rows, bool; a sample without any gets zeros.
     """
-    attention = _LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
+    attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
     index_BR, valid_BR = kept_index(region_BN, pad_left=False)
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
     for start in range(0, index_BR.shape[1], ROW_BLOCK):
@@ -91,8 +93,11 @@ def region_attention(
     return total_BN / valid_BR.sum(1, keepdim=True).clamp(min=1)
 
 
-class _LayerAttention:
-    """A layer's rotated keys, and the attention of any rows over them."""
+class LayerAttention:
+    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``attention_row``.
+
+    A sharded layer's weights must be whole.
+    """
 
     def __init__(
         self, family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor
@@ -107,6 +112,21 @@ class _LayerAttention:
 
     def rows(self, index_BR: Tensor) -> Tensor:
         """Head-mean attention of rows ``index_BR`` over all positions, [B, R, N] in fp32."""
+        return self.heads(index_BR).mean(1)
+
+    @torch.no_grad()
+    def blocks(self, marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Attention of marked rows, see ``AttentionBlocks``; one block at least."""
+        index_BR, valid_BR = kept_index(marks_BN, pad_left=False)
+        if not index_BR.shape[1]:  # nothing is marked: a row that does not count
+            valid_BR = marks_BN[:, :1]
+            index_BR = valid_BR.long()
+        for start in range(0, index_BR.shape[1], ROW_BLOCK):
+            block = slice(start, start + ROW_BLOCK)
+            yield self.heads(index_BR[:, block]), valid_BR[:, block]
+
+    def heads(self, index_BR: Tensor) -> Tensor:
+        """Attention of rows ``index_BR`` over all positions, [B, H, R, N] in fp32."""
         query = self.family.query_heads(self.layer, take_rows(self.normed_BND, index_BR))
         places = take_rows(self.cos, index_BR), take_rows(self.sin, index_BR)
         query_BHRd, _ = self.family.rotate(query, query, places)
@@ -118,4 +138,4 @@ class _LayerAttention:
         # a row that sees nothing (an all-padding sample) would be NaN; it sees itself instead
         allowed_BRN = allowed_BRN | (columns_N == index_BR[..., None])
         masked: Tensor = scores_BHRN.float().masked_fill(~allowed_BRN[:, None], -torch.inf)
-        return masked.softmax(-1).mean(1)
+        return masked.softmax(-1)

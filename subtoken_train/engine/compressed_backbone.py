@@ -5,6 +5,7 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -14,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
-from subtoken_train.engine.attention_rows import attention_row, scouted_row
+from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.engine.chunks import Chunks
-from subtoken_train.engine.modes import evaluation_mode
+from subtoken_train.engine.cuts import CutCourse
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, routing_state, rows_read
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
 from subtoken_train.families.family import Family
@@ -24,7 +25,9 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger
-from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, TowerReducer
+from subtoken_train.reducers.base import RankingReducer, Reducer, TowerReducer
+from subtoken_train.reducers.context import ContextReducer
+from subtoken_train.reducers.staged import DecoderReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, Region, VisualStates
@@ -52,7 +55,12 @@ class CompressedBackbone(nn.Module):
                 reducer.check_ranks()
             attention = [layer.self_attn for layer in family.decoder.layers]
             self._hooks = bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
-            bank.freeze_below(reducer.cut_layer)
+            bank.freeze_below(self.cut_layer)
+
+    @property
+    def cut_layer(self) -> int:
+        """First layer that sees a reduced set and routes; below it every token stays whole."""
+        return self.reducer.cut_layer(self.family.shape.num_layers)
 
     @property
     def active_routing(self) -> RoutingConfig | None:
@@ -72,15 +80,18 @@ class CompressedBackbone(nn.Module):
         anew = isinstance(reducer, TowerReducer) and reducer.acts and not reducer.keeps_places
         return anew and self.family.tower_positions == "renumber"
 
-    def promised_fraction(self, tokens: int, kept: int, key_channels: float = 1.0) -> float:
+    def promised_fraction(self, samples: Sequence[int], key_channels: float = 1.0) -> float:
         """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
 
-        ``kept`` of ``tokens`` are what the reducer leaves, with ``key_channels`` of their keys.
+        Args:
+            samples: tokens of each one's compressed region, before the reducer.
+            key_channels: share of their keys that stays.
         """
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
-        shape, cut = self.family.shape, self.reducer.cut_layer
-        budget = replace(self.group_budget, key_channels=key_channels)
-        return nominal_ledger(shape, {region: tokens}, budget, cut, kept).fraction(region)
+        shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels)
+        layers = [self.reducer.layer_tokens(tokens, shape.num_layers) for tokens in samples if tokens]
+        kept = [sum(counts) for counts in zip(*layers, strict=True)]
+        return nominal_ledger(shape, {region: sum(samples)}, budget, self.cut_layer, kept or None).fraction(region)
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
@@ -118,7 +129,7 @@ class CompressedBackbone(nn.Module):
             assert states is not None
             hidden, keep = self._tower_reduced(reducer, batch, rows, states)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)
-            result = self._routed_span(call, take_rows(hidden, gather), rows, [], 0)
+            result = self._routed_span(call, take_rows(hidden, gather), rows, 0)
         else:
             hidden = family.embed(batch, states)
             result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
@@ -130,16 +141,17 @@ class CompressedBackbone(nn.Module):
         if self.splits and (not neutral or self.active_routing is not None):
             return self._context_split(call, hidden, rows, None if neutral else reducer)
         if neutral:
-            return self._routed_span(call, hidden, rows, [], reducer.cut_layer)
-        assert isinstance(reducer, RankingReducer)
+            return self._routed_span(call, hidden, rows, self.cut_layer)
         if reducer.stage == "embeds":
+            assert isinstance(reducer, RankingReducer)
             size = None if call.chunks is None else call.chunks.size
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
             keep, rank = reducer.select(
                 reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, size, rows.deep_nBMD))
             )
             rows, gather = rows.take(keep, call.pad_left)
-            return self._routed_span(call, take_rows(hidden, gather), rows, [], 0, rank)
+            return self._routed_span(call, take_rows(hidden, gather), rows, 0, rank)
+        assert isinstance(reducer, DecoderReducer)
         return self._decoder_reduced(reducer, call, hidden, rows)
 
     def logits(self, result: PromptPass, rows_BM: Tensor | None = None) -> Tensor:
@@ -152,7 +164,7 @@ class CompressedBackbone(nn.Module):
         batch, cache, regions = call.batch, call.cache, rows.regions_BM
         if not bool((regions == Region.CONTEXT).any()):
             if bool((batch.labels_BN == IGNORE_INDEX).all()):  # prompts too short to have a context
-                return self._routed_span(call, hidden, rows, [], 0)
+                return self._routed_span(call, hidden, rows, 0)
             raise ValueError(
                 f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
                 "reducer and routers need packed text (data.train) or prompts with a context"
@@ -179,39 +191,40 @@ class CompressedBackbone(nn.Module):
         keep[visual] = slots
         return family.place(batch, family.project(torch.cat(merged.tokens)), keep), keep
 
-    def _decoder_reduced(self, reducer: RankingReducer, call: PassCall, hidden: Tensor, rows: Rows) -> PromptPass:
-        """Layers below the cut see every row; the ranking is the attention of the last of them."""
-        family, cut, batch = self.family, reducer.cut_layer, call.batch
-        last = cut - 1
-        hidden = self._layers(call, hidden, rows, 0, last)
-        with evaluation_mode(family.decoder.layers[last]):
-            row = attention_row(family, last, hidden, rows.visible_BM, rows.position, batch.rank_position_B)
-        hidden = self._layers(call, hidden, rows, last, cut)
-        keep, rank = reducer.select(reducer_view(batch, lambda _: row))
-        kept, gather = rows.take(keep, call.pad_left)
-        return self._routed_span(call, take_rows(hidden, gather), kept, [(0, cut, rows)], cut, rank)
+    def _decoder_reduced(self, reducer: DecoderReducer, call: PassCall, hidden: Tensor, rows: Rows) -> PromptPass:
+        """Stretches of layers on ever fewer rows; below the first cut nothing is routed."""
+        ranked = self.bank is not None and self.bank.config.budget == "ranked"
+        course, start = CutCourse(self.family, reducer, call, hidden, ranked or not reducer.acts), 0
+        spans: list[tuple[int, int, Rows]] = []
+        state: RoutingState | None = None
+        rank: Tensor | None = None
+        for cut in course.layers:
+            given = self._layers(call, hidden, rows, start, cut - 1, state=state)
+            hidden = self._layers(call, given, rows, cut - 1, cut, state=state)
+            spans.append((start, cut, rows))
+            if not course.keeps_all(cut):
+                rows, hidden, rank = course.cut(cut, given, hidden, rows)
+            start = cut
+            if self.bank is not None:
+                state = routing_state(call.batch, rows, rank, before=state)
+        depth = self.family.shape.num_layers
+        hidden = self._layers(call, hidden, rows, start, depth, state=state)
+        return PromptPass(hidden, rows, [*spans, (start, depth, rows)], state)
 
     def _routed_span(
-        self,
-        call: PassCall,
-        hidden: Tensor,
-        rows: Rows,
-        spans: list[tuple[int, int, Rows]],
-        start: int,
-        rank_BN: Tensor | None = None,
+        self, call: PassCall, hidden: Tensor, rows: Rows, start: int, rank_BN: Tensor | None = None
     ) -> PromptPass:
-        """Run the layers from ``start`` on under routing; layers before it must have run (``spans``).
+        """All layers on the same rows, those from ``start`` on under routing.
 
         ``rank_BN`` is the reducer's rank of every row of the unreduced sequence.
         """
-        depth = self.family.shape.num_layers
-        if not spans and start:  # nothing was cut: the layers below still run unrouted
+        depth, spans = self.family.shape.num_layers, []
+        if start:
             hidden = self._layers(call, hidden, rows, 0, start)
             spans = [(0, start, rows)]
-        spans = [*spans, (start, depth, rows)]
         state = None if self.bank is None else routing_state(call.batch, rows, rank_BN)
         hidden = self._layers(call, hidden, rows, start, depth, state=state)
-        return PromptPass(hidden, rows, spans, state)
+        return PromptPass(hidden, rows, [*spans, (start, depth, rows)], state)
 
     def _layers(
         self,

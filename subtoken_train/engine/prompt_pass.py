@@ -87,7 +87,13 @@ def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
 
 
-def routing_state(batch: Batch, rows: Rows, rank_BN: Tensor | None = None, deferred: bool = False) -> RoutingState:
+def routing_state(
+    batch: Batch,
+    rows: Rows,
+    rank_BN: Tensor | None = None,
+    deferred: bool = False,
+    before: RoutingState | None = None,
+) -> RoutingState:
     """What the routers read of a pass over ``rows``.
 
     Args:
@@ -95,8 +101,10 @@ def routing_state(batch: Batch, rows: Rows, rank_BN: Tensor | None = None, defer
         rows: of the pass.
         rank_BN: the reducer's rank of every row of the unreduced sequence; None where it ranks nothing.
         deferred: see ``routing/bank.py``.
+        before: of the layers below, which ran on other rows; what they did is noted together.
     """
     regions = rows.regions_BM
+    noted = {} if before is None else {"masks": before.masks, "choices": before.choices}
     return RoutingState(
         routed_BN=in_compressed_region(regions),
         query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
@@ -104,6 +112,7 @@ def routing_state(batch: Batch, rows: Rows, rank_BN: Tensor | None = None, defer
         sample_seed_B=sample_seeds(batch.record_ids, regions.device),
         rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),
         deferred={} if deferred else None,
+        **noted,
     )
 
 

@@ -79,12 +79,12 @@ class RunRecord:
             context_tokens: a language model's context; None: the compressed region is an image.
         """
         before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
-        kept = backbone.reducer.kept_tokens(before)
+        kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
         return cls(
             arm=arm,
             visual_tokens=f"{kept}/{before}",
             groups=groups_words(backbone.active_routing),
-            nominal_kv=backbone.promised_fraction(before, kept, answers.compression.key_channels),
+            nominal_kv=backbone.promised_fraction([before], answers.compression.key_channels),
             realised_kv=answers.realised,
             eviction=answers.compression.label,
             kv_bytes=answers.total("kv_bytes"),

@@ -132,9 +132,7 @@ def report(
 
 def _nominal(backbone: CompressedBackbone, regions_PN: Tensor, key_channels: float) -> float:
     """Share of the compressed region that the budget promises."""
-    counts, reducer = in_compressed_region(regions_PN).sum(-1).tolist(), backbone.reducer
-    kept = sum(reducer.kept_tokens(count) for count in counts if count)
-    return backbone.promised_fraction(sum(counts), kept, key_channels)
+    return backbone.promised_fraction(in_compressed_region(regions_PN).sum(-1).tolist(), key_channels)
 
 
 def _plan_bytes(layer: LayerPlan) -> int:

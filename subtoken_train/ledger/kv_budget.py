@@ -8,6 +8,7 @@ the 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -38,6 +39,27 @@ def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False
     check_keep_ratio(keep_ratio)
     rounded = math.ceil if round_up else math.floor
     return min(tokens, max(1, rounded(exact(keep_ratio) * tokens)))
+
+
+def ratio_above_cut(share: Fraction, num_layers: int, cut_layer: int) -> Fraction:
+    """What layers from ``cut_layer`` on hold, where those below hold everything and all hold ``share`` on average.
+
+    Raises:
+        ValueError: those below alone hold more.
+    """
+    reduced, free = num_layers - cut_layer, share * num_layers - cut_layer
+    if reduced <= 0 or free <= 0:
+        raise ValueError(
+            f"no token-only anchor at {float(share):.2%}: the {cut_layer} of {num_layers} layers below the cut "
+            f"hold every token and cost {cut_layer / num_layers:.2%} alone; use stage 'embeds' or a deeper model"
+        )
+    return free / reduced
+
+
+def count_words(layer_tokens: Sequence[int], tokens: int) -> str:
+    """What layers hold of ``tokens``, for people: a number, or those after the first and the last cut."""
+    first, last = next((count for count in layer_tokens if count < tokens), tokens), layer_tokens[-1]
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def check_key_channels(key_channels: float) -> None:

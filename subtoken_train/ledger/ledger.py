@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,11 +11,13 @@ from subtoken_train.ledger.kv_budget import (
     KVBudget,
     KVShape,
     channel_index_bytes,
+    count_words,
     entry_bytes,
     exact,
     index_bytes,
     kept_count,
     key_bytes,
+    ratio_above_cut,
 )
 
 ROUTED_REGIONS = ("visual", "context")
@@ -67,7 +69,7 @@ def nominal_ledger(
     region_tokens: Mapping[str, int],
     budget: KVBudget,
     cut_layer: int = 0,
-    kept_tokens: int | None = None,
+    kept_tokens: int | Sequence[int] | None = None,
 ) -> Ledger:
     """The cache after prefill, as the budget promises it.
 
@@ -75,9 +77,10 @@ def nominal_ledger(
         shape: cache geometry.
         region_tokens: tokens of each region before reduction, e.g. ``{"system": 5, "visual": 576, "query": 14}``.
         budget: keep ratio and groups of the routed regions (``visual`` and ``context``); others stay whole.
-        cut_layer: first layer that sees the reduced set: 0 where the input itself is shortened, L_f for decoder-stage
+        cut_layer: first layer that sees a reduced set: 0 where the input itself is shortened, L_f for decoder-stage
             FastV, whose layers below hold every token with every group.
-        kept_tokens: overrides the reducer's count (anchors round up).
+        kept_tokens: overrides the reducer's count (anchors round up): of all layers from the cut on, or one of every
+            layer, those below the cut included.
     """
     rows = []
     for layer in range(shape.num_layers):
@@ -85,7 +88,10 @@ def nominal_ledger(
             compressed = region in ROUTED_REGIONS and layer >= cut_layer
             count, each, extra, keys, fixed = tokens, entry_bytes(shape), 0, shape.side_bytes, 0
             if compressed:
-                count = kept_count(tokens, budget.keep_ratio) if kept_tokens is None else kept_tokens
+                if kept_tokens is None:
+                    count = kept_count(tokens, budget.keep_ratio)
+                else:
+                    count = kept_tokens if isinstance(kept_tokens, int) else kept_tokens[layer]
                 each = entry_bytes(shape, budget)
                 extra = index_bytes(budget.num_groups, budget.kept_groups)
                 keys, fixed = key_bytes(shape, budget.key_channels), channel_index_bytes(shape, budget.key_channels)
@@ -97,22 +103,43 @@ def nominal_ledger(
 
 @dataclass(frozen=True)
 class Anchor:
-    """A token-only arm with the bytes of a routed one: ``kept_tokens`` of ``tokens``, and the fraction that makes."""
+    """A token-only arm with the bytes of a routed one.
+
+    Attributes:
+        tokens: of the region before reduction.
+        layer_tokens: those that each layer holds.
+        keep_ratio: its reducer's.
+        fraction: of the region's KV.
+    """
 
     tokens: int
-    kept_tokens: int
+    layer_tokens: tuple[int, ...]
+    keep_ratio: float
     fraction: float
 
     @property
-    def keep_ratio(self) -> float:
-        """kept_tokens / tokens."""
-        return self.kept_tokens / self.tokens
+    def kept_tokens(self) -> int:
+        """Those that the last layer holds."""
+        return self.layer_tokens[-1]
+
+    @property
+    def words(self) -> str:
+        """What stays where something leaves: a number, or those after the first and the last cut."""
+        return count_words(self.layer_tokens, self.tokens)
+
+
+def staged_anchor(
+    shape: KVShape, tokens: int, layer_tokens: Sequence[int], keep_ratio: float, region: str = "visual"
+) -> Anchor:
+    """A token-only arm of a ``region`` by what its layers hold."""
+    ledger = nominal_ledger(shape, {region: tokens}, KVBudget(), 0, layer_tokens)
+    return Anchor(tokens, tuple(layer_tokens), keep_ratio, ledger.fraction(region))
 
 
 def solve_anchor(
     shape: KVShape, tokens: int, target: float | Fraction, cut_layer: int = 0, region: str = "visual"
 ) -> Anchor:
-    """The matched token-only anchor: the smallest token count whose bytes reach ``target`` of the region's KV.
+    """The matched token-only anchor of one cut: the smallest token count whose bytes reach ``target`` of the KV.
 
     Args:
         shape: cache geometry.
@@ -124,14 +151,7 @@ def solve_anchor(
     Raises:
         ValueError: infeasible, the layers below ``cut_layer`` alone cost more than the target.
     """
-    target = exact(target)
-    reduced_layers = shape.num_layers - cut_layer
-    free = target * shape.num_layers - cut_layer
-    if reduced_layers <= 0 or free <= 0:
-        raise ValueError(
-            f"no token-only anchor at {float(target):.2%}: the {cut_layer} of {shape.num_layers} layers below the cut "
-            f"hold every token and cost {cut_layer / shape.num_layers:.2%} alone; use stage 'embeds' or a deeper model"
-        )
-    kept = min(tokens, max(1, math.ceil(free * tokens / reduced_layers)))
-    ledger = nominal_ledger(shape, {region: tokens}, KVBudget(), cut_layer, kept_tokens=kept)
-    return Anchor(tokens, kept, ledger.fraction(region))
+    ratio = ratio_above_cut(exact(target), shape.num_layers, cut_layer)
+    kept = min(tokens, max(1, math.ceil(ratio * tokens)))
+    layers = [tokens] * cut_layer + [kept] * (shape.num_layers - cut_layer)
+    return staged_anchor(shape, tokens, layers, kept / tokens, region)

@@ -26,6 +26,7 @@ REDUCERS: Registry[Reducer] = Registry(
         "fastervlm": "fastervlm:FasterVLM",
         "prumerge": "prumerge:PruMerge",
         "quest": "quest:Quest",
+        "pyramiddrop": "pyramiddrop:PyramidDrop",
     },
 )
 DEFAULT_REDUCER = "fastv"

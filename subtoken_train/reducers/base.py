@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import keep_best, rank_candidates
-from subtoken_train.ledger.kv_budget import check_keep_ratio, kept_count
+from subtoken_train.ledger.kv_budget import check_keep_ratio, count_words, exact, kept_count, ratio_above_cut
 from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
@@ -55,6 +56,8 @@ class Reducer:
     keep_ratio: float = 1.0
     round_up: bool = False
 
+    staged: ClassVar[bool] = False
+    """Whether it cuts at several layers; its keep ratio is then an average over layers."""
     ranks: ClassVar[bool] = False
     """Whether its scores order the tokens that stay, which is what a ranked budget reads."""
 
@@ -76,9 +79,8 @@ class Reducer:
         """Where it acts."""
         return "embeds"
 
-    @property
-    def cut_layer(self) -> int:
-        """First decoder layer that sees the reduced set."""
+    def cut_layer(self, num_layers: int) -> int:
+        """First decoder layer that sees a reduced set, and the first one whose values are routed."""
         return 0
 
     @property
@@ -94,6 +96,33 @@ class Reducer:
     def kept_tokens(self, tokens: int) -> int:
         """Tokens kept of ``tokens``."""
         return kept_count(tokens, self.keep_ratio, self.round_up)
+
+    def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
+        """Tokens that each layer's cache holds of ``tokens``."""
+        cut = self.cut_layer(num_layers)
+        return [tokens] * cut + [self.kept_tokens(tokens)] * (num_layers - cut)
+
+    def kept_words(self, tokens: int, num_layers: int) -> str:
+        """What stays of ``tokens``, for people: a number, or those after the first and the last cut."""
+        return count_words(self.layer_tokens(tokens, num_layers), tokens)
+
+    def mean_share(self, num_layers: int) -> Fraction:
+        """Share of the tokens that all layers hold on average, before counts are rounded."""
+        cut = self.cut_layer(num_layers)
+        return (cut + (num_layers - cut) * exact(self.keep_ratio)) / num_layers
+
+    def at_share(self, share: Fraction, num_layers: int) -> Self:
+        """The same method at another average, rounded up: what a matched anchor keeps.
+
+        Args:
+            share: of the tokens of all layers.
+            num_layers: of the model.
+
+        Raises:
+            ValueError: out of reach, layers below the first cut alone hold more.
+        """
+        ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
+        return replace(self, keep_ratio=float(ratio), round_up=True)
 
     def check_fit(
         self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
@@ -111,7 +140,7 @@ class Reducer:
             raise ValueError(f"reducer {self.name!r} evicts the context of a language model; {allowed}")
         if self.stage in ("tower", "embeds", "decoder") and not sees_images:
             raise ValueError(f"reducer {self.name!r} reduces visual tokens and {backbone} has none; use quest or none")
-        if self.scout_layers > num_layers or self.cut_layer >= num_layers:
+        if self.scout_layers > num_layers or self.cut_layer(num_layers) >= num_layers:
             raise ValueError(f"reducer {self.name!r} with {self._own()} does not fit a model of {num_layers} layers")
 
     def _own(self) -> str:
@@ -152,14 +181,30 @@ class RankingReducer(Reducer, ABC):
             elsewhere, or None where the reducer does not rank. A visual row that a token is read from stays, inside the
             budget.
         """
-        visual_BN = view.regions_BN == Region.VISUAL
-        counts = [self.kept_tokens(tokens) if tokens else 0 for tokens in visual_BN.sum(-1).tolist()]
-        read_BN = visual_BN & view.read_BN
-        count_B = torch.maximum(torch.tensor(counts, device=visual_BN.device), read_BN.sum(-1))
-        scores_BN = self.scores(view)
-        kept_visual_BN = keep_best(scores_BN.masked_fill(read_BN, torch.inf), visual_BN, count_B)
-        keep_BN = kept_visual_BN | (~visual_BN & (view.regions_BN != Region.PADDING))
-        return keep_BN, rank_candidates(scores_BN, kept_visual_BN) if self.ranks else None
+        visual = (view.regions_BN == Region.VISUAL).sum(-1)
+        counts = [self.kept_tokens(tokens) if tokens else 0 for tokens in visual.tolist()]
+        count_B = torch.tensor(counts, device=visual.device)
+        return keep_ranked(self.scores(view), view.regions_BN, view.read_BN, count_B, self.ranks)
+
+
+def keep_ranked(
+    scores_BN: Tensor, regions_BN: Tensor, read_BN: Tensor, count_B: Tensor, ranks: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The best visual tokens of each sample and all other real ones; see ``RankingReducer.select``.
+
+    Args:
+        scores_BN: the highest stay; ties go to the lower index.
+        regions_BN: ``Region`` codes.
+        read_BN: rows that a token is read from; visual ones stay, inside the budget.
+        count_B: visual tokens that stay, int64.
+        ranks: whether ranks are asked for.
+    """
+    visual_BN = regions_BN == Region.VISUAL
+    read_BN = visual_BN & read_BN
+    count_B = torch.maximum(count_B, read_BN.sum(-1))
+    kept_visual_BN = keep_best(scores_BN.masked_fill(read_BN, torch.inf), visual_BN, count_B)
+    keep_BN = kept_visual_BN | (~visual_BN & (regions_BN != Region.PADDING))
+    return keep_BN, rank_candidates(scores_BN, kept_visual_BN) if ranks else None
 
 
 _READS: dict[TowerStatistics, str] = {
@@ -203,37 +248,3 @@ class TowerReducer(Reducer, ABC):
             read: per image bool [T], the placeholders whose row a token is read from; they are taken, where the tokens
                 that stay have places of their own.
         """
-
-
-@dataclass
-class ContextView:
-    """What a context reducer may look at, in one layer, for prompt tokens only.
-
-    Attributes:
-        query_BHNd: rotated queries.
-        key_BhNd: rotated keys; several query heads may share one.
-        context_BN: the region that is compressed, bool.
-        asks_BN: the query rows that choose, bool.
-        context_counts: context tokens of each sample; counted once per pass, so that no layer waits for the device.
-        asks_counts: query rows of each sample that choose.
-    """
-
-    query_BHNd: Tensor
-    key_BhNd: Tensor
-    context_BN: Tensor
-    asks_BN: Tensor
-    context_counts: list[int]
-    asks_counts: list[int]
-
-
-class ContextReducer(Reducer, ABC):
-    """Evicts context tokens of a language model, in every layer its own set of the same size."""
-
-    @property
-    def stage(self) -> Stage:
-        """In every layer of a language model."""
-        return "context"
-
-    @abstractmethod
-    def keep_context(self, view: ContextView) -> Tensor:
-        """Context tokens that stay in this layer, bool [B, N]."""

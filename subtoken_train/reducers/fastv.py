@@ -18,12 +18,13 @@ from torch import Tensor
 
 from subtoken_train.errors import check_range, check_word
 from subtoken_train.reducers.base import RankingReducer, ReducerView
+from subtoken_train.reducers.staged import CutView, DecoderReducer, attention_paid
 
 FastVStage = Literal["embeds", "decoder"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastV(RankingReducer):
+class FastV(RankingReducer, DecoderReducer):
     """FastV.
 
     Attributes:
@@ -43,10 +44,9 @@ class FastV(RankingReducer):
         check_word("FastV stage", self.stage, get_args(FastVStage))
         check_range("reducer layer", self.layer, 1, 10_000)
 
-    @property
-    def cut_layer(self) -> int:
+    def cuts(self, num_layers: int) -> tuple[int, ...]:
         """The layer at which the published method cuts."""
-        return self.layer if self.stage == "decoder" else 0
+        return (self.layer,) if self.stage == "decoder" else ()
 
     @property
     def scout_layers(self) -> int:
@@ -61,3 +61,7 @@ class FastV(RankingReducer):
     def scores(self, view: ReducerView) -> Tensor:
         """The attention row of layer L_f - 1, [B, N]."""
         return view.attention_row(self.layer - 1)
+
+    def cut_scores(self, view: CutView) -> Tensor:
+        """The same row, of the layer below the cut."""
+        return attention_paid(view.attention(view.last_BM))

@@ -19,7 +19,7 @@ from torch import Tensor
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.gather import keep_best
 from subtoken_train.functional.page_bound import page_bound
-from subtoken_train.reducers.base import ContextReducer, ContextView
+from subtoken_train.reducers.context import ContextReducer, ContextView
 
 
 def page_index(context_BN: Tensor, page_size: int) -> Tensor:

@@ -24,6 +24,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.functional.group_norms import standardised_log
@@ -74,9 +75,13 @@ class RoutingState:
     def balances(self) -> Tensor:
         """Balance loss per layer of ``choices`` (in its order, at least one) and sample, [layers, B].
 
-        All layers at once: the tensors are small, and a layer would cost as many operations as all of them.
+        All layers at once: the tensors are small, and a layer would cost as many operations as all of them. Rows that
+        layers above a cut no longer have are filled up with unrouted ones.
         """
-        scores, hard, routed = (torch.stack(parts).flatten(0, 1) for parts in zip(*self.choices.values(), strict=True))
+        scores, hard, routed = (
+            pad_sequence([part.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2).flatten(0, 1)
+            for parts in zip(*self.choices.values(), strict=True)
+        )
         return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)
 
 

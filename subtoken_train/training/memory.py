@@ -65,11 +65,10 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
         raise ValueError(
             f"max_length={step.length} leaves no room for text beside the {step.compressed} tokens of an image"
         )
-    # context is evicted from caches; its rows still run
-    dropped = 0 if parts.reducer.stage == "context" else step.compressed - parts.reducer.kept_tokens(step.compressed)
-    left = step.length - dropped
-    layers = parts.family.shape.num_layers
-    rows = [step.length if layer < parts.reducer.cut_layer else left for layer in range(layers)]
+    counts = parts.reducer.layer_tokens(step.compressed, parts.family.shape.num_layers)
+    if parts.reducer.stage == "context":  # evicted from caches; its rows still run
+        counts = [step.compressed] * len(counts)
+    rows = [step.length - step.compressed + count for count in counts]
     sizes = ActivationBytes(parts, step)
     kept = sum(sizes.layer(count) for count in rows) - sizes.first(rows[0])
     backward = sizes.backward(max(rows))
@@ -81,7 +80,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
     tower = step.batch_size * (parts.family.tower_bytes(step.pixel_bytes) if step.pixel_bytes else 0)
     phases = (("kept for backward", kept), ("loss or backward", working))
     return MemoryEstimate(
-        (step.length, left),
+        (step.length, rows[-1]),
         (
             *_held(parts, step),
             ("batch", step.batch_size * (step.pixel_bytes + 3 * 8 * step.length)),

@@ -13,7 +13,7 @@ from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.ledger.kv_budget import KVBudget
-from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor
+from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor, staged_anchor
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ class LayerBand:
 
 def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
     """Nominal cache of a prompt."""
-    kept = parts.reducer.kept_tokens(prompt.tokens)
-    return nominal_ledger(parts.family.shape, prompt.regions, budget_of(parts), parts.reducer.cut_layer, kept)
+    shape = parts.family.shape
+    kept = parts.reducer.layer_tokens(prompt.tokens, shape.num_layers)
+    return nominal_ledger(shape, prompt.regions, budget_of(parts), parts.cut_layer, kept)
 
 
 def budget_of(parts: CompressedBackbone) -> KVBudget:
@@ -93,20 +94,13 @@ def layer_bands(ledger: Ledger) -> list[LayerBand]:
 
 
 def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: NominalPrompt) -> Anchor:
-    """The token-only arm, cut at the same layer, with the bytes that the recipe really keeps of the region.
+    """The token-only arm, cut at the same layers, with the bytes that the recipe really keeps of the region.
 
     Raises:
-        ValueError: no keep ratio has them.
+        ValueError: no keep ratio has them, or one out of the reducer's reach.
     """
     parts.reducer.check_anchor()
-    held = Fraction(ledger.bytes_of(prompt.region, with_index=False), ledger.dense_bytes(prompt.region))
-    anchor = solve_anchor(ledger.shape, prompt.tokens, held, parts.reducer.cut_layer, prompt.region)
-    if parts.reducer.stage != "context":
-        return anchor
-    # whole pages only
-    config = replace(parts.reducer, keep_ratio=anchor.keep_ratio, round_up=True)
-    kept = config.kept_tokens(prompt.tokens)
-    return Anchor(prompt.tokens, kept, kept / prompt.tokens)
+    return _anchor(parts, Fraction(ledger.bytes_of(prompt.region, False), ledger.dense_bytes(prompt.region)), prompt)
 
 
 def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
@@ -115,5 +109,19 @@ def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     Raises:
         ValueError: infeasible; the layers below the cut cost more alone.
     """
-    target = budget_of(parts).exact_total
-    return solve_anchor(parts.family.shape, prompt.tokens, target, parts.reducer.cut_layer, prompt.region)
+    return _anchor(parts, budget_of(parts).exact_total, prompt)
+
+
+def _anchor(parts: CompressedBackbone, share: Fraction, prompt: NominalPrompt) -> Anchor:
+    shape, reducer = parts.family.shape, parts.reducer
+    if reducer.staged:
+        config = reducer.at_share(share, shape.num_layers)
+        counts = config.layer_tokens(prompt.tokens, shape.num_layers)
+        return staged_anchor(shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
+    anchor = solve_anchor(shape, prompt.tokens, share, parts.cut_layer, prompt.region)
+    if reducer.stage != "context":
+        return anchor
+    # whole pages only
+    config = replace(reducer, keep_ratio=anchor.keep_ratio, round_up=True)
+    kept = config.kept_tokens(prompt.tokens)
+    return staged_anchor(shape, prompt.tokens, [kept] * shape.num_layers, kept / prompt.tokens, prompt.region)

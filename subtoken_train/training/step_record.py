@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subtoken_train.engine.prompt_pass import PromptPass, Rows
 from subtoken_train.routing.bank import RoutingState
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Region, in_compressed_region
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StepRecord:
         return (self.regions_BN == Region.VISUAL).sum(), (self.rows.regions_BM == Region.VISUAL).sum()
 
     def routed(self, layer: int) -> Tensor:
-        """Tokens that a layer's routers chose groups for, bool [B, M]."""
-        assert self.state is not None
-        routed_BM = self.state.routed_BN
+        """Tokens that a layer's routers chose groups for, bool [B, M] of the layer's rows."""
+        rows = next(rows for start, stop, rows in self.spans if start <= layer < stop)
+        routed_BM = in_compressed_region(rows.regions_BM)
         return routed_BM & self.kept[layer] if layer in self.kept else routed_BM

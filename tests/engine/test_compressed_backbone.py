@@ -170,7 +170,7 @@ def test_routers_that_keep_every_group_leave_no_mask_in_the_plan(tiny_family):
     result = backbone.run(make_batch([(1, 9)]))
     assert result.state.masks
     assert all(layer.group_mask_BNS is None for layer in result.plan().layers)
-    assert backbone.promised_fraction(64, 16) == 0.25
+    assert backbone.promised_fraction([64]) == 0.25
 
 
 def test_a_decoder_cut_trains_no_router_below_it(tiny_family):

@@ -173,7 +173,7 @@ def test_checkpointing_gives_the_same_gradients_to_every_adapter(family, records
         result = backbone.run(batch)
         (backbone.logits(result).pow(2).mean() + result.state.mean_balance()).backward()
         grads.append({name: p.grad.clone() for name, p in backbone.named_parameters() if p.grad is not None})
-    routed_layers = 4 - backbone.reducer.cut_layer
+    routed_layers = 4 - backbone.cut_layer
     assert len(grads[0]) == 4 * 2 * 2 + 2 * routed_layers  # LoRA's A and B on q and v, routers' weight and bias
     assert all(grad.abs().sum() > 0 for name, grad in grads[0].items() if "lora_A" not in name)
     assert grads[0].keys() == grads[1].keys()

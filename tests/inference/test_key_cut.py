@@ -83,7 +83,7 @@ def test_the_promise_is_what_a_long_context_takes():
     assert told.nominal_fraction == 0.75
     assert told.realised_fraction == pytest.approx(0.75)
     routed = compress(backbone.family, ROUTING)
-    assert routed.promised_fraction(100, 100, 0.5) == (0.5 + 0.25) / 2
+    assert routed.promised_fraction([100], 0.5) == (0.5 + 0.25) / 2
 
 
 @pytest.mark.parametrize("routing", [None, ROUTING])

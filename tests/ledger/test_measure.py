@@ -33,7 +33,7 @@ def nominal_of(batch, family, reducer, budget):
     """The nominal ledgers of a batch's samples, each from its own token counts."""
     for regions in batch.regions_BN:
         counts = {region.label: int((regions == region).sum()) for region in Region if region != Region.PADDING}
-        yield nominal_ledger(family.shape, counts, budget, reducer.cut_layer)
+        yield nominal_ledger(family.shape, counts, budget, reducer.cut_layer(family.shape.num_layers))
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "per_head"])

@@ -7,7 +7,7 @@ import torch
 
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.base import ContextView
+from subtoken_train.reducers.context import ContextView
 from tests.support.helpers import random_scores
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from fractions import Fraction
 from functools import partial
 
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.ledger.kv_budget import KVBudget, exact
-from subtoken_train.ledger.ledger import solve_anchor
+from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers.base import Reducer
 
 SUFFIX = "untrained_anchor"
@@ -61,11 +61,11 @@ def solve(arm: Arm) -> Reducer:
     arm.reducer.check_anchor()
     whole = KVBudget(key_channels=arm.spec.key_channels)
     routed = replace(whole, num_groups=arm.routing.num_groups, kept_groups=arm.routing.kept_groups)
-    ratio = exact(arm.reducer.keep_ratio) * routed.exact_total / whole.exact_total
-    depth, cut = arm.shape.num_layers, arm.reducer.cut_layer
-    # layers below the cut hold every token with every group, in both arms
-    solve_anchor(arm.shape, arm.tokens, (cut + (depth - cut) * ratio) / depth, cut)
-    return replace(arm.reducer, keep_ratio=float(ratio), round_up=True)
+    depth = arm.shape.num_layers
+    # layers below the first cut hold every token with every group, in both arms
+    below = Fraction(arm.reducer.cut_layer(depth), depth)
+    reduced = arm.reducer.mean_share(depth) - below
+    return arm.reducer.at_share(below + reduced * routed.exact_total / whole.exact_total, depth)
 
 
 def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
@@ -79,7 +79,7 @@ def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
         other.routing is None
         and other.facts.backbone == arm.facts.backbone
         and _kind(other.reducer) == _kind(solved)
-        and other.kept == solved.kept_tokens(arm.tokens)
+        and other.layer_tokens(other.reducer) == arm.layer_tokens(solved)
         and other.reducer.round_up
         and other.reducer.keep_ratio >= solved.keep_ratio * (1 - WRITTEN)
         and _compression(other.spec) == _compression(arm.spec)

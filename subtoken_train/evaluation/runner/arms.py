@@ -52,10 +52,9 @@ class Arm:
     adapter_sha256: str | None
     calibration_sha256: str | None
 
-    @property
-    def kept(self) -> int:
-        """Of ``tokens``, those that the reducer keeps."""
-        return self.reducer.kept_tokens(self.tokens)
+    def layer_tokens(self, reducer: Reducer) -> list[int]:
+        """Of ``tokens``, those that each layer holds under a reducer."""
+        return reducer.layer_tokens(self.tokens, self.shape.num_layers)
 
     def compression(self) -> Compression:
         """What happens after the prompt's pass; rounded as the reducer is, up for anchors."""
@@ -135,7 +134,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=backbone.promised_fraction(tokens, reducer.kept_tokens(tokens), spec.key_channels) * evicted,
+        nominal_kv=backbone.promised_fraction([tokens], spec.key_channels) * evicted,
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=seed,

@@ -1,0 +1,171 @@
+"""Token reducers that cut inside the decoder, at one layer or at several.
+
+A cut at layer c shortens what layer c and all after it see; it is made from what layer c - 1 was given and gave. Below
+the first cut every token stays, with every value group. Ranking reads prompt tokens only, and gradient-free.
+
+Legend: B batch, M rows that a cut may leave out, H query heads, R rows of a block, D model width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import reduce
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from subtoken_train.ledger.kv_budget import exact, kept_count
+from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, keep_ranked
+from subtoken_train.types import Region, TowerStatistics
+
+AttentionBlocks = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
+"""Called with marks of rows, bool [B, M]: yields their attention a block of rows at a time, softmax over what they see,
+[B, H, R, M] in fp32, and which of the R rows count, bool [B, R]. No block is kept."""
+
+
+@dataclass
+class CutView:
+    """What a cut may look at: the rows that are still there.
+
+    Attributes:
+        layer: the first one that will see what stays.
+        regions_BM: ``Region`` codes.
+        read_BM: rows that a token is read from, bool; they stay, whatever they score.
+        last_BM: the last prompt token of the turn that holds the last image, or of what is left up to it, bool; none
+            in a sample without an image.
+        prompt_BM: rows up to it, bool.
+        asking_BM: what ``DecoderReducer.asking`` marked, bool; None where it marks nothing.
+        count_B: visual tokens that stay of each sample, int64.
+        sample_seed_B: a number per sample, int64.
+        hidden_BMD: output of the layer below the cut, with its gradient.
+        attention: of that layer.
+    """
+
+    layer: int
+    regions_BM: Tensor
+    read_BM: Tensor
+    last_BM: Tensor
+    prompt_BM: Tensor
+    asking_BM: Tensor | None
+    count_B: Tensor
+    sample_seed_B: Tensor
+    hidden_BMD: Tensor
+    attention: AttentionBlocks
+
+    @property
+    def visual(self) -> Tensor:
+        """Visual tokens, bool [B, M]."""
+        return self.regions_BM == Region.VISUAL
+
+
+@dataclass
+class Cut:
+    """What a cut decided.
+
+    Attributes:
+        keep_BM: rows that stay, bool; in every sample all but visual ones.
+        rank_BM: rank of each visual token that stays by its score, int64, 0 is the sample's best; None where nothing
+            is ranked.
+        hidden_BMD: the rows' states from here on, where a row that stays takes up others; None: as they are.
+        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew from here on,
+            and what is generated still goes on after the whole prompt, as layers below the cut need it.
+    """
+
+    keep_BM: Tensor
+    rank_BM: Tensor | None
+    hidden_BMD: Tensor | None = None
+    policy: PositionPolicy = "original"
+
+
+class DecoderReducer(Reducer, ABC):
+    """Cuts between decoder layers. How much stays is known before: ``layer_tokens``."""
+
+    @abstractmethod
+    def cuts(self, num_layers: int) -> tuple[int, ...]:
+        """Layers before which tokens leave, ascending."""
+
+    def cut_layer(self, num_layers: int) -> int:
+        """See ``Reducer.cut_layer``."""
+        return next(iter(self.cuts(num_layers)), 0)
+
+    @abstractmethod
+    def cut_scores(self, view: CutView) -> Tensor:
+        """A score for every row, [B, M]; among visual tokens the highest stay."""
+
+    def asking(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
+        """Rows that later cuts ask, chosen before layer 0; None where the cuts need none.
+
+        Args:
+            embeds_BND: input embeddings.
+            regions_BN: ``Region`` codes.
+            prompt_BN: rows of the prompt up to the last token of the turn that holds the last image, bool.
+        """
+        return None
+
+    def cut(self, view: CutView) -> Cut:
+        """The best visual tokens stay; a visual row that a token is read from stays, inside the budget."""
+        with torch.no_grad():
+            scores_BM = self.cut_scores(view)
+            return Cut(*keep_ranked(scores_BM, view.regions_BM, view.read_BM, view.count_B, self.ranks))
+
+
+class StagedReducer(DecoderReducer):
+    """Cuts several times; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
+
+    staged: ClassVar[bool] = True
+
+    @property
+    def stage(self) -> Stage:
+        """Between decoder layers."""
+        return "decoder"
+
+    @abstractmethod
+    def layer_shares(self, num_layers: int) -> list[Fraction]:
+        """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``.
+
+        Rounded by less than 2^-30, down, or up with ``round_up``.
+
+        Raises:
+            ValueError: an average that the method cannot reach in a model of so many layers.
+        """
+
+    def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
+        """See ``Reducer.layer_tokens``."""
+        if not self.acts:
+            return [tokens] * num_layers
+        return [kept_count(tokens, share, self.round_up) for share in self.layer_shares(num_layers)]
+
+    def mean_share(self, num_layers: int) -> Fraction:
+        """The keep ratio itself."""
+        return exact(self.keep_ratio)
+
+    def at_share(self, share: Fraction, num_layers: int) -> Self:
+        """See ``Reducer.at_share``."""
+        anchor = replace(self, keep_ratio=float(share), round_up=True)
+        anchor.layer_shares(num_layers)
+        return anchor
+
+    def check_fit(
+        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
+    ) -> None:
+        """See ``Reducer.check_fit``; the average must be within reach."""
+        super().check_fit(backbone, sees_images, num_layers, tower)
+        if self.acts:
+            self.layer_shares(num_layers)
+
+
+def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
+    """Attention that all rows of some blocks pay to each position, [B, M] in fp32.
+
+    A row counts with the mean over its heads, or with the largest of them. A sample without rows gets zeros.
+    """
+
+    def summed(attention_BHRM: Tensor, valid_BR: Tensor) -> Tensor:
+        rows_BRM = attention_BHRM.mean(1) if over_heads == "mean" else attention_BHRM.amax(1)
+        return (rows_BRM * valid_BR[..., None]).sum(1)
+
+    return reduce(torch.add, (summed(*block) for block in blocks))
