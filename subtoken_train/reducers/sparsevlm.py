@@ -1,18 +1,19 @@
-"""SparseVLM (Zhang et al., 2024, arXiv:2410.04417) and SparseVLM+ (``version`` 2): text that rates, cuts in three layers.
+"""SparseVLM (Zhang et al., 2024, arXiv:2410.04417) and SparseVLM+ (``version`` 2): text rates, three layers cut.
 
-As released (Gumpest/SparseVLMs @26a5f48, ``score.py``, ``utils.py``, ``modelling_sparse_llama.py``). Raters are the text
-tokens after an image whose mean, over visual tokens, of softmax over text (V T^T of the input embeddings) exceeds the
-text's mean. The attention of layers 2, 6 and 15 (of 32) ranks the visual tokens, each time those still there: mean over
-heads and raters. Version 1 keeps the best and recycles: of those that leave, the best 30 % (and one) are clustered by
-DPC-KNN, a tenth of them (and one) as many clusters, and each cluster goes on as its mean; positions count anew. Version
-2 recycles nothing and keeps positions; it divides attention by the dot product of two vectors of ones at those
+As released (Gumpest/SparseVLMs @26a5f48, ``score.py``, ``utils.py``, ``modelling_sparse_llama.py``). Raters are the
+text tokens after an image whose mean, over visual tokens, of softmax over text (V T^T of the input embeddings) exceeds
+the text's mean. The attention of layers 2, 6 and 15 (of 32) ranks the visual tokens, each time those still there: mean
+over heads and raters. Version 1 keeps the best and recycles: of those that leave, the best 30 % (and one) are clustered
+by DPC-KNN, a tenth of them (and one) as many clusters, and each cluster goes on as its mean; positions count anew.
+Version 2 recycles nothing and keeps positions; it divides attention by the dot product of two vectors of ones at those
 positions (what the rotary embedding alone prefers), and reads the ``heads`` heads that attend most to the image.
 
 Here ``keep_ratio`` is the average share of the visual tokens that all layers hold, recycled ones among them. The shares
 of the stages lie on the straight lines between the release's lists (see ``LISTS``), whose own averages are 35.9, 25.2,
 19.8 and 14.3 % (of version 2: 35.9, 25.0, 19.8 and 14.2 %; their names, 192, 128, 96 and 64 of 576, count layer 2 as
-cut and nothing as recycled); below them they go to nothing, above them to everything. A model of another depth is cut at layers scaled from 32, at the
-nearest one. The layers below the first cut hold everything, so that 9.4 % or less is out of reach (of 32 layers).
+cut and nothing as recycled); below them they go to nothing, above them to everything. A model of another depth is cut
+at layers scaled from 32, at the nearest one. The layers below the first cut hold everything, so that 9.4 % or less is
+out of reach (of 32 layers).
 
 What differs from the release: a sample ranks its own tokens, all images together; a recycled token takes the place of
 its cluster's centre instead of one behind all others; counted anew, positions end where the prompt ended, which has all
@@ -71,22 +72,24 @@ def kept_of(tokens: int, left: int) -> int:
     return next(fitting, left)
 
 
-def joined_rows(hidden_MD: Tensor, scores_M: Tensor, kept_M: Tensor, dropped_M: Tensor, clusters: int) -> Tensor:
-    """Where each row goes, int64 [M]: recycled ones to their cluster's centre, all others to themselves.
+def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """Clusters of what is recycled.
 
     Args:
         hidden_MD: states, which are clustered.
         scores_M: what the text thinks of them.
-        kept_M: which stay, bool.
         dropped_M: which leave, bool.
-        clusters: how many are wanted.
+        clusters: how many there are to be.
+
+    Returns:
+        (centres [clusters]; where each row goes, int64 [M]: recycled ones to their centre, all others to themselves).
     """
-    rows_M = torch.arange(len(kept_M), device=kept_M.device)
+    rows_M = torch.arange(len(dropped_M), device=dropped_M.device)
     order = top_indices(scores_M.masked_fill(~dropped_M, -torch.inf), int(dropped_M.sum()))
     recycled = order[: recycled_counts(len(order))[0]]
     apart = distances(hidden_MD[recycled])
     centres, cluster = density_clusters(apart, densities(apart, clusters), clusters)
-    return rows_M.scatter(0, recycled, recycled[centres][cluster])
+    return recycled[centres], rows_M.scatter(0, recycled, recycled[centres][cluster])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +153,11 @@ class SparseVLM(StagedReducer):
         """Mean attention of the raters, of all heads or of the chosen ones, [B, M]."""
         assert view.asking_BM is not None
         total_BHM: Tensor | None = None
-        corrections = view.rotary_products(view.asking_BM)
-        for attention_BHRM, valid_BR in view.attention(view.asking_BM):
-            weighted = attention_BHRM * valid_BR[:, None, :, None]
-            if self.version == 2:
-                weighted = weighted / next(corrections)[:, None]
-            total_BHM = weighted.sum(2) if total_BHM is None else total_BHM + weighted.sum(2)
+        asked = zip(view.attention(view.asking_BM), view.rotary_pull(view.asking_BM), strict=True)
+        for (attention_BHRM, valid_BR), pull_BRM in asked:
+            corrected = attention_BHRM if self.version == 1 else attention_BHRM / pull_BRM[:, None]
+            summed_BHM = (corrected * valid_BR[:, None, :, None]).sum(2)
+            total_BHM = summed_BHM if total_BHM is None else total_BHM + summed_BHM
         assert total_BHM is not None
         scores_BHM = total_BHM / view.asking_BM.sum(-1).clamp(min=1)[:, None, None]
         if self.version == 1 or self.heads >= scores_BHM.shape[1]:
@@ -170,7 +172,21 @@ class SparseVLM(StagedReducer):
             return super().cut(view)
         with torch.no_grad():
             scores_BM = self.cut_scores(view)
-            read_BM = view.visual & view.read_BM
-            ranked_BM = rank_candidates(scores_BM.masked_fill(read_BM, torch.inf), view.visual)
-            kept_BM, joins_BM = torch.zeros_like(view.visual), torch.arange(view.visual.shape[1]).repeat(len(kept_BM), 1)
-        return Cut()
+            made = [self._recycled(view, scores_BM, sample) for sample in range(len(scores_BM))]
+            stays_BM, joins_BM = (torch.stack(parts) for parts in zip(*made, strict=True))
+            keep_BM = stays_BM | (~view.visual & (view.regions_BM != Region.PADDING))
+            return Cut(keep_BM, rank_candidates(scores_BM, stays_BM), joins_BM, "renumber")
+
+    def _recycled(self, view: CutView, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
+        """Visual tokens of a sample that go on, bool [M], and where each row goes, int64 [M]."""
+        visual_M, scores_M = view.visual[sample], scores_BM[sample]
+        read_M, rows_M = visual_M & view.read_BM[sample], torch.arange(len(visual_M), device=visual_M.device)
+        tokens, read = int(visual_M.sum()), int(read_M.sum())
+        left = min(tokens, max(int(view.count_B[sample]), read))
+        kept = max(read, kept_of(tokens, left)) if left < tokens else tokens
+        rank_M = rank_candidates(scores_M.masked_fill(read_M, torch.inf)[None], visual_M[None])[0]
+        kept_M = visual_M & (rank_M < kept)
+        if kept == left:
+            return kept_M, rows_M
+        centres, joins_M = recycled_rows(view.hidden_BMD[sample], scores_M, visual_M & ~kept_M, left - kept)
+        return kept_M.index_fill(0, centres, True), joins_M

@@ -23,7 +23,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
+from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, Plan, Region
+from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, noting_cuts
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
 from tests.support.plain_positions import prompt_positions
@@ -37,7 +39,8 @@ class LayerTruth:
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
     ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
-    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more.
+    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more. Before this layer rows join
+    ``joins_N``, and stand at ``position_N`` from then on.
     """
 
     seen_N: Tensor
@@ -47,6 +50,8 @@ class LayerTruth:
     merge: str
     pages: PageTruth | None = None
     lost: list[tuple[int, Tensor]] = field(default_factory=list)
+    joins_N: Tensor | None = None
+    position_N: Tensor | None = None
 
 
 @dataclass
@@ -74,6 +79,7 @@ class Tap:
     batch: list[Batch] = field(default_factory=list)
     result: list[PromptPass] = field(default_factory=list)
     gates: dict[int, Tensor] = field(default_factory=dict)
+    cuts: dict[int, Cut] = field(default_factory=dict)
 
 
 @contextmanager
@@ -100,7 +106,8 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
         handles.append(gate.register_forward_hook(lambda _, __, out, layer=layer: tap.gates.update({layer: out})))
     backbone.run = noting
     try:
-        yield tap
+        with noting_cuts(backbone, tap.cuts):
+            yield tap
     finally:
         del backbone.run
         for handle in handles:
@@ -153,7 +160,7 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
     whole = torch.zeros(count, dtype=torch.bool)
     if result.kept:
         whole = (regions == Region.SYSTEM) | (regions == Region.CONTEXT)
-    layers = []
+    layers, placed = [], _placed(backbone, tap, prompts, sample, origin)
     for layer, kept in enumerate(plan.layers):
         rows = result.rows if result.kept else next(r for start, stop, r in result.spans if start <= layer < stop)
         seen = torch.isin(origin, rows.index_BM[sample, rows.visible_BM[sample]])
@@ -183,7 +190,9 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                 )
                 if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
                     layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
-    placed = _placed(backbone, tap, prompts, sample, origin)
+        layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
+        if placed["position"].dim() == 1:
+            layers[-1].position_N = counted_anew(tap.cuts, layer, seen, int(placed["position"][count - 1]) + 1)
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, **placed)
 
 
@@ -277,8 +286,9 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     _active.append(sample)
     FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
-        # one sample: [1, N], or [3, 1, N]
-        out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False)
+        with cut_layers(family, [(layer.joins_N, layer.position_N) for layer in sample.layers], position):
+            # one sample: [1, N], or [3, 1, N]
+            out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False)
     finally:
         config._attn_implementation = loaded
         _active.pop()
