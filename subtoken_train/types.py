@@ -194,7 +194,7 @@ class VisualStates:
         deep: what the first n layers of the language model add to their outputs, [n, T, D]; None for most towers.
         tiles: of an image that the tower saw in tiles, the one that each token is of, int64 [T], -1 for a token that is
             no patch (a newline): it receives no attention, has a key of zeros, and no reducer merges it. Given with
-            the statistics; None for a tower that sees images whole.
+            the statistics; None for a tower that sees images whole. Where patches are scaled across tiles, 0 for all.
     """
 
     tokens: list[Tensor]

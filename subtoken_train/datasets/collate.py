@@ -19,7 +19,7 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import Picture
+from subtoken_train.families.images import Picture, count_images
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region, RenderedPrompt
 
@@ -64,7 +64,8 @@ def encode(
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
     with _named(record):
         rendered = family.render(turns)
-        texts = [family.picture_text(image, rendered.image_marker, len(images)) for image in images]
+        together = count_images(images)
+        texts = [family.picture_text(image, rendered.image_marker, together) for image in images]
         rendered = _expand_images(rendered, texts)
         encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
         ids, starts = encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
@@ -207,7 +208,7 @@ class Collator:
             for record, own in zip(records, images, strict=True)
         ]
         flat = [image for own in images for image in own]
-        together = [len(own) for own in images for _ in own]
+        together = [count_images(own) for own in images for _ in own]
         pixel_values, grid = self.family.process_images(flat, together) if flat else (None, None)
         batch = self._pad(samples)
         return replace(batch, pixel_values=pixel_values, image_grid_I3=grid, seconds_I=self.family.seconds(flat))

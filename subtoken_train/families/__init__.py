@@ -26,6 +26,7 @@ FAMILIES: Registry[Family] = Registry(
     builtin={
         "llava": "llava:LlavaFamily",
         "llava_next": "llava_next:LlavaNextFamily",
+        "llava_onevision": "llava_onevision:LlavaOnevisionFamily",
         "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",

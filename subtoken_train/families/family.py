@@ -93,8 +93,8 @@ class Family(DecoderStack, ABC):
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
 
-        A fixed-resolution family ignores the size. ``together``: images of the same prompt, which some families show
-        in less detail where there are several.
+        A fixed-resolution family ignores the size. ``together``: images of the same prompt (videos not counted), which
+        some families show in less detail where there are several.
         """
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
@@ -126,14 +126,14 @@ class Family(DecoderStack, ABC):
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Pictures to (pixel values, ``Batch.image_grid_I3``), sized as the tower wants them.
 
-        ``together``: of each picture, how many its prompt has; None: each is its prompt's only one.
+        ``together``: of each picture, how many images its prompt has; None: each is its prompt's only one.
         """
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Pictures as a processor gives them, by the names ``image_inputs``, for a batch.
 
         Args:
-            given: its output; some of the names may be missing.
+            given: its output, some of whose names may be missing, and ``input_ids``.
             visual_BN: placeholders of visual tokens in the prompts, bool.
 
         Raises:

@@ -58,6 +58,11 @@ Picture = Image.Image | Video
 """What ``<image>`` stands for in a prompt."""
 
 
+def count_images(pictures: Sequence[Picture]) -> int:
+    """Images among the pictures of a prompt: what families call ``together``. Videos are shown as they are alone."""
+    return sum(not isinstance(picture, Video) for picture in pictures)
+
+
 def copied_bytes(pixel_bytes: int, element: int) -> int:
     """What fp32 pixels take once more in a tower's dtype of ``element`` bytes; 0 where that is fp32 too."""
     return 0 if element == FP32_BYTES else pixel_bytes * element // FP32_BYTES

@@ -5,7 +5,7 @@ Legend: B batch, N positions, I pictures, M tiles of the largest picture, T tile
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,27 +21,43 @@ def padded_tiles(tiles_T3HW: Tensor, tiles: Sequence[int]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(tiles_T3HW.split(list(tiles))), batch_first=True)
 
 
-def pictures_per_sample(tokens: Sequence[int], visual_BN: Tensor) -> Tensor:
-    """How many pictures each sample has, int64 [B].
+def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> list[list[tuple[int, int]]]:
+    """Which pictures each sample has, in the order of its prompt: their kinds, and their numbers among that kind.
 
     Args:
-        tokens: visual tokens of every picture, in order.
-        visual_BN: placeholders in the prompts, bool.
+        kind_BN: of what kind of picture each token is a placeholder, int64; 0 for text.
+        tokens: visual tokens of every picture of a kind, in order.
 
     Raises:
-        ValueError: no division of the pictures gives every prompt as many tokens as it has placeholders.
+        ValueError: the prompts' placeholders are not those of the pictures.
     """
-    counts, place = [], 0
-    for placeholders in visual_BN.sum(-1).tolist():
-        start, shown = place, 0
-        while shown < placeholders and place < len(tokens):
-            shown, place = shown + tokens[place], place + 1
-        if shown != placeholders:
-            break
-        counts.append(place - start)
-    if len(counts) < len(visual_BN) or place < len(tokens):
-        raise ValueError(
-            f"pictures of {list(tokens)} visual tokens but prompts of {visual_BN.sum(-1).tolist()} placeholders; pass "
-            "the processor's whole output, made with the same images"
-        )
-    return torch.tensor(counts, device=visual_BN.device)
+    following = dict.fromkeys(tokens, 0)
+    samples = []
+    for row in kind_BN.tolist():
+        shown, kinds, place = [], [kind for kind in row if kind], 0
+        while place < len(kinds):
+            kind = kinds[place]
+            number, own = following[kind], tokens[kind]
+            count = own[number] if number < len(own) else 0
+            if not count or kinds[place : place + count] != [kind] * count:
+                raise _other_pictures(kind_BN, tokens)
+            shown.append((kind, number))
+            following[kind], place = number + 1, place + count
+        samples.append(shown)
+    if any(following[kind] < len(own) for kind, own in tokens.items()):
+        raise _other_pictures(kind_BN, tokens)
+    return samples
+
+
+def pictures_per_sample(tokens: Sequence[int], visual_BN: Tensor) -> Tensor:
+    """How many pictures each sample has, int64 [B], where all are of one kind, see ``ordered_pictures``."""
+    samples = ordered_pictures(visual_BN.long(), {1: tokens})
+    return torch.tensor([len(shown) for shown in samples], device=visual_BN.device)
+
+
+def _other_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> ValueError:
+    counts = [count for own in tokens.values() for count in own]
+    return ValueError(
+        f"pictures of {counts} visual tokens but prompts of {(kind_BN != 0).sum(-1).tolist()} placeholders; pass the "
+        "processor's whole output, made with the same images"
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 from subtoken_train.documents import check_characters
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import Picture, Video, to_rgb
+from subtoken_train.families.images import Picture, Video, count_images, to_rgb
 from subtoken_train.types import Turn
 
 
@@ -46,12 +46,13 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Pic
             stacklevel=3,
         )
     images = [image if isinstance(image, Video) else to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
+    together = count_images(images)
     for i, image in enumerate(images):
-        parts[i] += family.picture_text(image, marker, len(images))
+        parts[i] += family.picture_text(image, marker, together)
     encoded = family.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
     made = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
     if images:
-        pixels, grid = family.process_images(images, [len(images)] * len(images))
+        pixels, grid = family.process_images(images, [together] * len(images))
         made |= family.given_images(pixels, grid, made["input_ids"])
         if (seconds_I := family.seconds(images)) is not None:
             videos = [isinstance(image, Video) for image in images]

@@ -85,7 +85,7 @@ def batch_from_inputs(
                 f"{found} image tokens in the prompt but {'some' if pixels else 'no'} pixel_values; write one "
                 "image placeholder per image and pass the processor's whole output"
             )
-        shown = family.read_images(given, visual)
+        shown = family.read_images({**given, "input_ids": input_ids_BN}, visual)
         regions = torch.where(visual, int(Region.VISUAL), int(Region.QUERY))
         before = (visual.long().cumsum(-1) == 0) & visual.any(-1, keepdim=True)
         regions = regions.masked_fill(before, int(Region.SYSTEM)).masked_fill(~visible, int(Region.PADDING))

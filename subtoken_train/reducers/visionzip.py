@@ -14,7 +14,8 @@ A picture in tiles (LLaVA-NeXT) is zipped tile by tile, each by its own class to
 released (``visionzip/llava_arch.py``, read in the copy Fanziyang-v/VisionZip at 0247897). There every tile keeps as
 many tokens as any other, padding among them. Here the kept count is that of all the picture's placeholders, newlines
 among them, shared out over the tiles by their patches that show the picture: budgets of all reducers are alike, and
-padding, which has no placeholder, never stays.
+padding, which has no placeholder, never stays. Without a class token (LLaVA-OneVision) the picture is zipped as one,
+since its patches may be scaled across tiles, and without its newlines too.
 
 Legend: T tokens of one image, I tiles, C tower width, k kept tokens (of the functions: k dominant, c contextual
 tokens), d key width, R = T - k the rest.
@@ -138,10 +139,13 @@ class VisionZip(TowerReducer):
         kept = self.kept_tokens(len(tokens_TC))
         if states.cls is None:
             received_T = states.received[image].masked_fill(read_T, torch.inf)
-            dominant, places, merged_cC = zipped(tokens_TC, received_T, keys_Td, kept, 0)
+            newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
+            own, newlines = (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
+            count = min(kept, len(own))
+            dominant, places, merged_cC = zipped(tokens_TC[own], received_T[own], keys_Td[own], count, 0)
             slots = torch.zeros_like(read_T)
-            slots[dominant] = slots[places] = True
-            return tokens_TC.index_copy(0, places, merged_cC)[slots], slots
+            slots[own[dominant]] = slots[own[places]] = slots[newlines[: kept - count]] = True
+            return tokens_TC.index_copy(0, own[places], merged_cC)[slots], slots
         slots = torch.arange(len(tokens_TC), device=tokens_TC.device) < kept
         if states.tiles is not None:
             given = (tokens_TC, states.received[image], keys_Td, states.cls[image])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.families.tile_inputs import joined_tiles, padded_tiles, pictures_per_sample
+from subtoken_train.families.tile_inputs import joined_tiles, ordered_pictures, padded_tiles, pictures_per_sample
 
 
 def test_tiles_are_padded_with_zeros_and_read_back():
@@ -39,3 +39,14 @@ def test_pictures_go_to_the_prompts_that_have_their_placeholders(tokens, prompts
 def test_pictures_that_fit_no_division_are_refused(tokens, prompts):
     with pytest.raises(ValueError, match=r"pictures of \[4.* visual tokens but prompts of \[.* placeholders"):
         pictures_per_sample(tokens, marked(*prompts))
+
+
+def test_images_and_videos_stand_in_the_order_of_their_placeholders():
+    kinds = torch.tensor([[0, 2, 2, 2, 1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2, 2, 0, 0], [0] * 10])
+    assert ordered_pictures(kinds, {1: [2, 3, 2], 2: [3, 4]}) == [
+        [(2, 0), (1, 0), (1, 1)],
+        [(1, 2), (2, 1)],
+        [],
+    ]
+    with pytest.raises(ValueError, match=r"pictures of \[2, 3, 2, 4, 3\] visual tokens but prompts of \[8, 6, 0\]"):
+        ordered_pictures(kinds, {1: [2, 3, 2], 2: [4, 3]})

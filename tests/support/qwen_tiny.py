@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,21 +23,21 @@ SIZES = ((84, 112), (140, 84), (70, 200))
 TOKENS = (12, 15, 14)
 
 
-def qwen_tokenizer() -> PreTrainedTokenizerFast:
+def qwen_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
     """Byte-level BPE with Qwen's special tokens; ``<|im_end|>`` ends a text, as in the published checkpoints."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=320, show_progress=False, special_tokens=list(SPECIAL), initial_alphabet=alphabet
+        vocab_size=320, show_progress=False, special_tokens=list(special), initial_alphabet=alphabet
     )
     tokenizer.train_from_iterator(["system You are a helpful assistant. user where is the 7? assistant"] * 50, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|endoftext|>",
         eos_token="<|im_end|>",
-        additional_special_tokens=list(SPECIAL[1:]),
+        additional_special_tokens=list(special[1:]),
     )
 
 

@@ -1,0 +1,235 @@
+"""LLaVA-OneVision (any size) in the transformers 5 format: SigLIP tower, images as tiles, videos as pooled frames.
+
+An image alone in its prompt is cut into tiles (``anyres_max_9``, see ``tiles``); of several, each is shown whole: one
+tile and a newline. A video's frames are shown whole, each scaled to one tile and its patches pooled two by two, and one
+newline ends the video. Newlines are visual rows, as in the models: they stand among the tower's features, and reducers
+and routers treat them alike. In the tower they receive no attention, and no tower reducer merges them.
+
+Features are resampled after the projector: tower reducers act on the projector's output.
+
+``image_grid_I3`` is (tiles, height, width in pixels) of an image, (frames, 0, 0) of a video. ``VisualStates`` has an
+entry for each image and each frame; the newline of a video belongs to its last frame.
+
+Legend: B batch, N positions, D model width, I tiles and frames of all pictures, P patches of a tile, T visual tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import LlavaOnevisionConfig
+
+from subtoken_train.families.family import Family, GivenImages
+from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
+from subtoken_train.families.onevision_inputs import read_pictures, written_pictures
+from subtoken_train.families.onevision_processor import OnevisionProcessor
+from subtoken_train.families.siglip_tower import features_with_statistics, patch_features
+from subtoken_train.families.tiles import TileLayout
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+
+
+class LlavaOnevisionFamily(Family):
+    """``LlavaOnevisionForConditionalGeneration`` behind the family interface."""
+
+    name = "llava_onevision"
+    auto_processor = OnevisionProcessor
+    takes_videos = True
+    # Anchored: the SigLIP tower has q_proj and v_proj too.
+    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
+    image_inputs: ClassVar[tuple[str, ...]] = (
+        "pixel_values",
+        "image_sizes",
+        "batch_num_images",
+        "pixel_values_videos",
+    )
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": lambda: _published(896, 4864, 24, 14, 2, 152000, True),
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf": lambda: _published(3584, 18944, 28, 28, 4, 152128, False),
+    }
+    licences: ClassVar[dict[str, Licence]] = {
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": APACHE,
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf": APACHE,
+    }
+    # a 336 x 336 image and a question of six tokens, as for the other families; this chat format makes 15 of it
+    nominal_image = (336, 336)
+    paper_text: ClassVar[dict[str, int]] = {"system": 3, "query": 12}
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        super().__init__(model, processor)
+        config = model.config
+        if config.vision_config.model_type != "siglip_vision_model" or config.vision_feature_select_strategy != "full":
+            raise ValueError(
+                "LLaVA-OneVision is supported with a SigLIP tower, all of whose patches are read "
+                f"(vision_feature_select_strategy: full); this backbone has {config.vision_config.model_type}, "
+                f"{config.vision_feature_select_strategy!r}"
+            )
+        self.layout = TileLayout.of(config, int(config.vision_aspect_ratio.removeprefix("anyres_max_")))
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """Those of images and of videos."""
+        return (self.processor.image_token, self.processor.video_token)
+
+    def is_visual(self, ids: Tensor) -> Tensor:
+        """Placeholders of images and of videos."""
+        return (ids == self.image_token_id) | self._is_video(ids)
+
+    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
+        r"""Qwen's ChatML without a system text, pictures in front of their turn, as the checkpoints' template has it.
+
+        ``<|im_start|>user\n<image>\nquestion<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n``, in one piece. An
+        answer's span ends with its ``<|im_end|>``; the newline after it carries no loss.
+        """
+        marker = self.processor.image_token
+        text, spans = "", []
+        for turn in turns:
+            shown = f"{marker}\n" * turn.prompt.count("<image>")
+            words = turn.prompt.replace("<image>", "").strip()
+            text += f"<|im_start|>user\n{shown}{words}<|im_end|>\n<|im_start|>assistant\n"
+            if turn.answer is not None:
+                start = len(text)
+                text += f"{turn.answer.strip()}<|im_end|>"
+                spans.append((start, len(text)))
+                text += "\n"
+        return RenderedPrompt(text, spans, marker)
+
+    def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
+        """Patches and newlines of one image; of one among several, those of its whole and one newline."""
+        return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
+
+    def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
+        """A video has placeholders of its own."""
+        if isinstance(picture, Video):
+            return self.processor.video_token * self.visual_rows((len(picture.frames), 0, 0))
+        return super().picture_text(picture, marker, together)
+
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Tiles and frames of all pictures, [I, 3, side, side], and ``image_grid_I3``."""
+        pixels, grid = [], []
+        for picture, others in zip(images, together or [1] * len(images), strict=True):
+            if isinstance(picture, Video):
+                shown, row = self._frames(picture), (len(picture.frames), 0, 0)
+            else:
+                # of several pictures in a list the processor makes one tile each
+                given = [picture] if others == 1 else [[picture, picture]]
+                shown = self.processor.image_processor(given, return_tensors="pt")["pixel_values"][0]
+                row = (len(shown), picture.height, picture.width)
+            pixels.append(shown)
+            grid.append(row)
+        return torch.cat(pixels), torch.tensor(grid)
+
+    def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
+        """Tiles and frames in the order of the prompts, without what pads them; ``given`` has ``input_ids`` too."""
+        kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
+        return read_pictures(given, kind_BN, self.layout, self.visual_rows)
+
+    def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
+        """By the names of LLaVA-OneVision's processor.
+
+        Raises:
+            ValueError: videos of unequal numbers of frames, which transformers' model does not take.
+        """
+        assert grid_I3 is not None
+        return written_pictures(pixels, grid_I3)
+
+    def image_bytes(self) -> int:
+        """Bytes of the nominal image's tiles, fp32."""
+        return self.layout.tiles(self.nominal_image) * self._tile_bytes()
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """Most that is live at once, with patches of C channels and an MLP of M.
+
+        At work is an MLP: the residual, its input to the GELU and the output, 2 C and 2 M in the tower's dtype; beside
+        them the pixels (fp32 in ``pixel_bytes``) in that dtype.
+        """
+        vision, element = self.model.config.vision_config, self.shape.element_bytes
+        patches = pixel_bytes // self._tile_bytes() * self.layout.whole
+        live = 2 * vision.hidden_size + 2 * vision.intermediate_size
+        return int(copied_bytes(pixel_bytes, element) + patches * element * live)
+
+    @torch.no_grad()
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+        """Projected features with newlines; statistics are those of the layer that made them (see ``siglip_tower``).
+
+        There is no class token. What patches say is cropped, scaled and pooled as their features are.
+        """
+        if batch.pixel_values is None:
+            return None
+        assert batch.image_grid_I3 is not None
+        config, model = self.model.config, self.model.model
+        chosen = config.vision_feature_layer
+        layers = [chosen] if isinstance(chosen, int) else list(chosen)
+        pixels, grid = batch.pixel_values.to(self.model.dtype), batch.image_grid_I3.tolist()
+        if statistics is None:
+            features_IPC = patch_features(model.vision_tower, pixels, layers)
+            return VisualStates(self._packed(model.multi_modal_projector(features_IPC), grid, model.image_newline))
+        features_IPC, received_IP, keys_IPd = features_with_statistics(model.vision_tower, pixels, layers)
+        tokens = self._packed(model.multi_modal_projector(features_IPC), grid, model.image_newline)
+        received = self._packed(received_IP[..., None], grid, received_IP.new_zeros(1))
+        keys = self._packed(keys_IPd, grid, keys_IPd.new_zeros(keys_IPd.shape[-1]))
+        tiles = self._packed(torch.zeros_like(received_IP[..., None]), grid, received_IP.new_full((1,), -1))
+        received, tiles = ([part_T1[:, 0] for part_T1 in part] for part in (received, tiles))
+        return VisualStates(tokens, None, received, keys, tiles=[part_T.long() for part_T in tiles])
+
+    def project(self, states_TC: Tensor) -> Tensor:
+        """Nothing to do: the features are projected before they are resampled."""
+        return states_TC
+
+    def _is_video(self, ids: Tensor) -> Tensor:
+        return ids == self.model.config.video_token_id
+
+    def _tile_bytes(self) -> int:
+        """A tile's pixels, fp32."""
+        return FP32_BYTES * 3 * self.layout.side**2
+
+    def visual_rows(self, row: Sequence[int]) -> int:
+        """Visual tokens of a picture, by its row of ``image_grid_I3``."""
+        count, height, width = row
+        if not height:
+            return count * ((self.layout.patches + 1) // 2) ** 2 + 1
+        return self.layout.placeholders((height, width), cut=count > 1)
+
+    def _frames(self, video: Video) -> Tensor:
+        """Each frame as the whole of a picture, [frames, 3, side, side]."""
+        frames, side = list(video.frames), self.layout.side
+        made = self.processor.image_processor(frames, image_grid_pinpoints=[[side, side]], return_tensors="pt")
+        whole: Tensor = made["pixel_values"][:, 0]
+        return whole
+
+    def _packed(self, values_IPC: Tensor, grid: list[list[int]], newline_C: Tensor) -> list[Tensor]:
+        """What belongs to the patches of every tile in the order of placeholders, [T, C] for each image and frame."""
+        packed = []
+        for own, (_, height, width) in zip(values_IPC.split([row[0] for row in grid]), grid, strict=True):
+            if height:
+                packed.append(self.layout.pack(own, (height, width), newline_C))
+                continue
+            *frames, last = self.model.model.apply_pooling(own)
+            packed += [*frames, torch.cat([last, newline_C.to(last)[None]])]
+        return packed
+
+
+def _published(
+    width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool
+) -> LlavaOnevisionConfig:
+    """The tower, tiles and tokens are the class's defaults; the language model is Qwen2's.
+
+    Its vocabulary is Qwen2's with two placeholders, padded to a multiple of 64, by transformers' conversion script.
+    """
+    text = {
+        "model_type": "qwen2",
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "tie_word_embeddings": tied,
+    }
+    return LlavaOnevisionConfig(text_config=text, tie_word_embeddings=tied)

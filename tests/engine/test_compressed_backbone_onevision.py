@@ -1,0 +1,163 @@
+"""Reducers and routers on LLaVA-OneVision: neutral settings are the backbone, a batch is its samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.families.images import Video
+from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.inference.inputs import inputs_of
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.reducers.visionzip import zipped
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+from tests.support.helpers import compress
+from tests.support.onevision_tiny import FRAME, noise, onevision_family, onevision_records
+from tests.support.qwen_tiny import qwen_batch
+
+ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
+ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
+REDUCTIONS = [
+    {"name": "fastv", "stage": "embeds"},
+    {"name": "fastv", "stage": "decoder"},
+    {"name": "visionzip"},
+]
+
+
+@pytest.fixture
+def family():
+    return onevision_family()
+
+
+@pytest.fixture
+def records(tmp_path):
+    return onevision_records(tmp_path)
+
+
+def hf_logits(family, batch):
+    """Transformers' own forward, of what its processor would give."""
+    shown = {}
+    if batch.pixel_values is not None:
+        shown = family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)
+        shown["batch_num_images"] = batch.images_per_sample_B[batch.images_per_sample_B > 0]
+    visible_BN = (batch.regions_BN != Region.PADDING).long()
+    position_BN = (visible_BN.cumsum(-1) - 1).clamp(min=0)
+    return family.model(
+        input_ids=batch.input_ids_BN, attention_mask=visible_BN, position_ids=position_BN, use_cache=False, **shown
+    ).logits
+
+
+@pytest.mark.parametrize("reducer", ["fastv", "visionzip"])
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_neutral_settings_are_the_backbone_bit_for_bit(family, records, pad_left, reducer):
+    batch = qwen_batch(family, records, pad_left)
+    expected = hf_logits(family, batch)
+    add_lora(family, LoraSettings(dropout=0.0))
+    neutral = compress(family, ALL_GROUPS, name=reducer, keep_ratio=1.0)
+    got = neutral.logits(neutral.run(batch))
+    real = batch.regions_BN != Region.PADDING
+    assert torch.equal(got[real], expected[real])
+
+
+@torch.no_grad()
+def test_a_text_only_batch_is_the_backbone_bit_for_bit(family, records):
+    batch = qwen_batch(family, records[2:])
+    neutral = compress(family, ALL_GROUPS, name="visionzip", keep_ratio=0.25)
+    assert torch.equal(neutral.logits(neutral.run(batch)), hf_logits(family, batch))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_forced_gather_with_everything_kept(family, records, pad_left, reduction):
+    """VisionZip too: without a class token and with nothing to merge it is the identity."""
+    batch = qwen_batch(family, records, pad_left)
+    backbone = compress(family, ALL_GROUPS, keep_ratio=1.0, **reduction)
+    result = backbone.run(batch, force_gather=True, pad_left=pad_left)
+    real = batch.regions_BN != Region.PADDING
+    assert torch.equal(result.rows.visible_BM, real)
+    assert (backbone.logits(result)[real] - hf_logits(family, batch)[real]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
+@torch.no_grad()
+def test_a_batch_equals_its_samples_on_either_side(family, records, reduction):
+    """Of 51 tokens 12 stay; of two pictures of ten 5 together where they are ranked together, else two of each."""
+    backbone = compress(family, ROUTED, keep_ratio=0.25, **reduction)
+    alone = [qwen_batch(family, [record]) for record in records]
+    expected = [backbone.logits(backbone.run(batch))[0] for batch in alone]
+    kept = [12, 5 if reduction["name"] == "fastv" else 4, 0]
+    assert [len(rows) for rows in expected] == [
+        int((batch.regions_BN != Region.VISUAL).sum()) + count for batch, count in zip(alone, kept, strict=True)
+    ]
+    for pad_left in (False, True):
+        result = backbone.run(qwen_batch(family, records, pad_left), pad_left=pad_left)
+        logits = backbone.logits(result)
+        for sample, rows in enumerate(expected):
+            torch.testing.assert_close(logits[sample][result.rows.visible_BM[sample]], rows, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("ratio", "newlines"), [(0.25, 0), (0.9, 0), (0.95, 3)])
+@torch.no_grad()
+def test_visionzip_leaves_newlines_out_until_all_patches_stay(family, records, ratio, newlines):
+    """Of 51 tokens six are newlines; without them the rest is what a picture of 45 patches would give."""
+    batch = qwen_batch(family, records[:1])
+    states = family.visual_states(batch, "received")
+    reducer = compress(family, name="visionzip", keep_ratio=ratio).reducer
+    merged = reducer.merge(states, [torch.zeros(51, dtype=torch.bool)])
+    is_newline = states.tiles[0] < 0
+    assert int(is_newline.sum()) == 6
+    kept = reducer.kept_tokens(51)
+    assert int(merged.slots[0].sum()) == len(merged.tokens[0]) == kept
+    assert int((merged.slots[0] & is_newline).sum()) == newlines
+    count = min(kept, 45)
+    parts = (states.tokens[0], states.received[0], states.keys[0])
+    dominant, places, merged_cC = zipped(*(part[~is_newline] for part in parts), count, 0)
+    expected = states.tokens[0][~is_newline].index_copy(0, places, merged_cC)
+    taken = torch.cat([dominant, places]).sort().values
+    assert torch.equal(merged.tokens[0][~is_newline[merged.slots[0]]], expected[taken])
+
+
+def test_reducers_that_need_a_class_token_are_refused(family):
+    with pytest.raises(ValueError, match=r"reducer 'fastervlm' ranks by a class token's attention, .* llava_onevision"):
+        compress(family, name="fastervlm", keep_ratio=0.25)
+
+
+@pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])
+@torch.no_grad()
+def test_prompts_with_videos_are_the_backbone(family, pictures):
+    """A video alone bit for bit; beside an image the tower runs once, transformers' twice."""
+    video = Video(tuple(noise(30, 44, seed) for seed in range(3)))
+    given = inputs_of(family, "what moves?", [video, noise(20, 30)][:pictures])
+    batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+    expected = family.model(**given, use_cache=False).logits
+    neutral = compress(family, ALL_GROUPS, name="fastv", keep_ratio=1.0)
+    got = neutral.logits(neutral.run(batch))
+    assert torch.equal(got, expected) if pictures == 1 else torch.allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
+@torch.no_grad()
+def test_visionzip_keeps_a_share_of_every_frame(family, ratio):
+    video = Video(tuple(noise(30, 44, seed) for seed in range(4)))
+    given = inputs_of(family, "what moves?", [video])
+    batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+    rows = compress(family, name="visionzip", keep_ratio=ratio).run(batch).rows
+    visual = rows.index_BM[0, rows.regions_BM[0] == Region.VISUAL] - 3
+    assert (visual // FRAME).bincount().tolist() == [4 * ratio] * 4
+
+
+@pytest.mark.parametrize("shown", ["image", "images", "video"])
+def test_greedy_generation_is_transformers(family, shown):
+    pictures = {
+        "image": [noise(20, 30)],
+        "images": [noise(20, 30), noise(40, 30, 1)],
+        "video": [Video(tuple(noise(30, 44, seed) for seed in range(3)))],
+    }[shown]
+    given = inputs_of(family, "what is shown?", pictures)
+    expected = family.model.generate(**given, max_new_tokens=12, do_sample=False)
+    model = SubTokenModel(compress(family, ALL_GROUPS))
+    assert torch.equal(model.generate(**given, max_new_tokens=12, do_sample=False), expected)

@@ -1,0 +1,135 @@
+"""A random tiny LLaVA-OneVision of the real classes: up to 3 x 3 tiles of 3 x 3 patches, crops of four at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import (
+    BatchFeature,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionProcessor,
+    SiglipVisionConfig,
+)
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+
+from subtoken_train.datasets.records import Record
+from subtoken_train.families.images import Video
+from subtoken_train.families.llava_onevision import LlavaOnevisionFamily
+from subtoken_train.families.onevision_processor import OnevisionProcessor
+from subtoken_train.types import Turn
+from tests.support.qwen_tiny import qwen_tokenizer
+
+SIDE, PATCH = 24, 8
+RESOLUTIONS = [[SIDE * high, SIDE * wide] for high in (1, 2, 3) for wide in (1, 2, 3)]
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+WHOLE, FRAME = 9, 4
+"""Visual tokens of a picture's whole, and of a video's frame."""
+
+
+def onevision_family(seed: int = 0, kv_heads: int = 2, layers: int = 4) -> LlavaOnevisionFamily:
+    """Decoder layers of four query heads, a tower of three layers; weights are large, so that attention is sharp."""
+    torch.manual_seed(seed)
+    tokenizer = qwen_tokenizer(SPECIAL)
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+    text = {
+        "model_type": "qwen2",
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+        "tie_word_embeddings": False,
+    }
+    vision = SiglipVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=SIDE,
+        patch_size=PATCH,
+        vision_use_head=False,
+    )
+    config = LlavaOnevisionConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_index=ids["<image>"],
+        video_token_index=ids["<video>"],
+        image_grid_pinpoints=RESOLUTIONS,
+        vision_aspect_ratio="anyres_max_4",
+    )
+    model = LlavaOnevisionForConditionalGeneration(config).eval()
+    return LlavaOnevisionFamily(model, OnevisionProcessor(image_processor(), tokenizer))
+
+
+def image_processor() -> LlavaOnevisionImageProcessorPil:
+    """transformers' own, for these tiles."""
+    return LlavaOnevisionImageProcessorPil(size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS)
+
+
+def noise(height: int, width: int, seed: int = 0) -> Image.Image:
+    """A picture of (height, width) pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8)
+    return Image.fromarray(pixels.numpy())
+
+
+SIZES = ((20, 30), (40, 20), (70, 71))
+"""(height, width) of the test images in pixels."""
+
+
+def onevision_records(folder: Path) -> list[Record]:
+    """One image in tiles; two in two turns; text only."""
+    paths = []
+    for i, size in enumerate(SIZES):
+        paths.append(folder / f"{i}.png")
+        noise(*size, seed=i).save(paths[-1])
+    turns = [Turn("<image>\nwhere is the 7?", "left"), Turn("and here?\n<image>", "on the right")]
+    return [
+        Record("one", paths[2:], [Turn("<image>\nwhere is the 7?", "there it is")]),
+        Record("two", paths[:2], turns),
+        Record("text", [], [Turn("who are you?", "a helpful assistant")]),
+    ]
+
+
+class FrameReader:
+    """In the place of transformers' video processor, which needs torchvision: frames by the family's own code."""
+
+    model_input_names = ("pixel_values_videos",)
+
+    def __init__(self, family: LlavaOnevisionFamily) -> None:
+        self.family = family
+
+    def __call__(self, videos: list[Any], **options: Any) -> BatchFeature:
+        """Videos of equally many frames."""
+        pixels = [self.family.process_images([Video(tuple(frames))])[0] for frames in videos]
+        return BatchFeature({"pixel_values_videos": torch.stack(pixels)})
+
+
+class Theirs(LlavaOnevisionProcessor):
+    """transformers' processor; it takes any object for its video processor."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
+        """Nothing is checked."""
+        return type(argument)
+
+
+def their_processor(family: LlavaOnevisionFamily) -> LlavaOnevisionProcessor:
+    """Of the tiny model."""
+    return Theirs(
+        image_processor(),
+        family.tokenizer,
+        FrameReader(family),
+        num_image_tokens=WHOLE,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_4",
+    )
