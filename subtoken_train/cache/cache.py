@@ -63,7 +63,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
             assert layer.tail_length == 0
-            layer.tail_start_B = padding_B
+            layer.tail_start_B = padding_B.to(layer.device)
 
     def choose_pages(self, chooses: bool) -> None:
         """Whether the token that comes next reads the pages that it chooses, where there are pages, or everything."""

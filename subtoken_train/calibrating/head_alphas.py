@@ -33,6 +33,7 @@ from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.families.family import Family
+from subtoken_train.families.placement import check_on_one_device
 from subtoken_train.functional.objective import predicting_rows
 from subtoken_train.types import Batch, Region
 
@@ -83,6 +84,7 @@ class DuoCalibrator(Calibrator):
             )
         if backbone.active_routing is not None or backbone.reducer.acts:
             raise ValueError("duo_attention is calibrated on whole caches; take the backbone, or a LoRA-only adapter")
+        check_on_one_device(backbone.model, "duo_attention's calibration")
 
     def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> HeadAlphas:
         """Train, a step per batch."""

@@ -74,10 +74,10 @@ def _drawn(
         texts = [records[i].text for i in places]
         if not answers:
             texts = [replace(text, input_ids=text.input_ids[: text.prompt_length]) for text in texts]
-        yield move_data_to_device(collate_text(texts, padding_id(family.tokenizer)), family.model.device)
+        yield move_data_to_device(collate_text(texts, padding_id(family.tokenizer)), family.device)
 
 
 def _read(family: Family, records: InstructionRecords, samples: int, batch_size: int, answers: bool) -> Iterator[Batch]:
     collate = Collator(family, int(family.decoder.config.max_position_embeddings), generation=not answers)
     for places in in_batches(range(min(samples, len(records))), batch_size):
-        yield move_data_to_device(collate([records[i] for i in places]), family.model.device)
+        yield move_data_to_device(collate([records[i] for i in places]), family.device)

@@ -37,7 +37,10 @@ def add_grid_options(parser: argparse.ArgumentParser) -> None:
         help="query_aware (default), or context_first: the context is compressed before the question is seen",
     )
     parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
-    parser.add_argument("--device", help="cuda:0, cpu, ... (default: the first GPU where there is one)")
+    parser.add_argument(
+        "--device",
+        help="cuda:0, cpu, ...; auto: several GPUs if need be (default: the first GPU, if any)",
+    )
 
 
 def check_modes(args: argparse.Namespace) -> None:

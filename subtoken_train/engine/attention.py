@@ -16,6 +16,7 @@ Legend: B batch, N rows, M columns, H query heads, h key-value heads, d head wid
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,18 @@ class ContextSplit:
         self.late_start = int(torch.where(self.late_BN.any(0), places_N, len(places_N)).min())
         self.context_counts: list[int] = self.context_BN.sum(-1).tolist()
         self.asks_counts: list[int] = self.asks_BN.sum(-1).tolist()
+        self._elsewhere: dict[torch.device, ContextSplit] = {}
+
+    def on(self, device: torch.device) -> ContextSplit:
+        """The same for a layer on a device; what layers note stands in one place."""
+        if device == self.regions_BN.device:
+            return self
+        if device not in self._elsewhere:
+            moved = self._elsewhere[device] = copy(self)
+            for name, part in vars(self).items():
+                if isinstance(part, Tensor):
+                    setattr(moved, name, part.to(device))
+        return self._elsewhere[device]
 
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor) -> Tensor:
         """Context tokens that stay in ``layer``, bool [B, N]."""
@@ -196,7 +209,7 @@ def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[
         if context_split is not None:
             dropout = float(options.get("dropout", 0.0))
             block = None if seen_BN is None else ROW_BLOCK
-            split = split_attention(context_split, layer, query, key, value, scale, dropout, block)
+            split = split_attention(context_split.on(query.device), layer, query, key, value, scale, dropout, block)
             result: tuple[Tensor, Tensor | None] = (split, None)
         elif seen_BN is not None:
             result = causal_attention(query, key, value, seen_BN, scale, ROW_BLOCK).transpose(1, 2).contiguous(), None

@@ -36,7 +36,7 @@ def attention_row(
     """
     with gathered_weights(family.decoder.layers[layer]):
         attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
-        return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1)
+        return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1).to(hidden_BND.device)
 
 
 @torch.no_grad()
@@ -89,7 +89,8 @@ def region_attention(
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
     for start in range(0, index_BR.shape[1], ROW_BLOCK):
         block = slice(start, start + ROW_BLOCK)
-        total_BN += (attention.rows(index_BR[:, block]) * valid_BR[:, block, None]).sum(1)
+        paid_BRN = attention.rows(index_BR[:, block]).to(total_BN.device)
+        total_BN += (paid_BRN * valid_BR[:, block, None]).sum(1)
     return total_BN / valid_BR.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -103,9 +104,11 @@ class LayerAttention:
         self, family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor
     ) -> None:
         block = family.decoder.layers[layer]
-        self.family, self.layer, self.attention, self.visible_BN = family, layer, block.self_attn, visible_BN
-        self.normed_BND = block.input_layernorm(hidden_BND)
-        cos, sin = family.decoder.rotary_emb(self.normed_BND, position_ids)
+        self.family, self.layer, self.attention = family, layer, block.self_attn
+        self.normed_BND = block.input_layernorm(hidden_BND)  # where the layer lies, like all that follows
+        self.visible_BN = visible_BN.to(self.normed_BND.device)
+        angles = family.decoder.rotary_emb(self.normed_BND, position_ids)
+        cos, sin = (each.to(self.normed_BND.device) for each in angles)
         self.cos, self.sin = cos.expand(len(hidden_BND), -1, -1), sin.expand(len(hidden_BND), -1, -1)
         key = family.key_heads(layer, self.normed_BND)
         _, self.key_BhNd = family.rotate(key, key, (self.cos, self.sin))
@@ -118,21 +121,23 @@ class LayerAttention:
     def blocks(self, marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Attention of marked rows, see ``AttentionBlocks``; one block at least."""
         for index_BR, valid_BR in _row_blocks(marks_BN):
-            yield self.heads(index_BR), valid_BR
+            yield self.heads(index_BR).to(marks_BN.device), valid_BR
 
     @torch.no_grad()
     def pull_blocks(self, marks_BN: Tensor) -> Iterator[Tensor]:
         """What the rotary embedding alone makes of the same rows, see ``CutView.rotary_pull``."""
-        width = self.key_BhNd.shape[-1]
-        ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=self.visible_BN.device)[:, None]
+        place, width = self.cos.device, self.key_BhNd.shape[-1]
+        ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=place)[:, None]
         _, key_B1Nd = self.family.rotate(ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))
         for index_BR, _ in _row_blocks(marks_BN):
-            query_BRd = take_rows(key_B1Nd[:, 0], index_BR)
-            with torch.autocast(query_BRd.device.type, enabled=False):
-                yield query_BRd @ key_B1Nd[:, 0].mT * self.attention.scaling
+            query_BRd = take_rows(key_B1Nd[:, 0], index_BR.to(place))
+            with torch.autocast(place.type, enabled=False):
+                pull_BRM = query_BRd @ key_B1Nd[:, 0].mT * self.attention.scaling
+            yield pull_BRM.to(marks_BN.device)
 
     def heads(self, index_BR: Tensor) -> Tensor:
         """Attention of rows ``index_BR`` over all positions, [B, H, R, N] in fp32."""
+        index_BR = index_BR.to(self.visible_BN.device)
         query = self.family.query_heads(self.layer, take_rows(self.normed_BND, index_BR))
         places = take_rows(self.cos, index_BR), take_rows(self.sin, index_BR)
         query_BHRd, _ = self.family.rotate(query, query, places)

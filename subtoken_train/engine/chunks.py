@@ -132,4 +132,5 @@ def look_ahead(
             query_BHNd, key_BhNd = family.query_heads(layer, normed_BND), family.key_heads(layer, normed_BND)
             angles = family.decoder.rotary_emb(normed_BND, position)
             query_BHNd, key_BhNd = family.rotate(query_BHNd, key_BhNd, angles)
-        split.ahead[layer] = split.decide(layer, query_BHNd, key_BhNd, heads(value_BND))
+        here = split.on(value_BND.device)
+        split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, heads(value_BND))

@@ -21,7 +21,9 @@ from subtoken_train.engine.cuts import CutCourse
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, routing_state, rows_read
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
 from subtoken_train.families.family import Family
+from subtoken_train.families.placement import check_on_one_device
 from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger
@@ -61,6 +63,13 @@ class CompressedBackbone(nn.Module):
     def cut_layer(self) -> int:
         """First layer that sees a reduced set and routes; below it every token stays whole."""
         return self.reducer.cut_layer(self.family.shape.num_layers)
+
+    def train(self, mode: bool = True) -> CompressedBackbone:
+        """As every module's; a backbone that is spread over devices is refused."""
+        if mode:
+            check_on_one_device(self.model, "training")
+        super().train(mode)
+        return self
 
     @property
     def active_routing(self) -> RoutingConfig | None:
@@ -123,6 +132,7 @@ class CompressedBackbone(nn.Module):
         neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
         in_tower = isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None)
         states = family.visual_states(batch, reducer.statistics if in_tower else None)
+        states = on_device(states, batch.regions_BN.device)
         rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
         if in_tower:
             assert isinstance(reducer, TowerReducer)
@@ -176,7 +186,8 @@ class CompressedBackbone(nn.Module):
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
-        return PromptPass(hidden, rows, [(0, self.family.shape.num_layers, rows)], state, kept=split.seen)
+        kept = on_device(split.seen, regions.device)
+        return PromptPass(hidden, rows, [(0, self.family.shape.num_layers, rows)], state, kept=kept)
 
     def _tower_reduced(
         self, reducer: TowerReducer, batch: Batch, rows: Rows, states: VisualStates

@@ -16,13 +16,14 @@ from subtoken_train.engine.attention import ContextSplit
 from subtoken_train.engine.chunks import Chunks, QueryNotes, look_ahead, run_chunks
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.family import Family
+from subtoken_train.functional.moving import on_device
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]
 """Called with (layer, query, key, value, scale, rows) after each layer's attention, see ``Observer``.
 
-``rows`` are the layer's, their region PADDING where a row is no entry of its cache.
+``rows`` are the layer's, on its device, their region PADDING where a row is no entry of its cache.
 """
 
 
@@ -64,7 +65,8 @@ def run_span(
     def entries(layer: int) -> Rows:
         if split is None:
             return rows
-        return replace(rows, regions_BM=rows.regions_BM.masked_fill(~split.seen[layer], 0))
+        seen_BM = split.seen[layer].to(rows.regions_BM.device)
+        return replace(rows, regions_BM=rows.regions_BM.masked_fill(~seen_BM, 0))
 
     if call.chunks is not None:
         return _in_chunks(family, call, call.chunks, hidden_BMD, rows, range(start, stop), split, state, entries)
@@ -73,7 +75,7 @@ def run_span(
 
         def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
             value = value if split is None else split.routed.get(layer, value)
-            watch(layer, query, key, value, scale, entries(layer))
+            watch(layer, query, key, value, scale, on_device(entries(layer), query.device))
 
         options["observer"] = observe
     deep = rows.deep_nBMD
@@ -117,6 +119,7 @@ def _in_chunks(
             state.choices.pop(layer, None)
             groups_BMS = state.masks[layer]
         if call.observer is not None and notes is not None:
-            call.observer(layer, notes.taken(), states.keys, states.values, notes.scale, entries(layer))
+            seen = on_device(entries(layer), states.keys.device)
+            call.observer(layer, notes.taken(), states.keys, states.values, notes.scale, seen)
         chunks.finished(layer, entries(layer), groups_BMS)
     return hidden_BMD

@@ -42,9 +42,17 @@ class DecoderStack:
         """D, the width that routers read."""
         return int(self.decoder.config.hidden_size)
 
+    @property
+    def device(self) -> torch.device:
+        """Where prompts, and what follows from them, belong: that of the token embeddings. Layers may lie elsewhere."""
+        table = self.model.get_input_embeddings()
+        place = getattr(getattr(table, "_hf_hook", None), "execution_device", None)
+        return torch.device(table.weight.device if place is None else place)
+
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Llama's rotary embedding of [B, H, N, d] queries and keys; under mRoPE cos and sin hold all three axes."""
-        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *position_embeddings)
+        cos, sin = (angles.to(query.device) for angles in position_embeddings)
+        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, cos, sin)
         return rotated
 
     @torch.no_grad()
@@ -53,7 +61,7 @@ class DecoderStack:
         like = torch.empty((), dtype=torch.float32, device=position_ids.device)
         cos, sin = self.decoder.rotary_emb(like, position_ids)
         batch = position_ids.shape[-2]
-        return Rotation(cos.expand(batch, -1, -1), sin.expand(batch, -1, -1))
+        return Rotation(*(angles.to(position_ids.device).expand(batch, -1, -1) for angles in (cos, sin)))
 
     @torch.no_grad()
     def output_weight(self, layer: int) -> Tensor:
@@ -136,8 +144,10 @@ class DecoderStack:
     ) -> Tensor:
         """Some decoder layers, one after another, under a mask as transformers makes it.
 
-        ``deep_nBND``: what the first n layers of the model add to their outputs (``Rows.deep_nBMD``).
+        ``deep_nBND``: what the first n layers of the model add to their outputs (``Rows.deep_nBMD``). Where the layers
+        lie on several devices, what comes out lies where ``hidden`` did.
         """
+        home = hidden.device
         position_embeddings = self.decoder.rotary_emb(hidden, position_ids)
         for layer in layers:
             hidden = layer(
@@ -150,13 +160,13 @@ class DecoderStack:
                 **options,
             )
             if deep_nBND is not None and (index := layer.self_attn.layer_idx) < len(deep_nBND):
-                hidden = hidden + deep_nBND[index]
-        return hidden
+                hidden = hidden + deep_nBND[index].to(hidden.device)
+        return hidden.to(home)
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
         """Final norm and language-model head, [B, N, V]."""
         logits: Tensor = self.model.get_output_embeddings()(self.decoder.norm(hidden_BND))
-        return logits
+        return logits.to(hidden_BND.device)
 
 
 def _text_positions(position_ids: Tensor) -> Tensor | None:

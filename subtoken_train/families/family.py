@@ -210,8 +210,8 @@ class Family(DecoderStack, ABC):
         """What the first n layers add to their outputs, [n, B, N, D], zero for text; None where they add nothing."""
         if states is None or states.deep is None:
             return None
-        deep_nTD = torch.cat(states.deep, 1)
         is_image_BN = self.is_visual(batch.input_ids_BN)
+        deep_nTD = torch.cat(states.deep, 1).to(is_image_BN.device)
         batch.check_features(int(is_image_BN.sum()), deep_nTD.shape[1])
         deep_nBND = deep_nTD.new_zeros(len(deep_nTD), *is_image_BN.shape, deep_nTD.shape[-1])
         deep_nBND[:, is_image_BN] = deep_nTD
@@ -231,4 +231,4 @@ class Family(DecoderStack, ABC):
         if keep_BN is not None:
             is_image = is_image & keep_BN
         batch.check_features(int(is_image.sum()), len(features_TD))
-        return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND.dtype))
+        return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND))

@@ -16,16 +16,24 @@ from subtoken_train.families.backbone_config import BackboneConfig, check_backbo
 from subtoken_train.families.backbone_files import check_full_attention, check_local_files
 from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
+from subtoken_train.families.placement import check_whole
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
 from subtoken_train.reducers.base import Reducer
 
 
-def load_family(config: BackboneConfig, reducer: Reducer | None = None) -> Family:
+def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
     """Load weights and processor. No code that they bring is run.
+
+    Args:
+        config: what to load.
+        reducer: what will act on it.
+        memory: bytes of weights that each GPU may take, to spread the layers over several
+            (``families/placement.py``); None: the whole is loaded on one device.
 
     Raises:
         ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype
-            or quantization; broken or incomplete files; bitsandbytes or flash-attn is asked for and missing.
+            or quantization; broken or incomplete files; bitsandbytes or flash-attn is asked for and missing; the layers
+            do not fit into ``memory``.
     """
     check_backbone(config)
     with _asked(config):
@@ -34,11 +42,11 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None) -> Famil
         if reducer is not None:
             depth = model_config.get_text_config().num_hidden_layers
             reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(model_config))
-        model = load_weights(family, config)
+        model = load_weights(family, config, memory)
         return _put_together(family, model, _read_processor(family, config), config)
 
 
-def load_weights(family: type[Family], config: BackboneConfig) -> Any:
+def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int, int] | None = None) -> Any:
     """The model alone, frozen as it is used: in evaluation mode, quantised where that is asked for.
 
     Raises:
@@ -56,12 +64,14 @@ def load_weights(family: type[Family], config: BackboneConfig) -> Any:
             dtype=dtype_of(config),
             attn_implementation=config.attention,
             quantization_config=quantised,
+            **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
             output_loading_info=True,
         )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the readers of broken files raise
         raise _unreadable("the weights", config, error) from error
+    check_whole(model, config.path)
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
         raise ValueError(
             f"the weights of backbone {config.path!r} are not whole: {len(missing)} tensors are missing, "

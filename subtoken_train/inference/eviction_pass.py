@@ -19,6 +19,7 @@ from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choice, prompt_bytes
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.kv_budget import KVBudget
@@ -71,9 +72,10 @@ class EvictionPass:
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
-        self.rows[layer] = rows
+        home = self.again_B.device
+        self.rows[layer] = on_device(rows, home)
         if self.compression.every is not None:
-            self.lasting[layer] = LastingLayer(scale, rows.regions_BM)
+            self.lasting[layer] = LastingLayer(scale, self.rows[layer].regions_BM)
         view = LayerView(
             layer,
             query,
@@ -89,7 +91,7 @@ class EvictionPass:
             output_weight=partial(self.family.output_weight, layer),
         )
         with torch.autocast(query.device.type, enabled=False):  # scores are fp32
-            self.scores[layer] = self.method.score(view)
+            self.scores[layer] = on_device(self.method.score(view), home)
 
     def observe_task(
         self, plan: TaskPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
@@ -97,10 +99,13 @@ class EvictionPass:
         """Score what a task is about in one layer again, see ``TaskObserver``."""
         rows, first = self.rows[layer], self.scores[layer]
         about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
-        view = TaskView(layer, query, key, value, rows.regions_BM, rows_BS, scale, about_BM & rows.visible_BM)
-        replaced_B1M = self.again_B[:, None, None] & view.about_BN[:, None]
+        about_BM = about_BM & rows.visible_BM
+        marks = (each.to(query.device) for each in (rows.regions_BM, rows_BS))
+        regions_BM, asks_BS = marks
+        view = TaskView(layer, query, key, value, regions_BM, asks_BS, scale, about_BM.to(query.device))
+        replaced_B1M = self.again_B[:, None, None] & about_BM[:, None]
         with torch.autocast(query.device.type, enabled=False):
-            scores_BhM = self.method.score_task(view)
+            scores_BhM = self.method.score_task(view).to(replaced_B1M.device)
         first.scores_BhN = torch.where(replaced_B1M, scores_BhM, first.scores_BhN)
 
     def keep(

@@ -19,7 +19,7 @@ from subtoken_train.types import Turn
 
 def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Picture]) -> dict[str, Tensor]:
     """A prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
-    device = family.model.device
+    device = family.device
     if isinstance(prompt, str) and not prompt.strip():
         raise ValueError("the prompt is empty; write what the model should answer or go on with")
     check_characters(prompt if isinstance(prompt, str) else list(map(astuple, prompt)), "the prompt")

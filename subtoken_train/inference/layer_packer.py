@@ -15,6 +15,7 @@ from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.merging import merged
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import BITS, Compression
 from subtoken_train.inference.key_cut import KeyCut
 from subtoken_train.inference.rerotation import Rerotation
@@ -71,9 +72,11 @@ class LayerPacker:
         assert isinstance(packed, PackedLayer)
         keys, values = states.keys, states.values
         states.keys = states.values = None
+        here, keep_BhM, entries_BM, position = on_device([kept, keep_BhM, entries_BM, position], keys.device)
         keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM)
         if self.key_cut is not None:
-            self.key_cut.cut(layer, kept, keys)
+            self.key_cut.cut(layer, here, keys)
+            kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)
         if self.rerotation is not None:
             keys = self.rerotation.closed_up(keys, keep_BhM, position)
-        packed.fill(pack_layer(keys, values, kept, self.packing), self.prompt_length, keys)
+        packed.fill(pack_layer(keys, values, here, self.packing), self.prompt_length, keys)

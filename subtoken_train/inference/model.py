@@ -115,7 +115,7 @@ class SubTokenModel:
             merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
             prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
             rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
-            device_map: a device (``cuda:0``, ``cpu``), or ``auto``: the first GPU where there is one. One device.
+            device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
 
         Raises:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.

@@ -28,6 +28,7 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.entry_record import EntryRecord
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import BITS
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.held_layers import HeldLayer
@@ -58,8 +59,9 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
                 f"entries per layer; take eviction_keep {2 * compression.every} tokens, or a smaller eviction_every"
             )
     for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
+        here, marks = layer.device, [own.regions_BM, own.competes_BM, own.budget_B]
         layer.record = EntryRecord.of_prompt(
-            kept, own.regions_BM, own.competes_BM, own.budget_B, method.online.rows, own.carried
+            on_device(kept, here), *on_device(marks, here), method.online.rows, on_device(own.carried, here)
         )
     scales = [own.scale for own in layers]
     cache.evictor = OnlineEviction(method, compression.every, scales, BITS[compression.kv_dtype])
@@ -95,24 +97,27 @@ class OnlineEviction:
         if generated < self.due:
             return
         layers = [HeldLayer.of(layer) for layer in cache.layers]
-        needs_B = torch.stack([layer.needs() for layer in layers]).any(0)
+        home = layers[0].place_RN.device
+        needs_B = torch.stack([layer.needs().to(home) for layer in layers]).any(0)
         evicts = bool(needs_B.any())
         scores: list[LayerScores] = []
         for number, layer in enumerate(layers):
             carried = None
             if evicts or layer.record.carried_RkN is not None:
-                scores.append(self.method.score(layer.view(number, self.scales[number], self.method)))
-                carried = scores[-1].carried
+                found = self.method.score(layer.view(number, self.scales[number], self.method))
+                scores.append(on_device(found, home))
+                carried = found.carried
             layer.carry(carried)
         self.due = generated + self.every
         if evicts:
             self._keep(layers, scores, needs_B)
 
     def _keep(self, layers: list[HeldLayer], scores: list[LayerScores], needs_B: Tensor) -> None:
-        regions, competes = [layer.regions_RN for layer in layers], [layer.competes_RN for layer in layers]
-        budget_LR = torch.stack([layer.budget() for layer in layers])
+        home = needs_B.device
+        regions, competes = [x.regions_RN.to(home) for x in layers], [x.competes_RN.to(home) for x in layers]
+        budget_LR = torch.stack([layer.budget().to(home) for layer in layers])
         kept = self.method.keep(scores, Candidates(regions, competes, budget_LR, heads=layers[0].heads))
         for layer, keep_R1N in zip(layers, kept, strict=True):
-            layer.keep(keep_R1N[:, 0], needs_B, self.bits)
+            layer.keep(*on_device([keep_R1N[:, 0], needs_B], layer.place_RN.device), self.bits)
         self.due = self.every
         self.evictions += 1

@@ -10,6 +10,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.paging import PageReading, with_pages
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.types import Plan
@@ -45,4 +46,5 @@ def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
             assert kept.rows_BN is not None
             competes_BM, budget_B = eviction.budgets[layer]
             chosen_BN = take_rows(competes_BM, kept.rows_BN) & (kept.entries_BN >= 0)
-            packed.blocks = with_pages(packed.blocks, PageReading(*sizes, chosen_BN, budget_B))
+            marks = on_device([chosen_BN, budget_B], packed.device)
+            packed.blocks = with_pages(packed.blocks, PageReading(*sizes, *marks))

@@ -19,14 +19,17 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import family_class, load_family
+from subtoken_train.families.load import family_class, layout_family, load_family
 from subtoken_train.families.lora import remove_lora
+from subtoken_train.families.placement import free_memory, is_spread, spread_memory
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 
 
 def device_of(name: str) -> torch.device:
     """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU.
+
+    (A model that the first GPU does not hold is spread over all of them under ``auto``, see ``ModelPool``.)
 
     Raises:
         ValueError: there is no such device.
@@ -50,7 +53,8 @@ class ModelPool:
     a time; arms should come backbone by backbone.
 
     Args:
-        device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded.
+        device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded. Under ``auto``
+            a model that the first of several GPUs does not hold is spread over all, see ``families/placement.py``.
 
     Attributes:
         loads: how many times weights of a backbone were read.
@@ -59,6 +63,7 @@ class ModelPool:
     def __init__(self, device_map: str | None = None) -> None:
         self.loads = 0
         self._device = None if device_map is None else device_of(device_map)
+        self._spreads = device_map == "auto"
         self._source: BackboneConfig | None = None
         self._family: Family | None = None
         self._current: CompressedBackbone | None = None
@@ -131,12 +136,17 @@ class ModelPool:
             remove_lora(self._family)
             return self._family
         self._source = self._family = None  # its memory is free before the next one is read
-        self._family, self._source = load_family(source, reducer), wanted
+        free = free_memory() if self._spreads else []
+        memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
+        self._family, self._source = load_family(source, reducer, memory), wanted
         self.loads += 1
         return self._family
 
     def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
-        if self._device is not None:
+        if is_spread(backbone.model):
+            if backbone.bank is not None:
+                backbone.bank.place([next(layer.parameters()).device for layer in backbone.family.decoder.layers])
+        elif self._device is not None:
             backbone.to(self._device)
         return backbone.eval()
 

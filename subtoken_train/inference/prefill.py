@@ -79,7 +79,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     if eviction is not None and eviction.method.reads:
         add_pages(cache, plan, eviction)
     rerotation = packer.rerotation
-    cache.next_position = result.rows.next_position if rerotation is None else rerotation.next_position
+    following = result.rows.next_position if rerotation is None else rerotation.next_position
+    cache.next_position = following.to(prompts.regions_BN.device)
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)

@@ -54,7 +54,7 @@ def batch_from_inputs(
 
     What is returned lies on the model's device.
     """
-    device = family.model.device
+    device = family.device
     input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
     given = {name: _on(device, name, inputs[name]) for name in IMAGE_INPUTS if inputs.get(name) is not None}
     kinds = given.get("mm_token_type_ids")

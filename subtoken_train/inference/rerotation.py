@@ -48,7 +48,7 @@ class Rerotation:
             ValueError: heads or layers of a sample that keep different numbers of entries.
         """
         count_Bh = keep_BhN.sum(-1)
-        before_B = count_Bh[:, 0] if self.count_B is None else self.count_B
+        before_B = count_Bh[:, 0] if self.count_B is None else self.count_B.to(count_Bh.device)
         unlike_B = (count_Bh != before_B[:, None]).any(-1)
         if bool(unlike_B.any()):
             first = int(unlike_B.int().argmax())

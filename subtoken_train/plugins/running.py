@@ -106,5 +106,5 @@ class Runner(Generic[PromptT]):
         return texts
 
     def _batch(self, prompts: Sequence[PromptT]) -> Batch:
-        batch: Batch = move_data_to_device(self.collate(prompts), self.model.backbone.family.model.device)
+        batch: Batch = move_data_to_device(self.collate(prompts), self.model.backbone.family.device)
         return batch

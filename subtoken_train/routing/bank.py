@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -67,6 +67,13 @@ class RoutingState:
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)
     part: tuple[int, int] = (0, 0)
+
+    def on(self, device: torch.device) -> RoutingState:
+        """The same for a layer on a device; what layers note stands in one place."""
+        if device == self.routed_BN.device:
+            return self
+        tensors = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, **tensors)
 
     def mean_balance(self) -> Tensor:
         """Balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
@@ -134,6 +141,11 @@ class RouterBank(nn.Module):
         for part in (*self.selectors[:layer], *self.gates[:layer]):
             part.requires_grad_(False)
 
+    def place(self, devices: Sequence[torch.device]) -> None:
+        """Put every layer's selector and gate where the layer lies."""
+        for part, device in [*zip(self.selectors, devices, strict=True), *zip(self.gates, devices, strict=False)]:
+            part.to(device)
+
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
         """Route every value projection run inside this block, with ``state``'s tokens."""
@@ -172,12 +184,13 @@ class RouterBank(nn.Module):
 
         The mask and what the balance loss is made of are noted in ``state``.
         """
-        config = self.config
-        scores_BNS = self._scores(layer, hidden_BND, value_BND, state, routed_BN)
+        config, home, device = self.config, state.routed_BN.device, value_BND.device
+        state, routed_BN = state.on(device), routed_BN.to(device)
+        scores_BNS = self._scores(layer, hidden_BND.to(device), value_BND, state, routed_BN)
         hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
         routed_BN1 = routed_BN[..., None]
-        state.masks[layer] = hard_BNS | ~routed_BN1
-        factor_BNS = state.masks[layer]
+        factor_BNS = hard_BNS | ~routed_BN1
+        state.masks[layer] = factor_BNS.to(home)
         if self.selectors[layer].learned:
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))

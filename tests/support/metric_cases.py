@@ -69,6 +69,11 @@ def _ruler() -> Answered:
     return [(text, {"task": task, "answers": ["AB", "CD"]}) for task, text in rows]
 
 
+def _longbench() -> Answered:
+    rows = [("qasper", "a cat", "the cat"), ("samsum", "A cat. It ran.\n", "a cat ran"), ("lcc", "  x = 1", "  x = 2")]
+    return [(text, {"set": name, "answers": [answer, "?"]}) for name, text, answer in rows]
+
+
 def _scenes(kind: str, *answers: str) -> Answered:
     return [(answers[0], {"kind": kind, "answer": answer}) for answer in answers]
 
@@ -81,6 +86,7 @@ CASES: dict[str, Answered] = {
     "infographicvqa": _people(),
     "local": _local(),
     "local_text": _local(),
+    "longbench": _longbench(),
     "mathvista": _mathvista(),
     "mmbench": _mmbench(),
     "mmbench_video": [("a man", {}), ("", {}), ("B", {})],

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 Prediction = str | list[float]
-"""A generated answer (stripped of surrounding space by the runner), or the log-likelihood of each choice."""
+"""A generated answer, or the log-likelihood of each choice. The runner strips answers but those of ``keep_space``."""
 
 
 class TaskMetric(Metric):

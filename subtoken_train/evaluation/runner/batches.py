@@ -13,6 +13,7 @@ from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.evaluation.tasks.task import Modality, Sample
 from subtoken_train.families.family import Family
 from subtoken_train.inference.batched import in_batches
+from subtoken_train.inference.long_prompts import in_chat, without_middle
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.types import Batch, Turn
 
@@ -56,7 +57,14 @@ def model_inputs(
 
 def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedText:
     try:
-        text = encode_text(family, sample.prompt, sample.choices, sample.context_characters, max_length=max_length)
+        prompt, context = sample.prompt, sample.context_characters
+        if sample.cut_middle:
+            assert context is not None
+            prompt, context = without_middle(family, prompt, context, max_length, sample.max_new_tokens, sample.chat)
+            max_length = None  # it fits, and a token more than asked for may have come in where both ends meet
+        if sample.chat:
+            prompt, context = in_chat(family, prompt, context)
+        text = encode_text(family, prompt, sample.choices, context, max_length=max_length)
     except ValueError as error:
         raise ValueError(f"sample {sample.id!r}: {error}") from error
     return replace(text, record_id=sample.id)

@@ -98,7 +98,7 @@ def answer_batch(
     protocol: Protocol = "query_aware",
 ) -> list[Outcome]:
     """Ask samples that ask for the same (``plan_batches``); ``prompts`` and ``continuations`` are theirs."""
-    prompts = move_data_to_device(prompts, backbone.family.model.device)
+    prompts = move_data_to_device(prompts, backbone.family.device)
     if samples[0].choices:
         return score_batch(backbone, prompts, continuations, compression=compression, protocol=protocol)
     return generate_batch(
@@ -113,7 +113,8 @@ def answer_batch(
 
 def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
     """What is kept of one answer."""
-    prediction: Prediction = list(outcome.logprobs) if sample.choices else outcome.text.strip()
+    text = outcome.text if sample.keep_space else outcome.text.strip()
+    prediction: Prediction = list(outcome.logprobs) if sample.choices else text
     reference = dict(sample.reference)
     return SampleRecord(
         id=sample.id,

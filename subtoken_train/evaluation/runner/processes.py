@@ -52,9 +52,13 @@ class Processes:
     def device(self, wanted: str | None) -> str:
         """``wanted``, or this process's GPU where there is one, else the CPU; ``cuda`` is this process's GPU, too.
 
+        ``auto`` stays what it is for a process that is alone: a model may then take several GPUs.
+
         Raises:
             ValueError: one GPU is named for all of several processes.
         """
+        if wanted == "auto" and self.count == 1:
+            return wanted  # a model that one GPU does not hold may take them all
         if wanted not in (None, "auto", "cuda"):
             assert wanted is not None
             if self.count > 1 and wanted.startswith("cuda"):

@@ -27,6 +27,7 @@ TASKS: Registry[Task] = Registry(
         "infographicvqa": "parquet_questions:InfographicVQA",
         "local": "local:Local",
         "local_text": "local:LocalText",
+        "longbench": "longbench:LongBench",
         "mathvista": "mathvista:MathVista",
         "mmbench": "mmbench:MMBench",
         "mmbench_video": "video:MMBenchVideo",

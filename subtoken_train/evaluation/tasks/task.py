@@ -38,6 +38,9 @@ class Sample:
         stop: texts that end a generated answer; they are cut off.
         kind: what scores are also shown by (subtask, category, question type).
         earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
+        cut_middle: text tasks: a prompt that is too long loses its middle, instead of being refused.
+        chat: text tasks: the tokenizer's chat template is put around the prompt.
+        keep_space: the answer is kept with the space around it.
     """
 
     id: str
@@ -50,6 +53,9 @@ class Sample:
     stop: tuple[str, ...] = ()
     kind: str = "question"
     earlier: tuple[Turn, ...] = ()
+    cut_middle: bool = False
+    chat: bool = False
+    keep_space: bool = False
 
 
 @dataclass

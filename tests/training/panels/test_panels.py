@@ -71,11 +71,11 @@ def parameter(values, gradient=None):
     return tensor
 
 
-def record(device="cpu", state=None, kept=None):
+def record(device="cpu", state=None, kept=None, rows=((1, 2, 4), (1, 2, 4))):
     """Two samples, 5 and 3 tokens, of which 3 and 3 ran."""
     codes = [[1, 2, 2, 2, 4], [1, 2, 4, 0, 0]]
     regions = torch.tensor(codes, device=device)
-    rows_regions = torch.tensor([[1, 2, 4], [1, 2, 4]], device=device)
+    rows_regions = torch.tensor(rows, device=device)
     rows = Rows.whole(rows_regions, rows_regions)
     return StepRecord(regions, rows, [(0, 2, rows)], state, kept or {})
 
@@ -145,7 +145,7 @@ def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():
     zeros = torch.zeros(1, 3, dtype=torch.long)
     state = RoutingState(torch.tensor([[True, True, True]]), zeros == 1, zeros, zeros[:, 0])
     state.masks[1] = torch.tensor([[[True, False], [True, True], [True, False]]])  # the second is not kept
-    pl.last_step = record(state=state, kept={1: torch.tensor([[True, False, True]])})
+    pl.last_step = record(state=state, kept={1: torch.tensor([[True, False, True]])}, rows=((2, 2, 2),))
     panel.on_train_batch_end(trainer(2), pl, None, None, 1)
     assert NOTES.step == 1
     assert NOTES.taken() == {

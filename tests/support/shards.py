@@ -1,0 +1,143 @@
+"""Two pretended devices, ``shard:0`` and ``shard:1``: numbers of the CPU that refuse to meet those of another device.
+
+What ``device_map`` does is then tested without a second GPU: accelerate's hooks move tensors from one device to the
+other, and an operation whose tensors lie on two of them (or on one of them and the CPU) raises, as it does on GPUs.
+Nothing here says anything of speed, of memory, or of kernels of real devices.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from accelerate import dispatch_model
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from subtoken_train.families.family import Family
+
+NAME = "shard"
+MOVES = ("aten._to_copy.default", "aten.copy_.default")
+
+
+class _Module:
+    """What torch asks a device's module for."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 2
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+
+class Sharded(Tensor):
+    """A tensor that says that it lies on a shard; ``raw`` holds its numbers."""
+
+    raw: Tensor
+
+    @staticmethod
+    def __new__(cls, raw: Tensor, device: torch.device) -> Sharded:
+        assert not isinstance(raw, Sharded)
+        layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
+        made = torch.Tensor._make_wrapper_subclass(cls, raw.size(), device=device, requires_grad=False, **layout)
+        made.raw = raw
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+    def __repr__(self) -> str:
+        return f"Sharded({self.raw!r}, {self.device})"
+
+    def tolist(self):
+        return self.raw.tolist()
+
+
+def _run(func, args, kwargs):
+    """An operation on the numbers, its results on the one device of its tensors."""
+    device, kwargs = kwargs.get("device"), dict(kwargs)
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    places = {x.device for x in tensors if x.dim() or isinstance(x, Sharded)}
+    if func is torch.ops.aten.copy_.default:
+        args[0].raw.copy_(_raw(args[1])) if isinstance(args[0], Sharded) else args[0].copy_(_raw(args[1]))
+        return args[0]
+    if str(func) not in MOVES and len(places) > 1:
+        index = func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default)
+        if not (index and all(x.device.type == "cpu" for x in tensors[1:])):  # as on GPUs, indices may lie on the CPU
+            raise RuntimeError(f"{func}: tensors on {sorted(map(str, places))}")
+    if device is not None:
+        kwargs["device"] = torch.device("cpu") if torch.device(device).type == NAME else device
+    out = func(*pytree.tree_map(_raw, args), **pytree.tree_map(_raw, kwargs))
+    place = torch.device(device) if device is not None else next(iter(places), torch.device("cpu"))
+    if func._schema.is_mutable and isinstance(out, Tensor):
+        return next(x for x in tensors if _raw(x) is out)
+    return pytree.tree_map(lambda x: _placed(x, place), out)
+
+
+def _raw(value):
+    return value.raw if isinstance(value, Sharded) else value
+
+
+def _placed(value, place: torch.device):
+    if not isinstance(value, Tensor) or place.type != NAME:
+        return value
+    return Sharded(value, torch.device(NAME, place.index or 0))
+
+
+@cache
+def shards() -> tuple[torch.device, torch.device]:
+    """The two devices; registered once for the process."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), dispatch_key="PrivateUse1")
+    shards.library = library  # it acts while it is there
+    _device_constructors()  # torch remembers which functions ``with torch.device(...)`` concerns
+    for name in ("tensor", "arange", "eye", "linspace"):
+        setattr(torch, name, _in_two_steps(getattr(torch, name)))
+    return torch.device(NAME, 0), torch.device(NAME, 1)
+
+
+def _in_two_steps(factory):
+    """On a shard, what makes a tensor of a list or resizes what it made makes it on the CPU first."""
+
+    def made(*args, device=None, **options):
+        if device is None or torch.device(device).type != NAME:
+            return factory(*args, **options, **({} if device is None else {"device": device}))
+        return factory(*args, **options).to(device)
+
+    return made
+
+
+def spread(family: Family, first: int = 1) -> Family:
+    """A family whose first layers lie on ``shard:0``, with all but norm and head; the others on ``shard:1``."""
+    near, far = shards()
+    model, stack = family.model, family.decoder
+    names = {id(module): name for name, module in model.named_modules()}
+    late = {names[id(module)] for module in (*stack.layers[first:], stack.norm, model.get_output_embeddings())}
+    places = {}
+    for name, _ in model.named_modules():
+        inside = any(name.startswith(f"{done}.") for done in places)
+        holds = any(other.startswith(f"{name}.") or not name for other in late)
+        if not inside and not holds:
+            places[name] = far if name in late else near
+    dispatch_model(model, places, main_device=near, skip_keys="past_key_values")
+    model.hf_device_map = places
+    return family
