@@ -109,9 +109,9 @@ def family_class(config: BackboneConfig) -> type[Family]:
     check_backbone(config)
     known = published_config(config.path)
     if known is not None:
-        return _family_of(known)
+        return _family_of(known, config)
     with _asked(config):
-        return _family_of(_read_config(config))
+        return _family_of(_read_config(config), config)
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
