@@ -44,7 +44,10 @@ from recipe_texts import (
 )
 
 from subtoken_train.ledger.kv_budget import KVBudget, geometry, kept_count
-from subtoken_train.ledger.ledger import solve_anchor
+from subtoken_train.ledger.ledger import Ledger, nominal_ledger, solve_anchor
+from subtoken_train.reducers import REDUCERS as REGISTERED
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import Reducer
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -77,7 +80,7 @@ FURTHER = {"quest": ("llama31", "qwen38b", "qwen314b")}
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12))}
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
-OTHER_REDUCERS = {"FasterVLM": "fastervlm", "PruMerge": "prumerge"}
+OTHER_REDUCERS = {"FasterVLM": "fastervlm", "PruMerge": "prumerge", "SparseVLM": "sparsevlm"}
 """Token reducers beyond the paper's tables; their recipes are LLaVA-1.5-7B's."""
 
 
@@ -117,6 +120,10 @@ class Arm:
         """What the recipe's reducer keeps: r, or the anchor's share with the same bytes."""
         if not self.anchor:
             return float(self.keep) / 100
+        if self.staged:
+            ledger = replace(self, anchor=False).ledger()
+            share = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
+            return build_reducer(self.reducer).at_share(share, ledger.shape.num_layers).keep_ratio
         if self.backbone.is_text or self.model.startswith("qwenvl"):  # pages, and images of any size, round it up
             return float(self.budget.exact_total)
         return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
@@ -130,6 +137,28 @@ class Arm:
     def routed(self) -> bool:
         """Whether it routes value groups."""
         return self.num_groups > 0 and not self.anchor
+
+    @property
+    def staged(self) -> bool:
+        """Whether its reducer cuts at several layers; the keep ratio is then an average over layers."""
+        return REGISTERED.find(self.reducer).staged
+
+    def ledger(self) -> Ledger:
+        """The compressed region of a prompt in every layer."""
+        shape, tokens, method = geometry(self.backbone.shape), self.backbone.tokens, self.made()
+        groups = KVBudget(1.0, self.budget.num_groups, self.budget.kept_groups) if self.routed else KVBudget()
+        kept, cut = method.layer_tokens(tokens, shape.num_layers), method.cut_layer(shape.num_layers)
+        return nominal_ledger(shape, {"visual": tokens}, groups, cut, kept)
+
+    def made(self) -> Reducer:
+        """Its reducer."""
+        return build_reducer(self.reducer, self.keep_ratio, self.anchor)
+
+    def kept_words(self) -> str:
+        """Tokens of the compressed region that stay: a number, or those after the first and the last cut."""
+        if not self.staged:
+            return str(self.kept_tokens())
+        return self.made().kept_words(self.backbone.tokens, geometry(self.backbone.shape).num_layers)
 
     def kept_tokens(self) -> int:
         """Tokens of the compressed region that stay."""
@@ -219,7 +248,9 @@ def _header(arm: Arm) -> str:
     words = [backbone.words]
     if arm.reducer != "none":
         title = next(words for words, name in (REDUCERS | OTHER_REDUCERS).items() if name == arm.reducer)
-        words.append(f"{title} {100 * kept / backbone.tokens:.6g} % ({kept} of {backbone.tokens})")
+        share = 100 * arm.keep_ratio if arm.staged else 100 * kept / backbone.tokens
+        average = " on average" if arm.staged else ""
+        words.append(f"{title} {share:.6g} %{average} ({arm.kept_words()} of {backbone.tokens})")
     router = {"linear": "linear router", "mlp": "MLP router", "value_norm": "value norm"}[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
@@ -229,7 +260,8 @@ def _header(arm: Arm) -> str:
     if "_stage2" in arm.variant:
         words.append("stage 2")
     value = arm.budget.value_fraction if arm.routed else 1
-    words.append(f"{float(100 * kept * (1 + value) / 2 / backbone.tokens):.8g} % KV left")
+    left = arm.ledger().fraction("visual") if arm.staged else kept * (1 + value) / 2 / backbone.tokens
+    words.append(f"{float(100 * left):.8g} % KV left")
     if arm.model == "tinylm":
         return EMBEDDED_HEADER.format(summary=" · ".join(words), name=arm.name)
     table = "Table 5" if is_text else "Table 7"
@@ -270,7 +302,8 @@ def _model_band(arm: Arm) -> str:
     text += f"  reducer:\n    name: {arm.reducer}\n"
     if arm.reducer != "none":
         what = "context" if arm.backbone.is_text else "visual"
-        kept = f"{arm.kept_tokens()} of {arm.backbone.tokens} {what} tokens"
+        average = ", the average over layers" if arm.staged else ""
+        kept = f"{arm.kept_words()} of {arm.backbone.tokens} {what} tokens{average}"
         text += f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n" + METHOD_NOTES.get(
             "quest_embedded" if embedded else arm.reducer, ""
         )

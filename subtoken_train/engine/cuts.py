@@ -72,7 +72,7 @@ class CutCourse:
         moved = kept.position + (rows.next_position - kept.next_position)
         kept = replace(kept, position=moved, next_position=rows.next_position)
         if made.joins_BM is not None:
-            hidden_BMD = joined_means(hidden_BMD[:, None], made.joins_BM[:, None])[:, 0]
+            hidden_BMD = joined_means(hidden_BMD[:, None], made.joins_BM[:, None].to(hidden_BMD.device))[:, 0]
         rank = None if made.rank_BM is None else self._of_all(made.rank_BM, rows)
         return kept, take_rows(hidden_BMD, gather), rank
 

@@ -87,7 +87,7 @@ def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, cluste
     rows_M = torch.arange(len(dropped_M), device=dropped_M.device)
     order = top_indices(scores_M.masked_fill(~dropped_M, -torch.inf), int(dropped_M.sum()))
     recycled = order[: recycled_counts(len(order))[0]]
-    apart = distances(hidden_MD[recycled])
+    apart = distances(hidden_MD[recycled.to(hidden_MD.device)]).to(recycled.device)
     centres, cluster = density_clusters(apart, densities(apart, clusters), clusters)
     return recycled[centres], rows_M.scatter(0, recycled, recycled[centres][cluster])
 

@@ -22,6 +22,7 @@ METHODS = {
     "visionzip": "VisionZip",
     "fastervlm": "FasterVLM",
     "prumerge": "PruMerge",
+    "sparsevlm": "SparseVLM",
     "quest": "Quest",
     "aircache": "AirCache",
     "h2o": "H2O",
