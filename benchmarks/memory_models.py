@@ -14,6 +14,8 @@ from transformers import (
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
@@ -54,6 +56,23 @@ def _llava(text: dict[str, Any]) -> Any:
     )
 
 
+def _llava_next() -> Any:
+    vision = CLIPVisionConfig(
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=84,
+        patch_size=14,
+        projection_dim=64,
+    )
+    sides = [[84, 168], [168, 84], [168, 168], [252, 84], [84, 252]]
+    text = LlamaConfig(**_TEXT)
+    return LlavaNextForConditionalGeneration(
+        LlavaNextConfig(vision_config=vision, text_config=text, image_token_index=4, image_grid_pinpoints=sides)
+    )
+
+
 def _qwen25vl() -> Any:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
     vision = {"depth": 2, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 256}
@@ -74,6 +93,7 @@ SIZES: dict[str, Callable[[], Any]] = {
 }
 """Models of the page's table."""
 FURTHER: dict[str, Callable[[], Any]] = {
+    "llava_next": _llava_next,
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=64)),
 }
 """Models that tests alone measure."""

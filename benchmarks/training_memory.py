@@ -132,6 +132,10 @@ def make_batch(case: Case, parts: CompressedBackbone) -> Batch:
     elif family.name == "llava":
         vision, compressed = family.model.config.vision_config, family.visual_tokens()
         pixels, middle = torch.randn(case.batch, 3, vision.image_size, vision.image_size), [Region.VISUAL] * compressed
+    elif family.in_tiles:
+        tiles, side = family.layout.tiles(family.nominal_image), family.layout.side
+        compressed, grid = family.visual_tokens(), torch.tensor([[tiles, *family.nominal_image]] * case.batch)
+        pixels, middle = torch.randn(case.batch * tiles, 3, side, side), [Region.VISUAL] * compressed
     else:
         compressed, grid = 144, torch.tensor([[1, 24, 24]] * case.batch)
         pixels, middle = torch.randn(case.batch * 576, 1176), [Region.VISUAL] * 144

@@ -54,21 +54,37 @@ FOLDER = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Backbone:
-    """What a recipe's first word stands for: words, Hub id, ledger geometry, and tokens of the compressed region."""
+    """What a recipe's first word stands for: words, Hub id, ledger geometry, and tokens of the compressed region.
+
+    ``images`` is what becomes of images (``IMAGE_WORDS``), "" for a language model; ``max_length`` of their records.
+    """
 
     words: str
     path: str
     shape: str
     tokens: int
+    images: str = "square"
     is_text: bool = False
     page_size: int = 16
+    max_length: int = 2048
+
+    @property
+    def sized(self) -> bool:
+        """Whether images of several sizes have as many tokens as they need."""
+        return not self.is_text and self.images != "square"
 
 
 BACKBONES = {
     "llava7b": Backbone("LLaVA-1.5-7B", "llava-hf/llava-1.5-7b-hf", "llava-1.5-7b", 576),
     "llava13b": Backbone("LLaVA-1.5-13B", "llava-hf/llava-1.5-13b-hf", "llava-1.5-13b", 576),
-    "qwenvl3b": Backbone("Qwen2.5-VL-3B", "Qwen/Qwen2.5-VL-3B-Instruct", "qwen2.5-vl-3b", 144),
-    "qwenvl7b": Backbone("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", 144),
+    "qwenvl3b": Backbone("Qwen2.5-VL-3B", "Qwen/Qwen2.5-VL-3B-Instruct", "qwen2.5-vl-3b", 144, "capped"),
+    "qwenvl7b": Backbone("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", 144, "capped"),
+    "llavanext7b": Backbone(
+        "LLaVA-NeXT-Vicuna-7B", "llava-hf/llava-v1.6-vicuna-7b-hf", "llama-2-7b", 2928, "tiles", max_length=4096
+    ),
+    "llavanextmistral7b": Backbone(
+        "LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928, "tiles", max_length=4096
+    ),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
     "qwen7b": Backbone("Qwen2.5-7B", "Qwen/Qwen2.5-7B", "qwen2.5-7b", 1024, is_text=True),
     "llama31": Backbone("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b", 1024, is_text=True),
@@ -76,9 +92,9 @@ BACKBONES = {
     "qwen314b": Backbone("Qwen3-14B", "Qwen/Qwen3-14B", "qwen3-14b", 1024, is_text=True),
     "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "", 512, is_text=True, page_size=4),
 }
-FURTHER = {"quest": ("llama31", "qwen38b", "qwen314b")}
+FURTHER = {"quest": ("llama31", "qwen38b", "qwen314b"), "fastv": ("llavanext7b", "llavanextmistral7b")}
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
-FURTHER_GROUPS = {"quest": ((16, 4), (16, 12))}
+FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
 OTHER_REDUCERS = {"FasterVLM": "fastervlm", "PruMerge": "prumerge", "SparseVLM": "sparsevlm"}
 """Token reducers beyond the paper's tables; their recipes are LLaVA-1.5-7B's."""
@@ -124,7 +140,7 @@ class Arm:
             ledger = replace(self, anchor=False).ledger()
             share = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
             return build_reducer(self.reducer).at_share(share, ledger.shape.num_layers).keep_ratio
-        if self.backbone.is_text or self.model.startswith("qwenvl"):  # pages, and images of any size, round it up
+        if self.backbone.is_text or self.backbone.sized:  # pages, and images of any size, round it up
             return float(self.budget.exact_total)
         return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
 
@@ -238,8 +254,8 @@ def recipe_text(arm: Arm) -> str:
         return _header(arm) + _model_band(arm) + EMBEDDED_TRAIN + EMBEDDED_DATA
     if arm.backbone.is_text:
         return _header(arm) + _model_band(arm) + LANGUAGE_TRAIN + LANGUAGE_DATA
-    images = IMAGE_WORDS["llava" if arm.model.startswith("llava") else "qwenvl"]
-    return _header(arm) + _model_band(arm) + VISION_TRAIN + VISION_DATA.format(image_words=images)
+    data = VISION_DATA.format(image_words=IMAGE_WORDS[arm.backbone.images], max_length=arm.backbone.max_length)
+    return _header(arm) + _model_band(arm) + VISION_TRAIN + data
 
 
 def _header(arm: Arm) -> str:
@@ -295,7 +311,7 @@ def _model_band(arm: Arm) -> str:
     staged, embedded = "_stage2" in arm.variant, arm.model == "tinylm"
     lora = "" if staged else EMBEDDED_LORA if embedded else lora
     dtype = EMBEDDED_DTYPE if embedded else DTYPE
-    pixels = QWEN_PIXELS if arm.model.startswith("qwenvl") else ""
+    pixels = QWEN_PIXELS if arm.backbone.images == "capped" else ""
     text = MODEL.format(name=arm.name, path=arm.backbone.path, dtype=dtype, lora=lora, pixels=pixels)
     if staged:
         text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")

@@ -156,7 +156,7 @@ VISION_DATA = """
 data:
   train_file: data/llava/llava_v1_5_mix665k.json   # LLaVA-v1.5 instruction tuning, 665K records
   image_folder: data/llava/images       # {image_words}
-  max_length: 2048                      # tokens, visual ones included
+  max_length: {max_length}                      # tokens, visual ones included
   batch_size: 8                         # records per device and forward pass
   num_workers: 8                        # processes that decode images and tokenise
   seed: 0                               # of the shuffling; silent
@@ -210,8 +210,9 @@ trainer:
 """
 
 IMAGE_WORDS = {
-    "llava": "images are padded to a square (aspect-ratio padding), then 336 x 336",
-    "qwenvl": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "square": "images are padded to a square (aspect-ratio padding), then 336 x 336",
+    "capped": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "tiles": "images of any size, in up to four 336 x 336 tiles and their whole",
 }
 
 STAGE2 = """\

@@ -208,19 +208,17 @@ class CompressedBackbone(nn.Module):
         course, start = CutCourse(self.family, reducer, call, hidden, ranked or not reducer.acts), 0
         spans: list[tuple[int, int, Rows]] = []
         state: RoutingState | None = None
-        rank: Tensor | None = None
         for cut in course.layers:
             given = self._layers(call, hidden, rows, start, cut - 1, state=state)
             hidden = self._layers(call, given, rows, cut - 1, cut, state=state)
             spans.append((start, cut, rows))
             if not course.keeps_all(cut):
-                rows, hidden, rank = course.cut(cut, given, hidden, rows)
+                rows, hidden = course.cut(cut, given, hidden, rows)
             start = cut
             if self.bank is not None:
-                state = routing_state(call.batch, rows, rank, before=state)
-        depth = self.family.shape.num_layers
-        hidden = self._layers(call, hidden, rows, start, depth, state=state)
-        return PromptPass(hidden, rows, [*spans, (start, depth, rows)], state)
+                state = routing_state(call.batch, rows, course.rank_BN, before=state)
+        hidden = self._layers(call, hidden, rows, start, course.depth, state=state)
+        return PromptPass(hidden, rows, [*spans, (start, course.depth, rows)], state)
 
     def _routed_span(
         self, call: PassCall, hidden: Tensor, rows: Rows, start: int, rank_BN: Tensor | None = None

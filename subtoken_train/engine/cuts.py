@@ -25,6 +25,8 @@ from subtoken_train.types import Region
 class CutCourse:
     """Makes the cuts of one pass; the embeddings are looked at once, before layer 0.
 
+    ``rank_BN`` is the last cut's rank of every row of the unreduced sequence; None where nothing is ranked.
+
     Args:
         family: the backbone.
         reducer: which cuts.
@@ -36,7 +38,9 @@ class CutCourse:
     def __init__(
         self, family: Family, reducer: DecoderReducer, call: PassCall, embeds_BND: Tensor, always: bool = False
     ) -> None:
-        self.family, self.reducer, self.call, depth = family, reducer, call, family.shape.num_layers
+        self.family, self.reducer, self.call = family, reducer, call
+        self.depth = depth = family.shape.num_layers
+        self.rank_BN: Tensor | None = None
         batch = call.batch
         self.layers, self.always = reducer.cuts(depth), always
         visual = (batch.regions_BN == Region.VISUAL).sum(-1).tolist()
@@ -52,8 +56,8 @@ class CutCourse:
         """Whether the cut before ``layer`` leaves nothing out."""
         return not self.always and all(counts[layer] == counts[layer - 1] for counts in self.counts)
 
-    def cut(self, layer: int, given_BMD: Tensor, hidden_BMD: Tensor, rows: Rows) -> tuple[Rows, Tensor, Tensor | None]:
-        """The rows that ``layer`` sees and their states, and the rank of every row of the unreduced sequence.
+    def cut(self, layer: int, given_BMD: Tensor, hidden_BMD: Tensor, rows: Rows) -> tuple[Rows, Tensor]:
+        """The rows that ``layer`` sees, and their states.
 
         Args:
             layer: first layer after the cut.
@@ -73,8 +77,8 @@ class CutCourse:
         kept = replace(kept, position=moved, next_position=rows.next_position)
         if made.joins_BM is not None:
             hidden_BMD = joined_means(hidden_BMD[:, None], made.joins_BM[:, None].to(hidden_BMD.device))[:, 0]
-        rank = None if made.rank_BM is None else self._of_all(made.rank_BM, rows)
-        return kept, take_rows(hidden_BMD, gather), rank
+        self.rank_BN = None if made.rank_BM is None else self._of_all(made.rank_BM, rows)
+        return kept, take_rows(hidden_BMD, gather)
 
     def _view(self, layer: int, hidden_BMD: Tensor, rows: Rows, attention: LayerAttention) -> CutView:
         def here(marks_BN: Tensor) -> Tensor:

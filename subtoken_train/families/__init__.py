@@ -25,9 +25,11 @@ FAMILIES: Registry[Family] = Registry(
     base="family:Family",
     builtin={
         "llava": "llava:LlavaFamily",
+        "qwen2_vl": "qwen2_vl:Qwen2VLFamily",
         "llava_next": "llava_next:LlavaNextFamily",
         "llava_onevision": "llava_onevision:LlavaOnevisionFamily",
         "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",
+        "qwen3_vl": "qwen3_vl:Qwen3VLFamily",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",
         "qwen3": "text:TextFamily",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def check_local_files(folder: Path) -> None:
         if not isinstance(content, dict):
             raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
         _check_numbers(content, str(path))
+        check_format(content)
     for path in sorted(folder.glob(_INDEX)):
         index = read_json(path)
         shards = index.get("weight_map") if isinstance(index, dict) else None
@@ -40,6 +42,15 @@ def check_local_files(folder: Path) -> None:
             check_file_name(shard, f"{path}: weight_map")
             if not (folder / shard).is_file():
                 raise ValueError(f"{path} is incomplete: it names {shard[:120]}, which is not beside it")
+
+
+def check_format(content: Mapping[str, Any]) -> None:
+    """Raise a worded ``ValueError`` where a configuration is of the original LLaVA code, whose weights fit no class."""
+    if "mm_vision_tower" in content:
+        raise ValueError(
+            f"it is of LLaVA's original code ({shown(content.get('model_type'))}, mm_vision_tower), not of "
+            "transformers; take the same model in transformers' format (llava-hf/... on the Hub)"
+        )
 
 
 def _check_numbers(content: dict[str, Any], place: str) -> None:

@@ -64,7 +64,7 @@ class LlavaFamily(Family):
         cls_kept = self.model.config.vision_feature_select_strategy != "default"
         return int((vision.image_size // vision.patch_size) ** 2 + cls_kept)
 
-    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Pixel values [num_images, 3, H, W]; images are padded to a square of the mean colour first."""
         image_processor = self.processor.image_processor
         fill = tuple(round(255 * mean) for mean in image_processor.image_mean)

@@ -146,7 +146,7 @@ class LlavaNextFamily(LlavaFamily):
             """Of every tile [P, C], of every picture [T, C]; ``end`` stands in a newline's last channel."""
             newline_C = each[0].new_zeros(each[0].shape[-1])
             newline_C[-1] = end
-            pictures = torch.stack(each).split(counts)
+            pictures = torch.split(torch.stack(each), counts)
             return [self.layout.pack(own, row[1:], newline_C) for own, row in zip(pictures, layouts, strict=True)]
 
         tokens = packed([pad(tile_PC, (0, 1)) for tile_PC in states.tokens], 1)
@@ -157,7 +157,7 @@ class LlavaNextFamily(LlavaFamily):
             [picture_T1[:, 0] for picture_T1 in packed([tile_P[:, None] for tile_P in each], end)]
             for each, end in ((states.received, 0), (numbers, -1))
         )
-        classes = list(pad(torch.stack(states.cls), (0, 1)).split(counts))
+        classes = list(torch.split(pad(torch.stack(states.cls), (0, 1)), counts))
         return VisualStates(tokens, classes, received, packed(states.keys, 0), tiles=[each.long() for each in tiles])
 
     def project(self, states_TC: Tensor) -> Tensor:

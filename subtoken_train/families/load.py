@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
-from subtoken_train.families.backbone_files import check_full_attention, check_local_files
+from subtoken_train.families.backbone_files import check_format, check_full_attention, check_local_files
 from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.placement import check_whole
@@ -185,6 +185,7 @@ def _read_config(config: BackboneConfig) -> Any:
         if Path(source).is_dir():
             check_local_files(Path(source))
         content = AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=False)
+        check_format(vars(content))
         content._attn_implementation = None  # the recipe says it; a file could name a kernel, code that the Hub gives
         return content
     except OSError as error:

@@ -10,7 +10,8 @@ from subtoken_train.families.pil_processor import PilProcessor
 
 
 class QwenProcessor(PilProcessor):
-    """Tokenizer and PIL image processor. Videos are not supported."""
+    """Tokenizer and PIL image processor, to which frames of videos are images."""
 
     image_reader: ClassVar[Any] = Qwen2VLImageProcessorPil
     image_token: ClassVar[str] = "<|image_pad|>"
+    video_token: ClassVar[str] = "<|video_pad|>"

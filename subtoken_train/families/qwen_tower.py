@@ -1,7 +1,8 @@
-"""What VisionZip reads in a Qwen2.5-VL tower, recomputed for its last block: the tower keeps its fast attention.
+"""What VisionZip reads in a Qwen-VL tower, recomputed for its last block: the tower keeps its fast attention.
 
-There is no class token: a patch counts by the attention it receives, summed over the patches of its own image and
-averaged over heads; a visual token is the mean of its merge group. Keys are taken after the rotary embedding, as in
+There is no class token: a patch counts by the attention it receives, summed over the patches of its own image (of a
+video: of its own layer of two frames, as the towers attend) and averaged over heads; a visual token is the mean of its
+merge group. Keys are taken after the rotary embedding, as in
 VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Unlike that release's flash path, the
 images of a batch never attend to each other.
 
@@ -20,22 +21,23 @@ from transformers.vision_utils import get_vision_window_index
 
 
 @torch.no_grad()
-def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple[Any, Tensor, Tensor]:
     """Run the tower and read its last block.
 
     Args:
-        tower: a ``Qwen2_5_VisionTransformerPretrainedModel``.
+        tower: Qwen2-VL's, Qwen2.5-VL's or Qwen3-VL's.
         patches: its input, [P, channels * pixels of a patch].
         grid_I3: (time, height, width) of every image in patches.
 
     Returns:
-        (merged embeddings [T, C], attention received [T], keys [T, d]), the last two in fp32, in raster order.
+        (the tower's output, attention received [T], keys [T, d]), the last two in fp32, in raster order.
 
     Raises:
         ValueError: the last block attends within windows only.
     """
     last = len(tower.blocks) - 1
-    if last not in tower.fullatt_block_indexes:
+    windows = getattr(tower, "window_size", None) is not None
+    if windows and last not in tower.fullatt_block_indexes:
         raise ValueError(
             f"visionzip needs a Qwen2.5-VL tower whose last block, {last}, attends to the whole image; this one has "
             f"full attention in blocks {list(tower.fullatt_block_indexes)}"
@@ -45,7 +47,7 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
         lambda _module, args, options: calls.append((args[0], options)), with_kwargs=True
     )
     try:
-        tokens_TC = tower(patches, grid_thw=grid_I3).pooler_output
+        made = tower(patches, grid_thw=grid_I3)
     finally:
         hook.remove()
     ((normed, options),) = calls
@@ -53,10 +55,12 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
     query_PHd, key_PHd = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *options["position_embeddings"])
     lengths = options["cu_seqlens"].diff().tolist()
     received_P = received_attention(query_PHd, key_PHd, lengths, attention.scaling)
-    window_index_T, _ = get_vision_window_index(
-        grid_I3, tower.spatial_merge_size, window_size=tower.window_size, patch_size=tower.patch_size
-    )
-    return tokens_TC, per_token(received_P, window_index_T), per_token(key_PHd, window_index_T).mean(1)
+    window_index_T = torch.arange(len(made.pooler_output))
+    if windows:
+        window_index_T, _ = get_vision_window_index(
+            grid_I3, tower.spatial_merge_size, window_size=tower.window_size, patch_size=tower.patch_size
+        )
+    return made, per_token(received_P, window_index_T), per_token(key_PHd, window_index_T).mean(1)
 
 
 def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], scale: float) -> Tensor:

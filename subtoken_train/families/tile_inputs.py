@@ -18,7 +18,7 @@ def joined_tiles(padded_IM3HW: Tensor, tiles: Sequence[int]) -> Tensor:
 
 def padded_tiles(tiles_T3HW: Tensor, tiles: Sequence[int]) -> Tensor:
     """The inverse, [I, M, 3, H, W], zeros where a picture has fewer tiles."""
-    return torch.nn.utils.rnn.pad_sequence(list(tiles_T3HW.split(list(tiles))), batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(list(torch.split(tiles_T3HW, list(tiles))), batch_first=True)
 
 
 def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> list[list[tuple[int, int]]]:

@@ -175,6 +175,7 @@ GEOMETRIES = {
     "llava-1.5-7b": KVShape(num_layers=32, num_kv_heads=32, head_dim=128),
     "llava-1.5-13b": KVShape(num_layers=40, num_kv_heads=40, head_dim=128),
     "llama-2-7b": KVShape(num_layers=32, num_kv_heads=32, head_dim=128),
+    "mistral-7b": KVShape(num_layers=32, num_kv_heads=8, head_dim=128),
     "llama-3.1-8b": KVShape(num_layers=32, num_kv_heads=8, head_dim=128),
     "qwen2.5-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
     "qwen3-8b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),

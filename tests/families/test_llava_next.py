@@ -1,5 +1,7 @@
 """The LLaVA-NeXT family: chat formats, tiles, newlines, transformers' own inputs, logits and answers."""
 
+import json
+
 import pytest
 import torch
 from PIL import Image
@@ -8,12 +10,12 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.backbone_files import check_full_attention
 from subtoken_train.families.images import Video
 from subtoken_train.families.llava_next import LlavaNextFamily
-from subtoken_train.families.load import layout_family
+from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_batch import batch_from_inputs
 from subtoken_train.types import Region, Turn
-from tests.support.helpers import compress
+from tests.support.helpers import compress, save_backbone
 from tests.support.next_tiny import SIDE, SIZES, TOKENS, next_batch, next_family, next_images, next_records
 
 PROMPTS = [
@@ -221,3 +223,21 @@ def test_an_image_processor_of_another_checkpoint_is_refused(images):
         family.process_images(images)
     assert isinstance(family, LlavaNextFamily)
     assert family.process_images([Image.new("RGB", (11, 40))])[1].tolist() == [[3, 40, 11]]
+
+
+def test_the_files_of_a_published_checkpoint_are_read_without_torchvision(tmp_path, images):
+    """Their ``preprocessor_config.json`` names the class that needs torchvision, and no patch size."""
+    family, folder = next_family(), save_backbone(next_family(), tmp_path / "next")
+    own = json.loads((folder / "processor_config.json").read_text())["image_processor"]
+    (folder / "processor_config.json").unlink()
+    (folder / "preprocessor_config.json").write_text(json.dumps(own | {"processor_class": "LlavaNextProcessor"}))
+    read = load_family(BackboneConfig(str(folder)))
+    assert torch.equal(read.process_images(images)[0], family.process_images(images)[0])
+
+
+@pytest.mark.parametrize("kind", ["llava", "llava_mistral"])
+def test_a_checkpoint_of_llavas_own_code_is_refused_before_its_weights(tmp_path, kind):
+    content = {"model_type": kind, "mm_vision_tower": "openai/clip-vit-large-patch14-336", "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"it is of LLaVA's original code \('{kind}', mm_vision_tower\), not of tr"):
+        load_family(BackboneConfig(str(tmp_path)))

@@ -67,8 +67,8 @@ def test_a_folder_without_config_is_no_backbone(tmp_path):
 
 
 def test_another_family_of_transformers_is_refused(folder):
-    with pytest.raises(ValueError, match=r"unknown backbone family \(model_type\) 'llava_next'.*'llava'"):
-        load_family(with_model_type(folder, "llava_next"))
+    with pytest.raises(ValueError, match=r"unknown backbone family \(model_type\) 'vipllava'.*'llava'"):
+        load_family(with_model_type(folder, "vipllava"))
 
 
 def test_layout_of_a_folder_has_the_loaded_models_shapes(folder):

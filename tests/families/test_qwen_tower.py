@@ -90,7 +90,7 @@ def eager_last_block(family, batch, monkeypatch):
 def test_statistics_are_those_of_eager_attention(family, batch, monkeypatch):
     matrices = eager_last_block(family, batch, monkeypatch)
     assert [matrix.shape for matrix in matrices] == [(2, 4 * tokens, 4 * tokens) for tokens in TOKENS]
-    tokens, received, keys = tower_with_statistics(family.model.model.visual, batch.pixel_values, batch.image_grid_I3)
+    made, received, keys = tower_with_statistics(family.model.model.visual, batch.pixel_values, batch.image_grid_I3)
     window_index, _ = get_vision_window_index(batch.image_grid_I3, 2, window_size=56, patch_size=14)
     assert window_index.tolist() != sorted(window_index.tolist())
     expected = torch.zeros(sum(TOKENS))
@@ -99,7 +99,7 @@ def test_statistics_are_those_of_eager_attention(family, batch, monkeypatch):
     torch.testing.assert_close(received, expected, rtol=1e-4, atol=1e-5)
     assert received.std() > 0.05
     assert keys.shape == (sum(TOKENS), 16)
-    assert torch.equal(tokens, torch.cat(family.visual_states(batch).tokens))
+    assert torch.equal(made.pooler_output, torch.cat(family.visual_states(batch).tokens))
 
 
 @torch.no_grad()
@@ -108,8 +108,8 @@ def test_an_image_has_the_statistics_it_has_alone(family, batch):
     patches = batch.pixel_values.split([4 * tokens for tokens in TOKENS])
     for image in range(3):
         grid = batch.image_grid_I3[image : image + 1]
-        alone = tower_with_statistics(family.model.model.visual, patches[image], grid)
-        for name, value in zip(("tokens", "received", "keys"), alone, strict=True):
+        made, *statistics = tower_with_statistics(family.model.model.visual, patches[image], grid)
+        for name, value in zip(("tokens", "received", "keys"), (made.pooler_output, *statistics), strict=True):
             torch.testing.assert_close(getattr(together, name)[image], value, rtol=1e-4, atol=1e-5)
 
 

@@ -52,6 +52,8 @@ MODELS = {
     "llava13b": Model("llava-hf/llava-1.5-13b-hf", GEOMETRIES["llava-1.5-13b"], 576),
     "qwenvl3b": Model("Qwen/Qwen2.5-VL-3B-Instruct", GEOMETRIES["qwen2.5-vl-3b"], 144, sized=True),
     "qwenvl7b": Model("Qwen/Qwen2.5-VL-7B-Instruct", GEOMETRIES["qwen2.5-vl-7b"], 144, sized=True),
+    "llavanext7b": Model("llava-hf/llava-v1.6-vicuna-7b-hf", GEOMETRIES["llama-2-7b"], 2928, sized=True),
+    "llavanextmistral7b": Model("llava-hf/llava-v1.6-mistral-7b-hf", GEOMETRIES["mistral-7b"], 2928, sized=True),
     "tinylm": Model(
         "checkpoints/tiny-llama", KVShape(LAYERS, KV_HEADS, tiny_llama.WIDTH // tiny_llama.HEADS, 4), 512, "context"
     ),

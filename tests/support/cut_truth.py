@@ -56,11 +56,11 @@ def joined_targets(
     return targets_N
 
 
-def counted_anew(made: dict[int, Cut], layer: int, seen_N: Tensor, end: int) -> Tensor | None:
-    """Positions [N] of what ``layer`` sees, the last row one before ``end``; None where they stay as they are."""
-    if not any(cut.policy == "renumber" for start, cut in made.items() if start <= layer):
+def counted_anew(made: dict[int, Cut], layer: int, seen_N: Tensor, position: Tensor) -> Tensor | None:
+    """Positions [N] of what ``layer`` sees, the last row where it stood in ``position``; None where all stay there."""
+    if position.dim() > 1 or not any(cut.policy == "renumber" for start, cut in made.items() if start <= layer):
         return None
-    return end - int(seen_N.sum()) + seen_N.long().cumsum(0) - 1
+    return position[len(seen_N) - 1] - int(seen_N.sum()) + seen_N.long().cumsum(0)
 
 
 @contextmanager

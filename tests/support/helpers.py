@@ -83,6 +83,7 @@ def only_sample(batch: Batch, index: int) -> Batch:
         batch.images_per_sample_B[index : index + 1],
         batch.record_ids[index : index + 1],
         grid,
+        None if batch.seconds_I is None or not images else batch.seconds_I[first_image : first_image + images],
     )
 
 

@@ -10,20 +10,30 @@ from subtoken_train.types import Batch, Region
 
 
 def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
-    """Positions of a sample's real tokens, [n], or [3, n]: an image's tokens are a grid, what follows is beyond it."""
+    """Positions of a sample's real tokens, [n], or [3, n]: a picture's tokens are a grid, what follows is beyond it.
+
+    A video's layers lie behind one another in time, for Qwen2.5-VL by its seconds (two steps each); for Qwen3-VL each
+    is a picture of its own behind text.
+    """
     ids = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING].tolist()
     if family.tower_positions != "mrope":
         return torch.arange(len(ids))
     first = int(prompts.images_per_sample_B[:sample].sum())
     grids = [] if prompts.image_grid_I3 is None else prompts.image_grid_I3[first:].tolist()
+    seconds = [0.5] * len(grids) if prompts.seconds_I is None else prompts.seconds_I[first:].tolist()
+    shown = [(*grid, int(2 * second)) for grid, second in zip(grids, seconds, strict=True)]
+    if family.name == "qwen3_vl":
+        shown = [(1, high, wide, 1) for layers, high, wide, _ in shown for _ in range(layers)]
+    visual = (family.model.config.image_token_id, family.model.config.video_token_id)
     placed: list[tuple[int, int, int]] = []
     start = 0
     while len(placed) < len(ids):
-        if ids[len(placed)] != family.image_token_id:
+        if ids[len(placed)] not in visual:
             placed.append((start, start, start))
             start += 1
             continue
-        _, high, wide = (n // 2 for n in grids.pop(0))
-        placed += [(start, start + row, start + column) for row in range(high) for column in range(wide)]
-        start += max(high, wide)
+        layers, high, wide, step = shown.pop(0)
+        cells = [(row, column) for row in range(high // 2) for column in range(wide // 2)]
+        placed += [(start + step * t, start + row, start + column) for t in range(layers) for row, column in cells]
+        start += max(high, wide) // 2
     return torch.tensor(placed).T

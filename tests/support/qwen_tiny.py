@@ -1,4 +1,4 @@
-"""A random tiny Qwen2.5-VL of the real classes, and batches for it made by the real collator."""
+"""Random tiny Qwen VLMs of the real classes, and batches for them made by the real collator."""
 
 from __future__ import annotations
 
@@ -8,16 +8,35 @@ from pathlib import Path
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
+from subtoken_train.families.images import Video
 from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
+from subtoken_train.families.qwen2_vl import Qwen2VLFamily
+from subtoken_train.families.qwen3_vl import Qwen3VLFamily
 from subtoken_train.families.qwen_processor import QwenProcessor
 from subtoken_train.types import Batch, Turn
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 SIZES = ((84, 112), (140, 84), (70, 200))
 """(height, width) of the test images in pixels: 3 x 4, 5 x 3 and 2 x 7 (resized) visual tokens."""
 TOKENS = (12, 15, 14)
@@ -41,16 +60,10 @@ def qwen_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
     )
 
 
-def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
-    """Four decoder layers of four query heads, and a tower of four blocks, windows of 2 x 2 tokens in all but the last.
-
-    Weights are large enough for sharp attention, so that a wrong position or order shows.
-    """
-    torch.manual_seed(seed)
-    tokenizer = qwen_tokenizer()
-    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
-    text = {
-        "vocab_size": len(tokenizer),
+def _text(ids: dict[str, int], vocabulary: int, kv_heads: int, sections: list[int]) -> dict[str, object]:
+    """Four decoder layers of four query heads, whose weights are large enough that a wrong position or order shows."""
+    return {
+        "vocab_size": vocabulary,
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 4,
@@ -58,11 +71,31 @@ def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
         "num_key_value_heads": kv_heads,
         "max_position_embeddings": 2048,
         "initializer_range": 0.2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections},
         "bos_token_id": None,
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
     }
+
+
+def _names(ids: dict[str, int]) -> dict[str, int]:
+    return {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+    }
+
+
+def _made(seed: int) -> tuple[PreTrainedTokenizerFast, dict[str, int]]:
+    torch.manual_seed(seed)
+    tokenizer = qwen_tokenizer()
+    return tokenizer, {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+
+
+def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
+    """Qwen2.5-VL; a tower of four blocks, windows of 2 x 2 tokens in all but the second and the last."""
+    tokenizer, ids = _made(seed)
     vision = {
         "depth": 4,
         "hidden_size": 32,
@@ -72,17 +105,51 @@ def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
         "window_size": 56,
         "fullatt_block_indexes": [1, 3],
         "initializer_range": 0.2,
+        "tokens_per_second": 2,
     }
-    config = Qwen2_5_VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["<|image_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        video_token_id=len(tokenizer) - 1,
-    )
+    text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **_names(ids))
     model = Qwen2_5_VLForConditionalGeneration(config).eval()
     return Qwen25VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
+
+
+def qwen2_family(seed: int = 0, kv_heads: int = 2) -> Qwen2VLFamily:
+    """Qwen2-VL; a tower of three blocks."""
+    tokenizer, ids = _made(seed)
+    vision = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "initializer_range": 0.2}
+    text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, **_names(ids))
+    model = Qwen2VLForConditionalGeneration(config).eval()
+    return Qwen2VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
+
+
+def qwen3_family(seed: int = 0, kv_heads: int = 2) -> Qwen3VLFamily:
+    """Qwen3-VL; a tower of four blocks, of which two give deep features, and a grid of 6 x 6 learned positions."""
+    tokenizer, ids = _made(seed)
+    vision = {
+        "depth": 4,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 2],
+        "initializer_range": 0.2,
+    }
+    text = {**_text(ids, len(tokenizer), kv_heads, [4, 2, 2]), "head_dim": 16}
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **_names(ids))
+    model = Qwen3VLForConditionalGeneration(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    pictures = Qwen2VLImageProcessorPil(patch_size=16, min_pixels=4 * 32 * 32)
+    return Qwen3VLFamily(model, QwenProcessor(pictures, tokenizer))
+
+
+def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, seed: int = 0) -> Video:
+    """Frames of noise, (height, width) pixels each."""
+    generator = torch.Generator().manual_seed(seed)
+    return Video(torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8), fps)
 
 
 def qwen_records(folder: Path) -> list[Record]:

@@ -26,6 +26,7 @@ from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, Plan, Region
 from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, noting_cuts
+from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
 from tests.support.plain_positions import prompt_positions
@@ -39,8 +40,8 @@ class LayerTruth:
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
     ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
-    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more. Before this layer rows join
-    ``joins_N``, and stand at ``position_N`` from then on.
+    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more; ``joins_N``, ``position_N``:
+    whom rows join before this layer, and where they stand in it.
     """
 
     seen_N: Tensor
@@ -59,6 +60,7 @@ class SampleTruth:
     """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context.
 
     ``rest_q``: tokens of the prompt that come after those rows; ``position``, [N + q] or [3, N + q], is of both.
+    ``deep``: the visual rows and what the first layers add to them, by transformers' own tower; None where nothing is.
     ``closed_up``: later tokens see the entries as if they stood at 0, 1, 2, ... in each head, and count from there.
     """
 
@@ -68,6 +70,7 @@ class SampleTruth:
     rest_q: Tensor
     whole_N: Tensor
     layers: list[LayerTruth]
+    deep: tuple[Tensor, list[Tensor]] | None = None
     closed_up: bool = False
 
 
@@ -191,9 +194,10 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                 if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
                     layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
         layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
-        if placed["position"].dim() == 1:
-            layers[-1].position_N = counted_anew(tap.cuts, layer, seen, int(placed["position"][count - 1]) + 1)
-    return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, **placed)
+        layers[-1].position_N = counted_anew(tap.cuts, layer, seen, placed["position"])
+    start = int((tap.batch[-1].regions_BN[sample] != Region.PADDING).long().argmax())
+    deep = deep_rows(backbone.family, prompts, sample, origin - start)
+    return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, deep=deep, **placed)
 
 
 def _check_plan(kept, mask: Tensor | None, sample: int, index_BM: Tensor) -> None:
@@ -277,8 +281,8 @@ AttentionMaskInterface.register(NAME, lambda *_, **__: None)
 @torch.no_grad()
 def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tensor) -> Tensor:
     """Logits of the token after the prompt, and after each of ``tokens_T``, [T + 1, V]."""
-    family = backbone.family
-    config, embed = family.decoder.config, family.model.get_input_embeddings()
+    family, embed = backbone.family, backbone.family.model.get_input_embeddings()
+    config = family.decoder.config
     hidden = torch.cat([sample.hidden_ND, embed(sample.rest_q), embed(tokens_T)])[None]
     following = sample.next_position + torch.arange(len(tokens_T))
     position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
@@ -287,11 +291,10 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
         with cut_layers(family, [(layer.joins_N, layer.position_N) for layer in sample.layers], position):
-            # one sample: [1, N], or [3, 1, N]
-            out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False)
+            given = {"position_ids": position.unsqueeze(-2), **deep_inputs(sample.deep, hidden)}  # [1, N] or [3, 1, N]
+            out = family.decoder(inputs_embeds=hidden, use_cache=False, **given)
     finally:
         config._attn_implementation = loaded
         _active.pop()
         FREQUENCIES.pop()
-    logits = family.model.get_output_embeddings()(out.last_hidden_state[0])
-    return logits[sample.position.shape[-1] - 1 :]
+    return family.model.get_output_embeddings()(out.last_hidden_state[0])[sample.position.shape[-1] - 1 :]

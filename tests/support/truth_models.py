@@ -77,6 +77,7 @@ def _padded(family, rows, codes, images, pictures: list[TinyPicture], pad_left: 
         ranks.append(start + len(row) - 1 if images[i] or family.image_token_id is None else -1)
     sees = family.image_token_id is not None
     grids = [shown.grid for shown in pictures if shown.grid is not None]
+    seconds = [shown.seconds for shown in pictures if shown.seconds is not None]
     return Batch(
         ids,
         torch.full_like(ids, -100),
@@ -86,4 +87,5 @@ def _padded(family, rows, codes, images, pictures: list[TinyPicture], pad_left: 
         torch.tensor(images if sees else [0] * count),
         [f"sample-{i}" for i in range(count)],
         torch.tensor(grids) if grids else None,
+        torch.tensor(seconds) if any(seconds) else None,
     )

@@ -26,6 +26,7 @@ class TinyPicture:
         grid: its row of ``Batch.image_grid_I3``; None where the family has none.
         before: ids in front of it.
         after: ids behind it; left out where a prompt ends with its picture.
+        seconds: its row of ``Batch.seconds_I``; None where the family has none.
     """
 
     visual: list[int]
@@ -33,6 +34,7 @@ class TinyPicture:
     grid: list[int] | None = None
     before: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
+    seconds: float | None = None
 
 
 Draw = Callable[[Family, torch.Generator, int, int, int], TinyPicture]

@@ -1,0 +1,230 @@
+"""The pictures of Qwen's VLMs: sizes, patches, grids, the names of their processor, and mRoPE positions.
+
+An image is one layer of its grid, a video one layer of patches per two frames (the last frame twice where they are
+odd); both are VISUAL rows. Frames are scaled by the same rule as images, by PIL: the published video processors resize
+by torchvision, whose pixels differ in the last bits. A whole video takes at most ``VIDEO_LAYERS`` times the pixels of
+an image, a bound of ours that keeps one within the model's positions.
+
+Legend: B batch, N positions, I images and videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from subtoken_train.families.family import Family, GivenImages
+from subtoken_train.families.images import Picture, Video
+from subtoken_train.families.qwen_pictures import (
+    IMAGE,
+    VIDEO,
+    Grids,
+    check_pixels,
+    pictures_in,
+    runs_of,
+    split_by_kind,
+    video_patches,
+)
+from subtoken_train.types import Batch, Region
+
+CAP_TOKENS = 1280
+"""Visual tokens of an image at most, unless a cap is given. Published checkpoints allow 16,384 and more."""
+VIDEO_LAYERS = 4
+_MAX_ASPECT = 200
+"""Longer side / shorter side that Qwen's resizing accepts."""
+
+
+class QwenInputs(Family):
+    """The half of a Qwen VLM that turns pictures into inputs."""
+
+    title: ClassVar[str]
+    """Its name in messages."""
+    least_pixels: ClassVar[int] = 56 * 56
+    """What its published processors scale small images up to."""
+    takes_videos = True
+    image_inputs: ClassVar[tuple[str, ...]] = (
+        "pixel_values",
+        "image_grid_thw",
+        "pixel_values_videos",
+        "video_grid_thw",
+        "mm_token_type_ids",
+    )
+    tower_positions = "mrope"
+    nominal_image = (336, 336)
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        super().__init__(model, processor)
+        own = None if processor is None else processor.image_processor.size
+        self.min_pixels = self.least_pixels if own is None else int(own["shortest_edge"])
+        self.max_pixels = CAP_TOKENS * self.unit**2
+        if own is not None:
+            self.max_pixels = min(int(own["longest_edge"]), self.max_pixels)
+
+    @property
+    def vision(self) -> Any:
+        """The tower's configuration."""
+        return self.model.config.vision_config
+
+    @property
+    def unit(self) -> int:
+        """Side of a visual token in pixels."""
+        return int(self.vision.patch_size * self.vision.spatial_merge_size)
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """Those of images and of videos."""
+        return self.processor.image_token, self.processor.video_token
+
+    def is_visual(self, ids: Tensor) -> Tensor:
+        """Placeholders of images and of videos."""
+        return self.kinds(ids).ne(0)
+
+    def kinds(self, ids: Tensor) -> Tensor:
+        """``mm_token_type_ids``: 1 at images' placeholders, 2 at videos', 0 at text."""
+        config = self.model.config
+        return IMAGE * (ids == config.image_token_id).int() + VIDEO * (ids == config.video_token_id).int()
+
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Scale images of more than ``max_pixels`` down (aspect ratio kept), instead of the default cap.
+
+        Raises:
+            ValueError: below the size that small images are scaled up to.
+        """
+        if max_pixels < self.min_pixels:
+            raise ValueError(
+                f"max_pixels={max_pixels} is below {self.min_pixels}, the pixels that small images are scaled up to"
+            )
+        self.max_pixels = max_pixels
+
+    def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
+        """Merged patches of one image of (height, width) pixels after resizing; the nominal image without a size.
+
+        Raises:
+            ValueError: the image is too long for its width, or too wide for its height.
+        """
+        size = image_size or self.nominal_image
+        assert size is not None
+        self._check_aspect(*size)
+        high, wide = smart_resize(*size, self.unit, self.min_pixels, self.max_pixels)
+        return int(high * wide // self.unit**2)
+
+    def layers(self, video: Video) -> int:
+        """Layers of a video's grid."""
+        return -(-len(video.frames) // int(self.vision.temporal_patch_size))
+
+    def frame_size(self, video: Video) -> tuple[int, int]:
+        """(height, width) in pixels that the frames of a video are scaled to.
+
+        Raises:
+            ValueError: as for an image.
+        """
+        self._check_aspect(*video.size)
+        cap = min(self.max_pixels, VIDEO_LAYERS * self.max_pixels // self.layers(video))
+        high, wide = smart_resize(*video.size, self.unit, self.min_pixels, max(self.min_pixels, cap))
+        return int(high), int(wide)
+
+    def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
+        """Placeholders of an image or of a video, as many as it has visual tokens."""
+        if not isinstance(picture, Video):
+            return super().picture_text(picture, marker, together)
+        high, wide = self.frame_size(picture)
+        return self.video_text(picture, high * wide // self.unit**2)
+
+    def video_text(self, video: Video, tokens: int) -> str:
+        """What stands for a video whose layers have so many visual tokens each."""
+        return str(self.processor.video_token) * self.layers(video) * tokens
+
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Flattened patches of all pictures, [num_patches, channels * pixels], and the grid of each in patches."""
+        made = [self._patches(image) for image in images]
+        return torch.cat([patches for patches, _ in made]), torch.cat([grid for _, grid in made])
+
+    def _patches(self, picture: Picture) -> tuple[Tensor, Tensor]:
+        processor = self.processor.image_processor
+        if isinstance(picture, Video):
+            return video_patches(processor, picture, self.frame_size(picture))
+        size = {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels}
+        made = processor([picture], size=size, return_tensors="pt")
+        return made["pixel_values"], made["image_grid_thw"]
+
+    def video_runs(self, grid: list[int]) -> list[int]:
+        """Lengths of the runs of placeholders that stand for a video of (time, height, width) patches."""
+        return [self.grid_tokens(grid)]
+
+    def grid_tokens(self, grid: Sequence[int]) -> int:
+        """Visual tokens of a grid of (time, height, width) patches."""
+        time, height, width = grid
+        return int(time * height * width) // int(self.vision.spatial_merge_size) ** 2
+
+    def _runs(self, kind: int, grid: list[int]) -> list[int]:
+        return self.video_runs(grid) if kind == VIDEO else [self.grid_tokens(grid)]
+
+    def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
+        """Flattened patches and the grids that count them; images and videos in the order of the prompts."""
+        pixels_I, grid_I = check_pixels(self.name, given, "pixel_values", "image_grid_thw")
+        pixels_V, grid_V = check_pixels(self.name, given, "pixel_values_videos", "video_grid_thw")
+        runs = runs_of(self.kinds(given["input_ids"]) * visual_BN.int())
+        names = [f"prompt {row}" for row in range(len(visual_BN))]
+        kinds, counts = pictures_in(runs, Grids(grid_I, grid_V), self._runs, names)
+        counts_B = torch.tensor(counts, device=visual_BN.device)
+        if not kinds:
+            return GivenImages(None, None, counts_B)
+        parts = {IMAGE: iter(split_by_kind(pixels_I, grid_I)), VIDEO: iter(split_by_kind(pixels_V, grid_V))}
+        ordered = [next(parts[kind]) for kind in kinds]
+        return GivenImages(
+            torch.cat([patches for patches, _ in ordered]),
+            torch.stack([grid for _, grid in ordered]),
+            counts_B,
+            self.read_seconds(given, kinds),
+        )
+
+    def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
+        """``Batch.seconds_I`` of a processor's output, for pictures of these kinds."""
+        return None
+
+    def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
+        """By the names of Qwen's processor."""
+        assert grid_I3 is not None
+        kinds_BN = self.kinds(input_ids_BN)
+        kinds, _ = pictures_in(runs_of(kinds_BN), Grids(grid_I3), self._runs, ["the prompt"] * len(kinds_BN))
+        made, parts = {"mm_token_type_ids": kinds_BN}, split_by_kind(pixels, grid_I3)
+        for kind, names in ((IMAGE, self.image_inputs[:2]), (VIDEO, self.image_inputs[2:4])):
+            if own := [part for part, of in zip(parts, kinds, strict=True) if of == kind]:
+                made[names[0]] = torch.cat([patches for patches, _ in own])
+                made[names[1]] = torch.stack([grid for _, grid in own])
+        return made
+
+    def positions(self, batch: Batch) -> Tensor:
+        """MRoPE ids [3, B, N] (time, height, width), whatever the padding side; 0 at padding.
+
+        Raises:
+            ValueError: the runs of visual tokens are not the pictures' sizes, in order.
+        """
+        ids_BN, visible_BN = batch.input_ids_BN.cpu(), (batch.regions_BN != Region.PADDING).cpu()
+        kinds_BN = self.kinds(ids_BN) * visible_BN.int()
+        grid_I3 = None if batch.image_grid_I3 is None else batch.image_grid_I3.cpu()
+        kinds, _ = pictures_in(runs_of(kinds_BN), Grids(grid_I3), self._runs, batch.record_ids)
+        is_video = torch.tensor([kind == VIDEO for kind in kinds], dtype=torch.bool)
+        of = {kind: None if grid_I3 is None else grid_I3[is_video == (kind == VIDEO)] for kind in (IMAGE, VIDEO)}
+        seconds = {} if batch.seconds_I is None else {"second_per_grid_ts": batch.seconds_I.cpu()[is_video]}
+        position_3BN, _ = self.model.model.get_rope_index(
+            ids_BN,
+            mm_token_type_ids=kinds_BN,
+            image_grid_thw=of[IMAGE],
+            video_grid_thw=of[VIDEO],
+            attention_mask=visible_BN,
+            **seconds,
+        )
+        on_device: Tensor = position_3BN.to(batch.input_ids_BN.device)
+        return on_device
+
+    def _check_aspect(self, height: int, width: int) -> None:
+        if max(height, width) > _MAX_ASPECT * min(height, width):
+            raise ValueError(
+                f"an image of {height} x {width} pixels: {self.title} takes a longer side of at most {_MAX_ASPECT} "
+                "times the shorter one; crop it or drop the record"
+            )

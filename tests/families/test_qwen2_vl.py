@@ -1,0 +1,54 @@
+"""Qwen2-VL: its tower sees whole frames, and VisionZip's statistics of it and of Qwen3-VL's are eager attention's."""
+
+import pytest
+import torch
+from PIL import Image
+
+from subtoken_train.families.load import published_config
+from subtoken_train.inference.inputs import inputs_of
+from subtoken_train.inference.prompt_batch import batch_from_inputs
+from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_video
+
+PICTURES = [Image.effect_noise((100, 70), 60).convert("RGB"), qwen_video(4)]
+
+
+def test_published_models_have_the_hubs_shapes():
+    small, large = (published_config(f"Qwen/Qwen2-VL-{size}-Instruct") for size in ("2B", "7B"))
+    assert (small.text_config.hidden_size, small.text_config.num_hidden_layers) == (1536, 28)
+    assert (large.text_config.hidden_size, large.text_config.num_key_value_heads) == (3584, 4)
+    assert (large.vision_config.depth, large.vision_config.embed_dim, large.vision_config.hidden_size) == (
+        32,
+        1280,
+        3584,
+    )
+    assert small.tie_word_embeddings
+    assert not large.tie_word_embeddings
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", [qwen2_family, qwen3_family])
+def test_statistics_are_those_of_eager_attention(build, monkeypatch):
+    """Frame by frame: the second picture has two layers."""
+    family = build()
+    inputs = inputs_of(family, "<image> and <video> ?", PICTURES)
+    batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
+    states, plain = family.visual_states(batch, "received"), family.visual_states(batch)
+    tower, matrices = family.model.model.visual, []
+    module = __import__(type(tower).__module__, fromlist=["x"])
+    eager = module.eager_attention_forward
+
+    def recording(attention, *args, **options):
+        output, weights = eager(attention, *args, **options)
+        if attention is tower.blocks[-1].attn:
+            matrices.append(weights[0])
+        return output, weights
+
+    monkeypatch.setattr(module, "eager_attention_forward", recording)
+    tower.set_attn_implementation("eager")
+    tower(batch.pixel_values, grid_thw=batch.image_grid_I3)
+    layers, high, wide = batch.image_grid_I3[1].tolist()
+    assert [len(matrix[0]) for matrix in matrices[1:]] == [high * wide] * layers == [high * wide] * 2
+    expected = torch.cat([matrix.mean(0).sum(0) for matrix in matrices]).view(-1, 4).mean(1)
+    torch.testing.assert_close(torch.cat(states.received), expected, rtol=1e-4, atol=1e-5)
+    assert [len(tokens) for tokens in states.tokens] == [len(keys) for keys in states.keys]
+    assert all(torch.equal(a, b) for a, b in zip(states.tokens, plain.tokens, strict=True))

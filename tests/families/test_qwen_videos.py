@@ -1,0 +1,196 @@
+"""Qwen's three VLMs on videos and images in mixed order: inputs, positions, logits and answers are transformers'."""
+
+import pytest
+import torch
+from PIL import Image
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.video_utils import VideoMetadata
+
+from subtoken_train import SubTokenModel
+from subtoken_train.datasets.collate import encode
+from subtoken_train.datasets.records import Record
+from subtoken_train.families.images import Video
+from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.types import Region, Turn
+from tests.support.helpers import compress
+from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family, qwen_video
+
+BUILD = {"qwen2_vl": qwen2_family, "qwen2_5_vl": qwen_family, "qwen3_vl": qwen3_family}
+PROCESSORS = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}
+PICTURE = Image.effect_noise((100, 70), 60).convert("RGB")
+PICTURES = {
+    "images": [PICTURE, PICTURE.resize((64, 150))],
+    "video": [qwen_video(5, fps=2.0)],
+    "mixed": [qwen_video(3, fps=0.5), PICTURE, qwen_video(4, (50, 120), seed=1)],
+    "text": [],
+}
+
+
+@pytest.fixture(params=BUILD)
+def family(request):
+    return BUILD[request.param]()
+
+
+def prompt_of(pictures):
+    marks = ["<video>" if isinstance(picture, Video) else "<image>" for picture in pictures]
+    return "first " + " then ".join(marks) + " where is the 7 ?"
+
+
+def inputs_of(family, pictures):
+    return SubTokenModel(compress(family)).inputs(prompt_of(pictures), pictures)
+
+
+def patches_by_hand(pixels_F3HW, side):
+    """Layer by layer, 2 x 2 patches at a time: channel, frame, row, column."""
+    if len(pixels_F3HW) % 2:
+        pixels_F3HW = torch.cat([pixels_F3HW, pixels_F3HW[-1:]])
+    rows = []
+    for layer in range(0, len(pixels_F3HW), 2):
+        pair = pixels_F3HW[layer : layer + 2].transpose(0, 1)
+        high, wide = pair.shape[2] // side, pair.shape[3] // side
+        for top in range(0, high, 2):
+            for left in range(0, wide, 2):
+                for row in (top, top + 1):
+                    for column in (left, left + 1):
+                        cut = pair[:, :, row * side : (row + 1) * side, column * side : (column + 1) * side]
+                        rows.append(cut.flatten())
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("frames", [1, 4, 5])
+def test_patches_of_a_video_are_those_of_its_layers(family, frames):
+    video, processor = qwen_video(frames), family.processor.image_processor
+    pixels, grid = family.process_images([video])
+    high, wide = family.frame_size(video)
+    side = family.vision.patch_size
+    assert grid.tolist() == [[-(-frames // 2), high // side, wide // side]]
+    scaled = [frame.resize((wide, high), Image.Resampling.BICUBIC) for frame in video.frames]
+    values = torch.stack([torch.tensor(list(frame.getdata())).float().view(high, wide, 3) for frame in scaled]) / 255
+    values = (values - torch.tensor(processor.image_mean)) / torch.tensor(processor.image_std)
+    torch.testing.assert_close(pixels, patches_by_hand(values.permute(0, 3, 1, 2), side), rtol=1e-5, atol=1e-6)
+
+
+def test_placeholders_are_what_the_processor_writes(family):
+    """By the methods of transformers' own class; its video processor itself needs torchvision."""
+    video = qwen_video(5, fps=2.0)
+    _, grid = family.process_images([video])
+    theirs = object.__new__(PROCESSORS[family.name])
+    theirs.video_processor = theirs.image_processor = family.processor.image_processor
+    theirs.video_token, theirs.image_token, theirs.audio_token = "<|video_pad|>", "<|image_pad|>", None
+    theirs.vision_start_token, theirs.vision_end_token = "<|vision_start|>", "<|vision_end|>"
+    metadata = VideoMetadata(total_num_frames=5, fps=2.0, frames_indices=list(range(5)))
+    made = theirs.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
+    assert family.picture_text(video, "<|image_pad|>") == made
+    layers, high, wide = grid[0].tolist()
+    assert made.count("<|video_pad|>") == layers * high * wide // 4
+    _, image_grid = family.process_images([PICTURE])
+    assert family.picture_text(PICTURE, "<|image_pad|>") == theirs.replace_image_token(
+        {"image_grid_thw": image_grid}, 0
+    )
+
+
+def test_times_of_qwen3():
+    text = qwen3_family().picture_text(qwen_video(5, fps=2.0), "")
+    assert [part.split("<")[-1] for part in text.split(" seconds>")[:-1]] == ["0.2", "1.2", "2.0"]
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_inputs_read_back_are_the_batch_and_collate_makes_the_same(family, kind):
+    pictures = PICTURES[kind]
+    inputs = inputs_of(family, pictures)
+    visible = inputs["attention_mask"].bool()
+    batch = batch_from_inputs(family, inputs["input_ids"], visible, inputs, None)
+    assert batch.images_per_sample_B.tolist() == [len(pictures)]
+    if pictures:
+        pixels, grid = family.process_images(pictures)
+        assert torch.equal(batch.pixel_values, pixels)
+        assert torch.equal(batch.image_grid_I3, grid)
+    expected, found = family.seconds(pictures), batch.seconds_I
+    assert (expected is None) == (found is None)
+    assert expected is None or torch.equal(expected, found)
+    prompt = prompt_of(pictures).replace("<video>", "<image>")
+    sample = encode(Record("one", [], [Turn(prompt, None)]), family, 2048, pictures, generation=True)
+    assert sample.input_ids == inputs["input_ids"][0].tolist()
+    assert sample.regions == batch.regions_BN[0].tolist()
+    assert sample.rank_position == (int(batch.rank_position_B[0]) if pictures else -1)
+    visual = family.is_visual(batch.input_ids_BN[0])
+    assert torch.equal(visual, batch.regions_BN[0] == Region.VISUAL)
+
+
+def one_forward(family, inputs):
+    family.model.model.rope_deltas = None
+    return family.model(**inputs).logits
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", PICTURES)
+def test_logits_are_transformers_own(family, kind):
+    """Bit for bit where its tower runs once; in mixed prompts it runs images and videos apart."""
+    inputs = inputs_of(family, PICTURES[kind])
+    expected = one_forward(family, inputs)
+    family.model.model.rope_deltas = None
+    backbone = compress(family)
+    batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
+    logits = backbone.logits(backbone.run(batch))
+    if kind == "mixed":
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    else:
+        assert torch.equal(logits, expected)
+    gathered = compress(family, name="fastv", keep_ratio=1.0)
+    forced = gathered.logits(gathered.run(batch, force_gather=True))
+    torch.testing.assert_close(forced, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["mixed", "text"])
+def test_greedy_answers_are_transformers_own(family, kind):
+    inputs = inputs_of(family, PICTURES[kind])
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    expected = family.model.generate(**inputs, **settings)
+    family.model.model.rope_deltas = None
+    assert torch.equal(SubTokenModel(compress(family)).generate(**inputs, **settings), expected)
+
+
+@torch.no_grad()
+def test_features_are_transformers_in_order(family):
+    inputs = inputs_of(family, PICTURES["mixed"])
+    batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
+    states = family.visual_states(batch)
+    patches = batch.image_grid_I3.prod(-1).tolist()
+    for picture, (pixels, grid) in enumerate(zip(batch.pixel_values.split(patches), batch.image_grid_I3, strict=True)):
+        alone = family.model.model.visual(pixels, grid_thw=grid[None])
+        torch.testing.assert_close(states.tokens[picture], alone.pooler_output, rtol=1e-4, atol=1e-5)
+        if states.deep is not None:
+            torch.testing.assert_close(
+                states.deep[picture], torch.stack(alone.deepstack_features), rtol=1e-4, atol=1e-5
+            )
+    assert (states.deep is None) == (family.name != "qwen3_vl")
+
+
+def test_a_video_is_bounded_like_a_few_images(family):
+    family.limit_pixels(family.unit**2 * 16)
+    long = Video([Image.new("RGB", (640, 480))] * 64)
+    high, wide = family.frame_size(long)
+    assert family.layers(long) == 32
+    assert high * wide <= 4 * 16 * family.unit**2 / 32 or high * wide <= family.min_pixels * 2
+    with pytest.raises(ValueError, match=rf"an image of 2 x 900 pixels: {family.title} takes a longer side"):
+        family.picture_text(Video([Image.new("RGB", (900, 2))]), "")
+
+
+def test_what_is_not_the_processors_output_is_refused(family):
+    inputs = inputs_of(family, PICTURES["video"])
+    model = SubTokenModel(compress(family))
+    with pytest.raises(ValueError, match=r"pixel_values_videos of .* must be .* with video_grid_thw"):
+        model.generate(**{**inputs, "video_grid_thw": None})
+    pixels = inputs["pixel_values_videos"]
+    third = {"video_grid_thw": inputs["video_grid_thw"] // torch.tensor([3, 1, 1])}
+    third["pixel_values_videos"] = pixels[: len(pixels) // 3]
+    with pytest.raises(ValueError, match=r"images of \[\d+\] visual tokens but runs of \[.*\] image tokens"):
+        model.generate(**{**inputs, **third})
+    if family.name == "qwen2_5_vl":
+        with pytest.raises(ValueError, match="second_per_grid_ts has 2 values for 1 videos"):
+            model.generate(**{**inputs, "second_per_grid_ts": torch.tensor([1.0, 1.0])})
+    with pytest.raises(ValueError, match="picture 1 is an image, and the prompt has <video> in its place"):
+        model.inputs("<video> and <image>", [PICTURE, qwen_video(2)])
