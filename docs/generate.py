@@ -1,6 +1,6 @@
-"""Write ``docs/evictions.md`` from the eviction methods' own docstrings, settings and declarations.
+"""Write the pages of evictions, reducers and families from their own docstrings, settings and declarations.
 
-python docs/generate.py             # a test checks that the page is what it writes
+python docs/generate.py             # a test checks that the pages are what it writes
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from pathlib import Path
 
 import torch
 
+from subtoken_train.errors import plain
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.families import FAMILIES
+from subtoken_train.families.family import Family
+from subtoken_train.reducers import REDUCERS, build_reducer
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Region
 
 ASKED = torch.tensor([[Region.CONTEXT, Region.CONTEXT, Region.QUERY]])
-PAGE = Path(__file__).resolve().parent / "evictions.md"
+FOLDER = Path(__file__).resolve().parent
 HEAD = """# KV evictions
 
 <!-- made by `python docs/generate.py` from the docstrings in `subtoken_train/evictions/`; edit those -->
@@ -43,8 +48,36 @@ WRAPPED = """
 """
 
 
-def write() -> str:
-    """The page's text."""
+REDUCERS_HEAD = """# Token reducers
+
+<!-- made by `python docs/generate.py` from the docstrings in `subtoken_train/reducers/`; edit those -->
+
+A token reducer decides which tokens stay, before routing and before any eviction; it has no gradient and acts alike in
+training and at inference. `keep_ratio` is the share of the visual tokens (a text's context) that stays; at 1 nothing is
+dropped. `round_up` is for matched anchors. A recipe names a reducer under `model.reducer`, an arm by `reducer` and
+`reducer_options`.
+
+*Acts in*: the vision `tower`; `embeds`, the input, shortened before layer 0; `decoder`, between layers; `context`,
+every layer of a language model. *Ranks*: whether a `ranked` budget of the routers can follow it.
+
+| reducer | acts in | ranks | what it is |
+|---|---|---|---|
+"""
+FAMILIES_HEAD = """# Backbone families
+
+<!-- made by `python docs/generate.py` from the declarations in `subtoken_train/families/`; edit those -->
+
+A backbone is read by its `model_type`, in transformers' own format, without remote code. The models below are known by
+name, so that `check --offline`, `budget` and `evaluate --check` need no network; others of the same `model_type` load
+alike. *Reducers* are those that fit the model (`none` and `random` always do).
+
+| backbone | model_type | pictures | licence | reducers |
+|---|---|---|---|---|
+"""
+
+
+def evictions_page() -> str:
+    """The text of ``evictions.md``."""
     methods = [EVICTIONS[name] for name in sorted(EVICTIONS)]
     wrappers = [WRAPPERS[name] for name in sorted(WRAPPERS)]
     rows = [f"| {_link(each)} | {' | '.join(_facts(each))} | {_about(each)[0]} |\n" for each in methods]
@@ -52,7 +85,66 @@ def write() -> str:
     return "".join([HEAD, *rows, WRAPPED, *around, *map(_card, [*methods, *wrappers])])
 
 
-def _link(method: type[Eviction]) -> str:
+def reducers_page() -> str:
+    """The text of ``reducers.md``."""
+    methods = [REDUCERS[name] for name in sorted(REDUCERS)]
+    rows = [
+        f"| {_link(each)} | {_sample(each).stage} | {'yes' if each.ranks else 'no'} | {_about(each)[0]} |\n"
+        for each in methods
+    ]
+    return "".join([REDUCERS_HEAD, *rows, *map(_card, methods)])
+
+
+def _sample(method: type[Reducer]) -> Reducer:
+    """At settings under which it acts, if it ever does."""
+    return build_reducer(method.name, 1.0 if method.name == "none" else 0.5)
+
+
+def families_page() -> str:
+    """The text of ``families.md``."""
+    rows, kinds = [], dict.fromkeys(FAMILIES.values())
+    for family in kinds:
+        for name, make in family.published.items():
+            config = make()
+            licence = family.licences.get(name)
+            said = "ask the backbone" if licence is None else licence.name or licence.identifier
+            rows.append(
+                f"| {name} | `{config.model_type}` | {_pictures(family)} | {said} | {_fitting(family, config)} |\n"
+            )
+    return "".join([FAMILIES_HEAD, *rows, *map(_family_card, kinds)])
+
+
+def _pictures(family: type[Family]) -> str:
+    if not family.sees_images:
+        return "none"
+    return "images, videos" if family.takes_videos else "images"
+
+
+def _fitting(family: type[Family], config: object) -> str:
+    """Reducers that fit a published model."""
+    depth, fit = config.get_text_config(decoder=True).num_hidden_layers, []
+    for name in sorted(set(REDUCERS) - {"none", "random"}):
+        try:
+            _sample(REDUCERS[name]).check_fit(family.name, family.sees_images, depth, family.tower_statistics(config))
+        except ValueError:
+            continue
+        fit.append(f"`{name}`")
+    return ", ".join(fit)
+
+
+def _family_card(family: type[Family]) -> str:
+    """A section: the module's docstring, and what the family declares."""
+    title, text = _about(family)
+    kinds = ", ".join(f"`{kind}`" for kind in FAMILIES if FAMILIES[kind] is family)
+    inputs = ", ".join(f"`{name}`" for name in family.image_inputs) if family.sees_images else "none"
+    facts = f"Read for `model_type` {kinds}. Inputs of pictures: {inputs}. LoRA on `{_markdown(family.lora_pattern)}`."
+    return (
+        "\n".join(part for part in (f"\n## {plain(family.name)}\n", f"{title}\n", text and f"{text}\n", facts) if part)
+        + "\n"
+    )
+
+
+def _link(method: type[Eviction] | type[Reducer]) -> str:
     return f"[`{method.name}`](#{method.name})"
 
 
@@ -74,7 +166,7 @@ def _facts(method: type[Eviction]) -> list[str]:
     ]
 
 
-def _card(method: type[Eviction]) -> str:
+def _card(method: type[Eviction] | type[Reducer]) -> str:
     """A section: the module's docstring, the class's, and its settings."""
     title, text = _about(method)
     settings = _settings(method)
@@ -84,7 +176,7 @@ def _card(method: type[Eviction]) -> str:
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def _about(method: type[Eviction]) -> tuple[str, str]:
+def _about(method: type) -> tuple[str, str]:
     """(first line, the rest) of the module's docstring, without its legend."""
     tree = ast.parse(inspect.getsource(inspect.getmodule(method)))
     first, _, rest = (ast.get_docstring(tree) or "").partition("\n")
@@ -92,7 +184,7 @@ def _about(method: type[Eviction]) -> tuple[str, str]:
     return _markdown(first), _markdown(rest)
 
 
-def _settings(method: type[Eviction]) -> list[str]:
+def _settings(method: type) -> list[str]:
     """A table row for each field; a field of a base class is described there."""
     described: dict[str, str] = {}
     for kind in reversed(method.__mro__):
@@ -100,7 +192,7 @@ def _settings(method: type[Eviction]) -> list[str]:
     return [
         f"| `{field.name}` | `{field.default!r}` | {_markdown(described[field.name])} |"
         for field in dataclasses.fields(method)
-        if field.name != "base"
+        if field.name not in ("base", "name")
     ]
 
 
@@ -118,5 +210,9 @@ def _markdown(text: str) -> str:
     return text.replace("``", "`").replace("|", "\\|")
 
 
+PAGES = {"evictions.md": evictions_page, "reducers.md": reducers_page, "families.md": families_page}
+
+
 if __name__ == "__main__":
-    PAGE.write_text(write(), encoding="utf-8")
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page(), encoding="utf-8")

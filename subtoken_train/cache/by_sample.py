@@ -80,7 +80,8 @@ def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
     """The rows' entries and pieces."""
     values = part.values
     chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.select(index_R)
-    return BlockPart(part.keys.select(index_R), chosen, part.cut)
+    places = part.position_RM
+    return BlockPart(part.keys.select(index_R), chosen, part.cut, None if places is None else places[index_R])
 
 
 def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
@@ -142,6 +143,7 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
             share.channel_bytes += channels
             share.unread_bytes += block.unread_bytes // count
             for part in block.parts:
+                share.total_bytes += 0 if part.position_RM is None else part.position_RM.nbytes // count
                 if isinstance(part.values, RoutedValues):
                     _add_routed(share, part.keys, part.values, place, width)
                 else:

@@ -32,7 +32,9 @@ class Packing:
     kv_bits: int = 0
 
 
-def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: Packing) -> list[Block]:
+def pack_layer(
+    key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: Packing, position_BN: Tensor | None = None
+) -> list[Block]:
     """Blocks with the kept entries of a layer.
 
     Args:
@@ -40,6 +42,7 @@ def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: P
         value_BhNd: their values.
         plan: entries that stay, by the rows that they are; one with all S value groups is stored whole.
         packing: layout and precision.
+        position_BN: of the rows, in a layer with a window, whose entries keep theirs; None: it has none.
 
     Rows of the batch that keep equally many entries, equally many of them whole and with a whole key, share a block.
     """
@@ -51,6 +54,7 @@ def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: P
         keys, values = (x.reshape(-1, 1, length, width) for x in (key_BhNd, value_BhNd))
         keep_RM = (plan.heads_BNh & valid_BM[..., None]).transpose(1, 2).flatten(0, 1)
         row_RM = rows_BM.repeat_interleave(kv_heads, 0)
+    places_RN = None if position_BN is None else position_BN.int().repeat_interleave(len(keep_RM) // len(key_BhNd), 0)
     whole_RM = torch.ones_like(keep_RM)
     bits_RSM = piece_bit = None
     if groups_BMS is not None:
@@ -78,14 +82,15 @@ def pack_layer(key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: P
             index = own_row.gather(1, places)
             stored = Payload.store(_take(own_keys, index, channels if cut else None), packing.kv_bits)
             value_RcMd = _take(own_values, index)
+            stands = None if places_RN is None else places_RN[members].gather(1, index)
             if routed:
                 assert own_bits is not None
                 assert piece_bit is not None
                 flags = own_bits.gather(2, places[:, None].expand(-1, own_bits.shape[1], -1))
                 kept = _routed_values(value_RcMd, flags, piece_bit, stored, packing.kv_bits)
-                parts.append(BlockPart(stored, kept, cut))
+                parts.append(BlockPart(stored, kept, cut, stands))
             else:
-                parts.append(BlockPart(stored, Payload.store(value_RcMd, packing.kv_bits), cut))
+                parts.append(BlockPart(stored, Payload.store(value_RcMd, packing.kv_bits), cut, stands))
         blocks.append(Block(rows, parts, channels if any(part.cut for part in parts) else None))
     return blocks
 

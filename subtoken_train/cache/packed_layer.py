@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
@@ -21,6 +22,7 @@ from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, sel
 from subtoken_train.cache.entries import keep_entries
 from subtoken_train.cache.entry_record import EntryRecord
 from subtoken_train.kernels.naive import packed_attention
+from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
 
 SLACK = 64  # tokens by which a full tail grows
@@ -29,7 +31,9 @@ SLACK = 64  # tokens by which a full tail grows
 class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer: packed blocks of the prompt, and the tail.
 
-    ``record`` is None where nothing is evicted while decoding.
+    ``record`` is None where nothing is evicted while decoding. Under a ``window`` every token sees what stands less
+    than so many positions before it, ``begins_B`` being the position of the tail's first token. What leaves the window
+    while tokens are decoded stays stored, and counts as such: a cropped cache sees it again.
     """
 
     is_sliding = False
@@ -44,6 +48,9 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.settled_length = 0  # tokens that were in the tail before it was packed
         self.record: EntryRecord | None = None
         self.chooses_pages = False
+        self.window: int | None = None
+        self.begins_B: Tensor | None = None
+        self.extent = 0  # positions from the oldest entry of any sample to the latest first token of a tail
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """An empty tail like the given [B, h, q, d] states."""
@@ -57,6 +64,14 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         assert not self.blocks
         self.lazy_initialization(like_BhNd, like_BhNd)
         self.blocks, self.prompt_length = blocks, prompt_length
+
+    def begin_tail(self, position_B: Tensor) -> None:
+        """Say where the first token of every sample's tail stands, in a layer with a window."""
+        assert self.window is not None
+        position_B = position_B.to(self.device)
+        places = [part.position_RM for block in self.blocks for part in block.parts if part.position_RM is not None]
+        oldest = torch.cat([position_B.flatten().int(), *(place.flatten() for place in places)]).amin()
+        self.begins_B, self.extent = position_B, int(position_B.amax() - oldest) + 1
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Append [B, h, q, d] states to the tail; returns the layer twice, in the place of keys and values.
@@ -82,7 +97,12 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         blocks = self.blocks
         if not self.chooses_pages:
             blocks = [block if block.pages is None else replace(block, pages=None) for block in blocks]
-        return packed_attention(query_BHqd, blocks, keys, values, scale, self.tail_start_B)
+        reach = None
+        if self.window is not None and self.extent + self.tail_length > self.window:
+            assert self.begins_B is not None
+            first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
+            reach = Reach(self.window, first_B)
+        return packed_attention(query_BHqd, blocks, keys, values, scale, self.tail_start_B, reach)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""
@@ -160,6 +180,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
         if self.tail_start_B is not None:
             self.tail_start_B = self.tail_start_B.index_select(0, samples.to(self.tail_start_B.device))
+        if self.begins_B is not None:
+            self.begins_B = self.begins_B.index_select(0, samples.to(self.begins_B.device))
         if self.record is not None:
             self.record.select(samples.to(self.keys.device))
 

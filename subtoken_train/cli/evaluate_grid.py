@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 ARM_OPTIONS = (
     "adapter", "backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "eviction_every",
-    "eviction_option", "scope", "key_channels", "merge", "protocol", "prefill_chunk", "rerotate",
+    "eviction_option", "scope", "key_channels", "merge", "protocol", "prefill_chunk", "rerotate", "dtype",
 )  # fmt: skip
 """Options that say who answers; a grid file says it itself."""
 GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")
-GRID_ONLY = ("selector", "protocol", "data_root", "anchors", "device")
+GRID_ONLY = ("selector", "protocol", "data_root", "anchors", "device", "check")
 FILE_ONLY = ("image_folder", "max_new_tokens")
 
 
@@ -38,6 +38,9 @@ def add_grid_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     parser.add_argument(
+        "--check", action="store_true", help="say what the grid would run and what it wants; no weights, no files read"
+    )
+    parser.add_argument(
         "--device",
         help="cuda:0, cpu, ...; auto: several GPUs if need be (default: the first GPU, if any)",
     )
@@ -48,7 +51,7 @@ def check_modes(args: argparse.Namespace) -> None:
     mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
     strangers: tuple[str, ...] = GRID_ONLY if mode == "data" else FILE_ONLY
     if mode in ("config", "suite"):
-        strangers = (*FILE_ONLY, *ARM_OPTIONS)
+        strangers = (*FILE_ONLY, *ARM_OPTIONS, *(("check",) if mode == "suite" else ()))
     for name in strangers:
         if getattr(args, name):
             raise ValueError(f"--{name.replace('_', '-')} means nothing to --{mode}; leave it out")
@@ -66,6 +69,10 @@ def run_grids(args: argparse.Namespace) -> int:
     from subtoken_train.cli.quiet import quiet_libraries
 
     quiet_libraries()
+    if args.check:
+        from subtoken_train.cli.grid_check import print_check
+
+        return print_check(*_grids(args))
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.processes import Processes
     from subtoken_train.evaluation.runner.run import run_grid

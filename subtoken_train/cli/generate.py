@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.cli import generate_file
 from subtoken_train.cli.arm_flags import add_compression_options
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import plain
@@ -23,7 +24,12 @@ HELP = """Answer one prompt with reducer, routers and KV eviction, and say what 
 
 The prompt's keys and values are stored packed: what was dropped takes no memory. The answer is printed as it is made
 (under beam search, when it is done); a line with tokens, measured bytes, nominal and realised share, and seconds
-follows."""
+follows.
+
+  subtoken-train generate --adapter DIR --prompts FILE.jsonl --output OUT.jsonl
+
+answers a file of {"id", "prompt", "image" or "images"} a line, with a line for each: id, answer, tokens, seconds, bytes
+of its cache. The same command goes on where it stopped, also after Ctrl-C; OUT.jsonl.records holds what is finished."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames of each --video (default: 8)")
     parser.add_argument("--fps", type=float, default=1.0, metavar="F", help="frames a second in FOLDER (default: 1)")
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to answer; - reads it from stdin")
+    parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
+    generate_file.add_arguments(parser)
     parser.add_argument(
         "--context-length", type=int, metavar="N", help="a text prompt's first tokens that are compressed"
     )
@@ -53,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, load, answer, report."""
+    if generate_file.asked(args):
+        return generate_file.run(args)
     _check(args)
     from subtoken_train.cli.quiet import quiet_libraries
 
@@ -142,6 +151,8 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
 
 def _check(args: argparse.Namespace) -> None:
     """Mistakes that need no model to be seen."""
+    if args.prompt is None:
+        raise ValueError("give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl")
     check_counts(args, "max_new_tokens", "num_beams", "frames")
     if not args.video and (args.frames, args.fps) != (8, 1.0):
         raise ValueError("--frames and --fps are of --video FOLDER, which is not given")

@@ -15,7 +15,7 @@ Legend: B batch, N rows, M columns, H query heads, h key-value heads, d head wid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.functional.causal_attention import causal_attention
+from subtoken_train.functional.window import SlidingWindow, in_window
 from subtoken_train.reducers.context import ContextReducer, ContextView
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region
@@ -50,6 +51,8 @@ class ContextSplit:
         bank: the routers; None for a token-only arm.
         routing: what the routers read and did.
         collects: remember the routed values of every layer in ``routed``, for a cache.
+        windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
+        position_BN: of the rows, where a layer has a window.
         seen: per layer the rows that query rows and all later ones see, bool [B, N].
         routed: per layer the routed values, [B, h, N, d], where ``collects``.
         ahead: what ``decide`` gave of a layer whose rows do not run at once.
@@ -61,6 +64,8 @@ class ContextSplit:
     bank: RouterBank | None = None
     routing: RoutingState | None = None
     collects: bool = False
+    windows: Sequence[int | None] = ()
+    position_BN: Tensor | None = None
     seen: dict[int, Tensor] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)
@@ -74,9 +79,24 @@ class ContextSplit:
         self.late_BN = self.visible_BN & ~reads_whole_BN
         self.whole_end = int((reads_whole_BN.any(0) * (places_N + 1)).max())
         self.late_start = int(torch.where(self.late_BN.any(0), places_N, len(places_N)).min())
-        self.context_counts: list[int] = self.context_BN.sum(-1).tolist()
         self.asks_counts: list[int] = self.asks_BN.sum(-1).tolist()
+        self.contexts: dict[int | None, tuple[Tensor, list[int]]] = {}
+        for size in {None, *self.windows}:
+            held_BN = self.context_BN if size is None else self.context_BN & self._in_reach(size)
+            self.contexts[size] = held_BN, held_BN.sum(-1).tolist()
         self._elsewhere: dict[torch.device, ContextSplit] = {}
+
+    def _in_reach(self, size: int) -> Tensor:
+        """Rows that the first late row of their sample, or what follows it, still sees in a window, bool [B, N]."""
+        assert self.position_BN is not None
+        next_B1 = self.position_BN.masked_fill(~self.visible_BN, -1).amax(-1, keepdim=True) + 1
+        first_B1 = torch.where(self.late_BN, self.position_BN, next_B1).amin(-1, keepdim=True)
+        return in_window(first_B1, self.position_BN, size)[:, 0]
+
+    def window(self, layer: int) -> SlidingWindow | None:
+        """A layer's window; None: its rows see all before them."""
+        size = self.windows[layer] if self.windows else None
+        return None if size is None or self.position_BN is None else SlidingWindow(size, self.position_BN)
 
     def on(self, device: torch.device) -> ContextSplit:
         """The same for a layer on a device; what layers note stands in one place."""
@@ -90,11 +110,12 @@ class ContextSplit:
         return self._elsewhere[device]
 
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor) -> Tensor:
-        """Context tokens that stay in ``layer``, bool [B, N]."""
-        kept_BN = self.context_BN
+        """Context tokens that stay in ``layer``, bool [B, N]: of those that a window has not left behind."""
+        kept_BN, counts = self.contexts[self.windows[layer] if self.windows else None]
+        kept_BN = kept_BN.to(query_BHNd.device)
         if self.reducer is not None:
-            counts = self.context_counts, self.asks_counts
-            view = ContextView(query_BHNd.detach(), key_BhNd.detach(), self.context_BN, self.asks_BN, *counts)
+            query, key = query_BHNd.detach(), key_BhNd.detach()
+            view = ContextView(query, key, kept_BN, self.asks_BN, counts, self.asks_counts)
             kept_BN = self.reducer.keep_context(view)
         # later rows see the rest of the prompt too
         self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
@@ -149,11 +170,12 @@ def split_attention(
     if late_values is None:
         late_values = split.decide(layer, query, key, value)
     seen_BN, length, start = split.seen[layer], key.shape[2], key.shape[2] - query.shape[2]
+    window = split.window(layer)
 
     def attend(first: int, stop: int, values: Tensor, keys_BN: Tensor) -> Tensor:
         rows = query[:, :, first - start : stop - start]
         seen = key[:, :, :stop], values[:, :, :stop], keys_BN[:, :stop]
-        return causal_attention(rows, *seen, scale, block or length, dropout)
+        return causal_attention(rows, *seen, scale, block or length, dropout, window)
 
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
     if start < (whole_end := min(split.whole_end, length)):
@@ -199,6 +221,7 @@ def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[
         context_split: ContextSplit | None = None,
         observer: Observer | None = None,
         seen_BN: Tensor | None = None,
+        window: SlidingWindow | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -212,7 +235,8 @@ def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[
             split = split_attention(context_split.on(query.device), layer, query, key, value, scale, dropout, block)
             result: tuple[Tensor, Tensor | None] = (split, None)
         elif seen_BN is not None:
-            result = causal_attention(query, key, value, seen_BN, scale, ROW_BLOCK).transpose(1, 2).contiguous(), None
+            rows = causal_attention(query, key, value, seen_BN, scale, ROW_BLOCK, window=window)
+            result = rows.transpose(1, 2).contiguous(), None
         else:
             result = wrapped(module, query, key, value, attention_mask, scaling=scaling, **options)
         if observer is not None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from subtoken_train.engine.chunks import run_chunks
 from subtoken_train.engine.modes import evaluation_mode, gathered_weights
@@ -64,7 +63,7 @@ def scouted_row(
         else:
             below = hidden_BND[:, :length]
             for lower in range(layer):
-                dense = DynamicCache(config=family.decoder.config)  # of one layer
+                dense = family.dense_cache()  # of one layer
                 below = run_chunks(family, dense, lower, below, visible, position, size, deep_nBND=deep)
         row = attention_row(family, layer, below, visible, position, row_B)
     return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
@@ -105,6 +104,7 @@ class LayerAttention:
     ) -> None:
         block = family.decoder.layers[layer]
         self.family, self.layer, self.attention = family, layer, block.self_attn
+        self.window = family.window(layer, position_ids)
         self.normed_BND = block.input_layernorm(hidden_BND)  # where the layer lies, like all that follows
         self.visible_BN = visible_BN.to(self.normed_BND.device)
         angles = family.decoder.rotary_emb(self.normed_BND, position_ids)
@@ -146,6 +146,8 @@ class LayerAttention:
         scores_BHRN = query_BHRd @ key_BHNd.transpose(-1, -2) * self.attention.scaling
         columns_N = torch.arange(self.visible_BN.shape[1], device=index_BR.device)
         allowed_BRN = self.visible_BN[:, None] & (columns_N <= index_BR[..., None])
+        if self.window is not None:
+            allowed_BRN = allowed_BRN & self.window.of_index(index_BR)
         # a row that sees nothing (an all-padding sample) would be NaN; it sees itself instead
         allowed_BRN = allowed_BRN | (columns_N == index_BR[..., None])
         masked: Tensor = scores_BHRN.float().masked_fill(~allowed_BRN[:, None], -torch.inf)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,7 @@ def run_chunks(
     split: ContextSplit | None = None,
     state: RoutingState | None = None,
     deep_nBND: Tensor | None = None,
+    earlier_BM: Tensor | None = None,
 ) -> Tensor:
     """One layer's output for rows that stand after what its cache holds, [B, n, D].
 
@@ -87,11 +89,16 @@ def run_chunks(
         split: as ``split_attention`` takes it; decided ahead.
         state: of the routers; routed ahead.
         deep_nBND: what the first layers add to their outputs, of the n rows.
+        earlier_BM: positions of the cache's rows, in a layer with a window; None: it holds none yet.
     """
     block, config = family.decoder.layers[layer], family.decoder.config
     before = seen_BN.shape[1] - hidden_BND.shape[1]
     out_BND = torch.empty_like(hidden_BND)
-    options = {"observer": observer} if split is None else {"observer": observer, "context_split": split}
+    options: dict[str, Any] = {"observer": observer}
+    options |= {} if split is None else {"context_split": split}
+    if family.windows[layer] is not None:
+        places = position if earlier_BM is None else torch.cat([earlier_BM, position], 1)
+        options["window"] = family.window(layer, places)
     for start in range(0, hidden_BND.shape[1], size):
         part = slice(start, min(start + size, hidden_BND.shape[1]))
         if state is not None:

@@ -143,7 +143,7 @@ class CompressedBackbone(nn.Module):
         else:
             hidden = family.embed(batch, states)
             result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
-        result.embeds_BND, result.routing = hidden, self.active_routing
+        result.embeds_BND, result.routing, result.windows = hidden, self.active_routing, family.windows
         return result
 
     def _run_embedded(self, call: PassCall, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
@@ -171,7 +171,7 @@ class CompressedBackbone(nn.Module):
     def _context_split(self, call: PassCall, hidden: Tensor, rows: Rows, reducer: Reducer | None) -> PromptPass:
         """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
         assert reducer is None or isinstance(reducer, ContextReducer)
-        batch, cache, regions = call.batch, call.cache, rows.regions_BM
+        batch, cache, regions, windows = call.batch, call.cache, rows.regions_BM, self.family.windows
         if not bool((regions == Region.CONTEXT).any()):
             if bool((batch.labels_BN == IGNORE_INDEX).all()):  # prompts too short to have a context
                 return self._routed_span(call, hidden, rows, 0)
@@ -181,7 +181,7 @@ class CompressedBackbone(nn.Module):
             )
         asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
         state = None if self.bank is None else routing_state(batch, rows, deferred=True)
-        split = ContextSplit(reducer, regions, asks, self.bank, state, collects=cache is not None)
+        split = ContextSplit(reducer, regions, asks, self.bank, state, cache is not None, windows, rows.position)
         hidden = self._layers(call, hidden, rows, 0, self.family.shape.num_layers, split, state)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():

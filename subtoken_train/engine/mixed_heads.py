@@ -95,6 +95,11 @@ def _attending(config: Any) -> Iterator[None]:
 def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: HeadMix) -> Tensor:
     """Hidden states after the last layer's norm, [B, N, D], of a pass whose heads are mixed; dropout is off."""
     decoder = family.decoder
+    if any(family.windows):
+        raise ValueError(
+            f"{decoder.config.model_type} has sliding windows, and alphas of heads are learned over whole contexts; "
+            "take another eviction, or duo_attention without a calibration"
+        )
     with _attending(decoder.config), evaluation_mode(decoder):
         hidden = family.run_layers(embeds_BND, mix.visible_BN, position, head_mix=mix)
         normed: Tensor = decoder.norm(hidden)

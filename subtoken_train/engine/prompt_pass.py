@@ -6,13 +6,14 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
 from subtoken_train.functional.hashing import sample_seeds
+from subtoken_train.functional.window import in_window
 from subtoken_train.reducers.base import PositionPolicy, ReducerView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RoutingState
@@ -44,6 +45,7 @@ class Rows:
         next_position: position id of the first token after the prompt, [B, 1] or [3, B, 1]: one past the largest of the
             unreduced prompt, whatever was dropped since.
         deep_nBMD: what the first n layers add to their outputs (visual features of their own); None for most models.
+        attended_BM: of one layer, once a window made some of its rows no entries: the rows that others could see, bool.
     """
 
     index_BM: Tensor
@@ -53,6 +55,7 @@ class Rows:
     regions_BM: Tensor
     next_position: Tensor
     deep_nBMD: Tensor | None = None
+    attended_BM: Tensor | None = None
 
     @classmethod
     def whole(cls, regions_BN: Tensor, position: Tensor, deep_nBND: Tensor | None = None) -> Rows:
@@ -79,6 +82,17 @@ class Rows:
         ordinal = take_rows(self.ordinal_BM, index)
         deep = None if self.deep_nBMD is None else torch.stack([take_rows(each, index) for each in self.deep_nBMD])
         return Rows(take_rows(self.index_BM, index), valid, position, ordinal, regions, following, deep), index
+
+    def in_window(self, size: int | None) -> Rows:
+        """As a layer with a window of ``size`` holds them: rows that nothing after the prompt sees are no entries.
+
+        Their region is PADDING. None: there is no window.
+        """
+        if size is None:
+            return self
+        left_BM = ~in_window(self.next_position, self.position, size)[:, 0]
+        attended_BM = self.regions_BM != Region.PADDING
+        return replace(self, regions_BM=self.regions_BM.masked_fill(left_BM, Region.PADDING), attended_BM=attended_BM)
 
 
 def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
@@ -148,6 +162,7 @@ class PromptPass:
         routing: settings of the routing that acted; None where every group stays as it is.
         kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
         embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place.
+        windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
     """
 
     hidden_BMD: Tensor
@@ -157,10 +172,13 @@ class PromptPass:
     routing: RoutingConfig | None = None
     kept: dict[int, Tensor] = field(default_factory=dict)
     embeds_BND: Tensor | None = None
+    windows: list[int | None] = field(default_factory=list)
 
     def layer_rows(self) -> list[tuple[Rows, Tensor]]:
         """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
         spread = [(layer, rows) for start, stop, rows in self.spans for layer in range(start, stop)]
+        if any(self.windows):
+            spread = [(layer, rows.in_window(self.windows[layer])) for layer, rows in spread]
         if not self.kept:
             return [(rows, rows.regions_BM) for _, rows in spread]
         return [(rows, rows.regions_BM.masked_fill(~self.kept[layer], Region.PADDING)) for layer, rows in spread]

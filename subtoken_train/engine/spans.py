@@ -64,9 +64,10 @@ def run_span(
 
     def entries(layer: int) -> Rows:
         if split is None:
-            return rows
+            return rows.in_window(family.windows[layer])
         seen_BM = split.seen[layer].to(rows.regions_BM.device)
-        return replace(rows, regions_BM=rows.regions_BM.masked_fill(~seen_BM, 0))
+        seen = replace(rows, regions_BM=rows.regions_BM.masked_fill(~seen_BM, 0))
+        return seen.in_window(family.windows[layer])
 
     if call.chunks is not None:
         return _in_chunks(family, call, call.chunks, hidden_BMD, rows, range(start, stop), split, state, entries)

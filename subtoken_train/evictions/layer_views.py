@@ -17,6 +17,7 @@ from subtoken_train.evictions.observers import last_marked
 from subtoken_train.functional.attention_statistics import attention_blocks, attention_rows
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.rotary import Rotation
+from subtoken_train.functional.window import SlidingWindow
 from subtoken_train.types import Region
 
 Scope = Literal["context", "all", "visual"]
@@ -45,6 +46,9 @@ class LayerView:
         carried: ``LayerScores.carried`` of these entries from the last time that the method saw them, while tokens are
             decoded; 0 for entries since.
         output_weight: gives the weight of the layer's output projection, [D, H * d] in fp32.
+        attended_BN: rows that queries could see, bool: more than the entries where a window left some behind; None: the
+            entries.
+        reach: the window in which rows see each other; None: a row sees all before it.
         entries_BN: rows that are entries of the cache, bool.
     """
 
@@ -61,24 +65,30 @@ class LayerView:
     rotate: Callable[[Tensor], Rotation] | None = None
     output_weight: Callable[[], Tensor] | None = None
     carried: Tensor | None = None
+    attended_BN: Tensor | None = None
+    reach: SlidingWindow | None = None
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.entries_BN = self.regions_BN != Region.PADDING
         if self.in_scope_BN is None:
             self.in_scope_BN = self.entries_BN
+        if self.attended_BN is None:
+            self.attended_BN = self.entries_BN
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
-        """Attention of chosen rows, see ``attention_rows``; over all entries unless ``keys_BN`` says otherwise."""
+        """Attention of chosen rows, see ``attention_rows``; over all they see unless ``keys_BN`` says otherwise."""
         assert "rows" in self.needs
-        keys_BN = self.entries_BN if keys_BN is None else keys_BN
-        return attention_rows(self.query_BHNd, self.key_BhNd, index_BW, keys_BN, self.scale)
+        keys_BN = self.attended_BN if keys_BN is None else keys_BN
+        assert keys_BN is not None
+        return attention_rows(self.query_BHNd, self.key_BhNd, index_BW, keys_BN, self.scale, window=self.reach)
 
     def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Attention of all marked rows, a block at a time, see ``attention_blocks``."""
         assert "blocks" in self.needs
-        keys_BN = self.entries_BN if keys_BN is None else keys_BN
-        return attention_blocks(self.query_BHNd, self.key_BhNd, rows_BN, keys_BN, self.scale)
+        keys_BN = self.attended_BN if keys_BN is None else keys_BN
+        assert keys_BN is not None
+        return attention_blocks(self.query_BHNd, self.key_BhNd, rows_BN, keys_BN, self.scale, window=self.reach)
 
     def key_norms(self) -> Tensor:
         """Euclidean norms of the keys, [B, h, N] in fp32."""
@@ -146,6 +156,7 @@ class TaskView:
         rows_BS: rows of the task that are no padding, bool.
         scale: factor of the attention scores.
         about_BN: entries that the task scores, bool.
+        reach: the window in which rows see each other: the prompt's, then the task's; None: all before them.
     """
 
     layer: int
@@ -156,6 +167,7 @@ class TaskView:
     rows_BS: Tensor
     scale: float
     about_BN: Tensor
+    reach: SlidingWindow | None = None
 
     def among(self, entries_BN: Tensor) -> tuple[TaskView, Tensor]:
         """The task looking at some of the prompt's entries alone, and their places, int64 [B, C].
@@ -168,12 +180,17 @@ class TaskView:
             take_rows(x.transpose(1, 2), index_BC).transpose(1, 2) for x in (self.key_BhKd, self.value_BhNd)
         )
         regions_BC, about_BC = (take_rows(x, index_BC) for x in (self.regions_BN, self.about_BN))
+        reach = self.reach
+        if reach is not None:
+            position_BN, position_BS = reach.position_BN[:, :length], reach.position_BN[:, length:]
+            reach = SlidingWindow(reach.size, torch.cat([take_rows(position_BN, index_BC), position_BS], 1))
         chosen = replace(
             self,
             key_BhKd=torch.cat([keys, self.key_BhKd[:, :, length:]], 2),
             value_BhNd=values,
             regions_BN=regions_BC.masked_fill(~valid_BC, Region.PADDING),
             about_BN=about_BC & valid_BC,
+            reach=reach,
         )
         return chosen, index_BC
 
@@ -186,7 +203,7 @@ class TaskView:
         length = self.regions_BN.shape[1]
         keys_BK = torch.cat([self.regions_BN != Region.PADDING, self.rows_BS], 1)
         for index_BW, probability_BHWK in attention_blocks(
-            self.query_BHSd, self.key_BhKd, self.rows_BS, keys_BK, self.scale, offset=length
+            self.query_BHSd, self.key_BhKd, self.rows_BS, keys_BK, self.scale, offset=length, window=self.reach
         ):
             yield index_BW, probability_BHWK[..., :length]
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.functional.rotary import Rotation
+from subtoken_train.functional.window import SlidingWindow
 from subtoken_train.ledger.kv_budget import KVShape
 
 
@@ -23,6 +24,8 @@ class DecoderStack:
     """A loaded model's language model. Families say where it is, if it is not where most have it."""
 
     model: Any
+    windows: list[int | None]
+    """Of every layer the positions that a row sees, its own included; None where it sees all before it."""
 
     @property
     def decoder(self) -> Any:
@@ -41,6 +44,18 @@ class DecoderStack:
     def hidden_size(self) -> int:
         """D, the width that routers read."""
         return int(self.decoder.config.hidden_size)
+
+    def dense_cache(self) -> DynamicCache:
+        """An empty cache that holds all rows of every layer, those of windowed layers too."""
+        cache = DynamicCache(config=self.decoder.config)
+        if any(self.windows):  # it would let go what left a window
+            cache.layers = [DynamicLayer() for _ in self.windows]
+        return cache
+
+    def window(self, layer: int, position_BN: Tensor) -> SlidingWindow | None:
+        """What rows at given positions see of each other in a layer; None: all before them."""
+        size = self.windows[layer]
+        return None if size is None else SlidingWindow(size, position_BN)
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +129,7 @@ class DecoderStack:
         reach every layer's attention function.
         """
         decoder = self.decoder
-        mask = create_causal_mask(
+        full = create_causal_mask(
             config=decoder.config,
             inputs_embeds=hidden_BND,
             attention_mask=attention_mask_BN,
@@ -122,6 +137,10 @@ class DecoderStack:
             position_ids=_text_positions(position_ids),
             layer_idx=start,
         )
+        mask: Any = full
+        if any(sizes := set(self.windows[start:stop])):
+            assert attention_mask_BN.shape[1] == hidden_BND.shape[1]
+            mask = {size: _windowed(full, attention_mask_BN, position_ids, size) for size in sizes}
         return self.through(decoder.layers[start:stop], hidden_BND, mask, position_ids, cache, deep_nBND, **options)
 
     def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
@@ -142,7 +161,7 @@ class DecoderStack:
         deep_nBND: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Some decoder layers, one after another, under a mask as transformers makes it.
+        """Some decoder layers, one after another, under a mask as transformers makes it, or one for each window.
 
         ``deep_nBND``: what the first n layers of the model add to their outputs (``Rows.deep_nBMD``). Where the layers
         lie on several devices, what comes out lies where ``hidden`` did.
@@ -152,7 +171,7 @@ class DecoderStack:
         for layer in layers:
             hidden = layer(
                 hidden,
-                attention_mask=mask,
+                attention_mask=mask[self.windows[layer.self_attn.layer_idx]] if isinstance(mask, dict) else mask,
                 position_ids=_text_positions(position_ids),
                 past_key_values=cache,
                 use_cache=cache is not None,
@@ -167,6 +186,20 @@ class DecoderStack:
         """Final norm and language-model head, [B, N, V]."""
         logits: Tensor = self.model.get_output_embeddings()(self.decoder.norm(hidden_BND))
         return logits.to(hidden_BND.device)
+
+
+def _windowed(full: Tensor | None, visible_BN: Tensor, position_BN: Tensor, size: int | None) -> Tensor | None:
+    """A layer's mask, bool [B, 1, N, N]: that of full attention where no row stands out of another's window."""
+    visible_BN = visible_BN.bool()
+    last = torch.iinfo(position_BN.dtype).max
+    first_B = position_BN.masked_fill(~visible_BN, last).amin(-1)
+    extent_B = position_BN.masked_fill(~visible_BN, 0).amax(-1) - first_B + 1
+    if size is None or bool((extent_B < size).all()):
+        return full
+    rows_N = torch.arange(position_BN.shape[1], device=position_BN.device)
+    allowed_BNN = SlidingWindow(size, position_BN).of_rows(0, len(rows_N)) & visible_BN[:, None]
+    # a row of padding sees itself: one that sees nothing can turn NaN
+    return (allowed_BNN & (rows_N[:, None] >= rows_N) | (rows_N[:, None] == rows_N))[:, None]
 
 
 def _text_positions(position_ids: Tensor) -> Tensor | None:

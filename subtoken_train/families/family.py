@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from subtoken_train.families.backbone_files import check_full_attention
+from subtoken_train.families.attention_kinds import check_window_runs, layer_windows
 from subtoken_train.families.decoder import DecoderStack
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.functional.gather import count_positions
@@ -65,9 +65,10 @@ class Family(DecoderStack, ABC):
     """Whether ``choose_chat`` takes names: the family was published with several chat formats."""
 
     def __init__(self, model: Any, processor: Any) -> None:
-        check_full_attention(model.config)
+        self.windows = layer_windows(model.config, self.tower_positions == "mrope")
         self.model = model
         self.processor = processor
+        check_window_runs(self.windows, self.decoder.config._attn_implementation)
 
     @property
     def output_pattern(self) -> str:

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoConfig
 
 from subtoken_train.families import FAMILIES
+from subtoken_train.families.attention_kinds import check_window_runs, layer_windows
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
-from subtoken_train.families.backbone_files import check_format, check_full_attention, check_local_files
+from subtoken_train.families.backbone_files import check_format, check_local_files
 from subtoken_train.families.family import Family
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.placement import check_whole
@@ -199,7 +200,8 @@ def _read_config(config: BackboneConfig) -> Any:
 
 def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
     family = FAMILIES.find(model_config.model_type)
-    check_full_attention(model_config)  # before any weight is read
+    # before any weight is read
+    check_window_runs(layer_windows(model_config, family.tower_positions == "mrope"), config.attention)
     for setting, value in (("template", config.template), ("system", config.system)):
         if value is not None and not family.chooses_chat:
             raise ValueError(f"{setting}={value!r}: {family.name} has one chat format; remove {setting}")

@@ -14,11 +14,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from subtoken_train.functional.window import SlidingWindow
+
 BLOCK = 128  # rows of the attention matrix that exist at a time
 
 
 def attention_rows(
-    query_BHNd: Tensor, key_BhNd: Tensor, index_BW: Tensor, keys_BN: Tensor, scale: float, offset: int = 0
+    query_BHNd: Tensor,
+    key_BhNd: Tensor,
+    index_BW: Tensor,
+    keys_BN: Tensor,
+    scale: float,
+    offset: int = 0,
+    window: SlidingWindow | None = None,
 ) -> Tensor:
     """Attention probabilities of chosen rows, [B, H, W, N] in fp32.
 
@@ -29,6 +37,7 @@ def attention_rows(
         keys_BN: keys that may be seen, bool; the softmax runs over those of them at or before the row.
         scale: factor of the scores, usually d ** -0.5.
         offset: place of the first query among the keys, where these hold more than the queries' own.
+        window: of all keys; None: a row sees all keys before it.
 
     A row that may see no key at all is 0 everywhere.
     """
@@ -40,6 +49,8 @@ def attention_rows(
     logits = (grouped @ key_BhNd.float().transpose(-1, -2)).view(batch, heads, -1, length)
     places_N = torch.arange(length, device=query_BHNd.device)
     seen_BWN = (places_N <= rows_BW[..., None] + offset) & keys_BN[:, None] & (index_BW >= 0)[..., None]
+    if window is not None:
+        seen_BWN = seen_BWN & window.of_index(rows_BW + offset)
     probabilities = logits.masked_fill_(~seen_BWN[:, None], -torch.inf).softmax(-1)
     blind_BW = ~seen_BWN.any(-1)
     if bool(blind_BW.any()):  # a pass over all probabilities, seldom needed
@@ -55,6 +66,7 @@ def attention_blocks(
     scale: float,
     block: int = BLOCK,
     offset: int = 0,
+    window: SlidingWindow | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
@@ -66,6 +78,7 @@ def attention_blocks(
         scale: as in ``attention_rows``.
         block: rows at a time.
         offset: as in ``attention_rows``.
+        window: as in ``attention_rows``.
     """
     count_B = rows_BN.sum(-1)
     order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
@@ -74,4 +87,4 @@ def attention_blocks(
         index_BW = order_BN[:, start : min(start + block, most)]
         places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
         index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
-        yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset)
+        yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)

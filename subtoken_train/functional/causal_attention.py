@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subtoken_train.functional.window import SlidingWindow
+
 
 def causal_attention(
     query_BHqd: Tensor,
@@ -18,6 +20,7 @@ def causal_attention(
     scale: float,
     block: int,
     dropout: float = 0.0,
+    window: SlidingWindow | None = None,
 ) -> Tensor:
     """Attention of the last q of K places, [B, H, q, d].
 
@@ -30,6 +33,7 @@ def causal_attention(
         scale: factor of the scores.
         block: rows at a time.
         dropout: of the probabilities.
+        window: of all K places; None: every place sees all before it.
     """
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
     places_K = torch.arange(columns, device=query_BHqd.device)
@@ -38,7 +42,10 @@ def causal_attention(
         stop = min(start + block, rows)
         first, end = columns - rows + start, columns - rows + stop
         rows_q1, columns_K = places_K[first:end, None], places_K[:end]
-        mask_BqK = (rows_q1 >= columns_K) & seen_BK[:, None, :end] | (rows_q1 == columns_K)
+        mask_BqK = (rows_q1 >= columns_K) & seen_BK[:, None, :end]
+        if window is not None:
+            mask_BqK = mask_BqK & window.of_rows(first, end).to(mask_BqK.device)
+        mask_BqK = mask_BqK | (rows_q1 == columns_K)
         parts.append(
             F.scaled_dot_product_attention(
                 query_BHqd[:, :, start:stop],

@@ -14,6 +14,7 @@ from subtoken_train.cache.by_sample import sample_shares, vector_bytes
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions.observers import last_marked
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.ledger.measure import emptied_regions
@@ -26,7 +27,7 @@ class PromptBytes:
 
     Attributes:
         kv_bytes: everything that is stored of it: text, compressed region and index.
-        dense_kv_bytes: the same prompt uncompressed.
+        dense_kv_bytes: the same prompt uncompressed; of a layer with a window what the next token can see.
         region_bytes: its compressed region (visual or context) with the index of its value groups and the numbers of
             its key channels; 0 where there is none.
         region_dense_bytes: the same region uncompressed.
@@ -89,9 +90,12 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
     shape = backbone.family.shape
     in_region_BM = in_compressed_region(opened.regions_BM)
-    region_B = in_region_BM.sum(-1).tolist()
+    windows, visible_BM = backbone.family.windows, opened.regions_BM != Region.PADDING
+    # of a window an uncompressed cache holds no more than the next token sees
+    held_BM = {size: visible_BM if size is None else last_marked(visible_BM, size - 1) for size in set(windows)}
+    region_LB = [(in_region_BM & held_BM[size]).sum(-1).tolist() for size in windows]
+    dense_LB = [held_BM[size].sum(-1).tolist() for size in windows]
     tokens_B = (prompts.regions_BN != Region.PADDING).sum(-1)
-    total_B = tokens_B.tolist()
     appended_B = (tokens_B - (opened.regions_BM != Region.PADDING).sum(-1)).tolist()
     counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
     entries_LB, slices_LB, whole_LB, cut_LB, cut_whole_LB = torch.stack(counts, dim=1).tolist()
@@ -102,10 +106,10 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     thin_L = [width if cut is None else cut.kept for cut in cuts_L]
     slices_L = [2 * vector_bytes(payload, width) for payload in stored_L]
     saved_L = [vector_bytes(x, width) - vector_bytes(x, thin) for x, thin in zip(stored_L, thin_L, strict=True)]
-    kept = [None] * len(region_B) if backbone.placeless else _kept_visual(opened)
+    kept = [None] * len(tokens_B) if backbone.placeless else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM)
     made = []
-    for b, region in enumerate(region_B):
+    for b in range(len(tokens_B)):
         shares = [of_layer[b] for of_layer in shares_LB]
         whole_L = [of_layer[b] for of_layer in whole_LB]
         whole_bytes = sum(whole * size for whole, size in zip(whole_L, slices_L, strict=True))
@@ -120,11 +124,11 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
             KeptPrompt(
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
                 unread_bytes=sum(share.unread_bytes for share in shares),
-                dense_kv_bytes=total_B[b] * shape.token_bytes,
+                dense_kv_bytes=2 * shape.side_bytes * sum(appended_B[b] + of_layer[b] for of_layer in dense_LB),
                 region_bytes=sum(share.routed_bytes + share.channel_bytes for share in shares) + whole_bytes,
-                region_dense_bytes=region * shape.token_bytes,
+                region_dense_bytes=2 * shape.side_bytes * sum(of_layer[b] for of_layer in region_LB),
                 index_bytes=found,
-                entries_before=region * shape.num_layers,
+                entries_before=sum(of_layer[b] for of_layer in region_LB),
                 entries_after=sum(of_layer[b] for of_layer in entries_LB),
                 values_after=round(channels / shape.value_dim, 4),
                 kept_visual=kept[b],

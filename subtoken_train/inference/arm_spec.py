@@ -15,7 +15,7 @@ from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.notation import innermost
-from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.pool import load_backbone
@@ -33,7 +33,19 @@ NUMBERS = (
     ("eviction_every", (int,), "a whole number of tokens"),
 )
 """Options that are numbers, and of which types."""
-_TEXTS = ("adapter", "backbone", "name", "reducer", "selector", "eviction", "scope", "kv_dtype", "merge", "protocol")
+_TEXTS = (
+    "adapter",
+    "backbone",
+    "name",
+    "reducer",
+    "selector",
+    "eviction",
+    "scope",
+    "kv_dtype",
+    "merge",
+    "protocol",
+    "dtype",
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class ArmSpec:
             compressed before the question is read.
         prefill_chunk: rows of a prompt that run through a layer at a time; None: all.
         rerotate: turn the keys that an eviction leaves to closed-up positions.
+        dtype: of the frozen weights, ``float32``, ``bfloat16`` or ``float16``; None: the adapter's, or fp32.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
         written: how messages spell the options.
     """
@@ -85,6 +98,7 @@ class ArmSpec:
     protocol: Protocol = "query_aware"
     prefill_chunk: int | None = None
     rerotate: bool = False
+    dtype: Any = None
     seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 
@@ -94,6 +108,8 @@ class ArmSpec:
         if self.adapter is None and self.backbone is None:
             raise ValueError(f"give {say('adapter', 'DIR')}, or {say('backbone', 'PATH')} for a model without one")
         check_word("protocol", self.protocol, get_args(Protocol))
+        if self.dtype is not None:
+            check_word("dtype", self.dtype, DTYPES)
         if self.adapter is None:
             self._check_reducer()
             if self.selector is not None:
@@ -195,7 +211,7 @@ class ArmSpec:
         ratio = 1.0 if self.keep_ratio is None else self.keep_ratio
         reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
         where = backbone or (self.backbone if self.adapter is not None else None)
-        loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device)
+        loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device, self.dtype)
         return SubTokenModel(loaded, compression)
 
     @property

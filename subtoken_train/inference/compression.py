@@ -145,6 +145,8 @@ class Compression:
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
+        if any(family.windows):
+            self._check_windows(family)
         kind = getattr(family.decoder.rotary_emb, "rope_type", "default")
         if self.rerotate and kind in LENGTH_DEPENDENT:
             raise ValueError(
@@ -175,6 +177,17 @@ class Compression:
             )
         if self.scope == "visual":
             raise ValueError(f"scope 'visual': {family.name} sees no images; take scope 'context' or 'all'")
+
+    def _check_windows(self, family: Family) -> None:
+        """What does not go with sliding windows: it moves positions, or looks at a cache that tokens have grown."""
+        method, kind = self.eviction, family.decoder.config.model_type
+        refused = "rerotate" if self.rerotate else None if self.every is None else "eviction_every"
+        if method is not None and method.reads:
+            refused = f"eviction {method.name!r}"
+        if refused is not None:
+            raise ValueError(
+                f"{refused} does not go with the sliding windows of {kind}; leave it out, or take a model without them"
+            )
 
     def check_prompts(self, prompts: Batch) -> None:
         """Raise a worded ``ValueError`` where the method needs an image and a prompt has none."""

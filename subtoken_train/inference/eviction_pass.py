@@ -89,20 +89,34 @@ class EvictionPass:
             next_position=rows.next_position,
             rotate=self.family.rotation,
             output_weight=partial(self.family.output_weight, layer),
+            attended_BN=rows.attended_BM,
+            reach=self.family.window(layer, rows.position),
         )
         with torch.autocast(query.device.type, enabled=False):  # scores are fp32
             self.scores[layer] = on_device(self.method.score(view), home)
 
     def observe_task(
-        self, plan: TaskPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows_BS: Tensor
+        self,
+        plan: TaskPlan,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        rows_BS: Tensor,
+        position: Tensor | None = None,
     ) -> None:
-        """Score what a task is about in one layer again, see ``TaskObserver``."""
+        """Score what a task is about in one layer again, see ``TaskObserver``; windows need its rows' ``position``."""
         rows, first = self.rows[layer], self.scores[layer]
         about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
         about_BM = about_BM & rows.visible_BM
         marks = (each.to(query.device) for each in (rows.regions_BM, rows_BS))
         regions_BM, asks_BS = marks
-        view = TaskView(layer, query, key, value, regions_BM, asks_BS, scale, about_BM.to(query.device))
+        reach = None
+        if self.family.windows[layer] is not None:
+            assert position is not None
+            reach = self.family.window(layer, torch.cat([rows.position, position], -1).to(query.device))
+        view = TaskView(layer, query, key, value, regions_BM, asks_BS, scale, about_BM.to(query.device), reach)
         replaced_B1M = self.again_B[:, None, None] & about_BM[:, None]
         with torch.autocast(query.device.type, enabled=False):
             scores_BhM = self.method.score_task(view).to(replaced_B1M.device)

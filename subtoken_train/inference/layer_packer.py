@@ -49,7 +49,7 @@ class LayerPacker:
 
     def __post_init__(self) -> None:
         family, routing, bits = self.backbone.family, self.backbone.active_routing, BITS[self.compression.kv_dtype]
-        self.dense = DynamicCache(config=family.decoder.config)
+        self.dense = family.dense_cache()
         self.packing = Packing(kv_bits=bits) if routing is None else Packing(routing.layout, bits)
         self.rerotation = Rerotation(family.rotation) if self.compression.rerotate else None
         width = family.shape.head_dim
@@ -79,4 +79,14 @@ class LayerPacker:
             kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)
         if self.rerotation is not None:
             keys = self.rerotation.closed_up(keys, keep_BhM, position)
-        packed.fill(pack_layer(keys, values, here, self.packing), self.prompt_length, keys)
+        window = self.backbone.family.window(layer, position)
+        places = None if window is None else window.position_BN
+        packed.fill(pack_layer(keys, values, here, self.packing, places), self.prompt_length, keys)
+        packed.window = None if window is None else window.size
+
+    def begin_tails(self, next_position: Tensor) -> None:
+        """Say where the first token after the prompts stands, [B, 1] or [3, B, 1], once all layers are packed."""
+        for layer in self.cache.layers:
+            assert isinstance(layer, PackedLayer)
+            if layer.window is not None:
+                layer.begin_tail(next_position[:, 0])

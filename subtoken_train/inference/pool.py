@@ -13,7 +13,8 @@ import torch
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.folder import put_adapter
-from subtoken_train.artifact.source import find_adapter
+from subtoken_train.artifact.identity import adapter_digest
+from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
@@ -68,6 +69,22 @@ class ModelPool:
         self._family: Family | None = None
         self._current: CompressedBackbone | None = None
 
+    def find(self, name: str | Path, revision: str | None = None) -> Path | None:
+        """The folder of what may be an adapter, see ``find_adapter``."""
+        return find_adapter(name, revision)
+
+    def folder(self, adapter: str) -> Path:
+        """The folder of an adapter, see ``adapter_folder``."""
+        return adapter_folder(adapter)
+
+    def adapter(self, adapter: str) -> AdapterConfig:
+        """What an adapter says of itself."""
+        return read_config(self.folder(adapter))
+
+    def digest(self, adapter: str) -> str | None:
+        """Digest of an adapter's settings and tensors; None for one that is not there."""
+        return adapter_digest(self.folder(adapter))
+
     def get(
         self,
         path: str | Path,
@@ -77,6 +94,7 @@ class ModelPool:
         reducer: Reducer | None = None,
         selector: str | None = None,
         seed: int | None = None,
+        dtype: str | None = None,
     ) -> CompressedBackbone:
         """An arm in evaluation mode, until the next call.
 
@@ -88,20 +106,22 @@ class ModelPool:
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
                 at the same S and K. None: the adapter's own.
             seed: of that selector where it draws; None: the adapter's.
+            dtype: of the frozen weights; None: as ``backbone`` or the adapter says.
 
         Raises:
             ValueError: no such name, or settings that do not fit the adapter or its backbone.
         """
         if selector is not None and selector not in get_args(FreeSelector):
             raise unknown_name("selector in the place of an adapter's routers", selector, get_args(FreeSelector))
-        folder = find_adapter(path, revision)
+        folder = self.find(path, revision)
         if folder is None:
-            return self._plain(str(path), revision, backbone, reducer, selector)
+            return self._plain(str(path), revision, backbone, reducer, selector, dtype)
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
         source = _source(folder, config, backbone)
-        changed = _with(config, reducer, selector, seed, str(path))
+        source = source if dtype is None else replace(source, dtype=dtype)
+        changed = with_selection(config, reducer, selector, seed, str(path))
         family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
         return self._placed(self._current)
@@ -113,6 +133,7 @@ class ModelPool:
         backbone: BackboneConfig | str | None,
         reducer: Reducer | None,
         selector: str | None,
+        dtype: str | None,
     ) -> CompressedBackbone:
         """A backbone without an adapter."""
         if isinstance(backbone, str):
@@ -122,6 +143,7 @@ class ModelPool:
                 f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
             )
         source, reducer = backbone or BackboneConfig(), reducer or build_reducer("none")
+        source = source if dtype is None else replace(source, dtype=dtype)
         family = self._cleared(replace(source, path=path, revision=revision or source.revision), reducer)
         self._current = CompressedBackbone(family, reducer)
         return self._placed(self._current)
@@ -136,11 +158,15 @@ class ModelPool:
             remove_lora(self._family)
             return self._family
         self._source = self._family = None  # its memory is free before the next one is read
-        free = free_memory() if self._spreads else []
-        memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
-        self._family, self._source = load_family(source, reducer, memory), wanted
+        self._family, self._source = self._load(source, reducer), wanted
         self.loads += 1
         return self._family
+
+    def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
+        """Read weights."""
+        free = free_memory() if self._spreads else []
+        memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
+        return load_family(source, reducer, memory)
 
     def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
         if is_spread(backbone.model):
@@ -157,6 +183,7 @@ def load_backbone(
     backbone: BackboneConfig | str | None = None,
     reducer: Reducer | None = None,
     device: str | None = None,
+    dtype: str | None = None,
 ) -> CompressedBackbone:
     """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
 
@@ -165,7 +192,7 @@ def load_backbone(
     """
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
-    return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer)
+    return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, dtype=dtype)
 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
@@ -187,7 +214,7 @@ def _source(folder: Path, config: AdapterConfig, backbone: BackboneConfig | str 
     return replace(source, path=str(folder), revision=None) if config.merged else source
 
 
-def _with(
+def with_selection(
     config: AdapterConfig, reducer: Reducer | None, selector: str | None, seed: int | None, name: str
 ) -> AdapterConfig:
     """The adapter's settings under another reducer or selector."""

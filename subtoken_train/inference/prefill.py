@@ -81,6 +81,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     rerotation = packer.rerotation
     following = result.rows.next_position if rerotation is None else rerotation.next_position
     cache.next_position = following.to(prompts.regions_BN.device)
+    packer.begin_tails(cache.next_position)
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
@@ -99,7 +100,8 @@ def _whole(
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
             read = rows_of_task(family, result, task)
-            second_pass(family, dense, entries, read, partial(eviction.observe_task, task))
+            watch = partial(eviction.observe_task, task, position=read.position)
+            second_pass(family, dense, entries, read, watch, [rows.position for rows, _ in result.layer_rows()])
     masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
     kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
     plan = result.plan(kept_LBhM)

@@ -129,7 +129,12 @@ def _token_ids(family: Family, text: str) -> list[int]:
 
 @torch.no_grad()
 def second_pass(
-    family: Family, cache: DynamicCache, entries: list[Tensor], task: TaskRows, observe: TaskObserver
+    family: Family,
+    cache: DynamicCache,
+    entries: list[Tensor],
+    task: TaskRows,
+    observe: TaskObserver,
+    positions: list[Tensor] | None = None,
 ) -> None:
     """Run a task after a prompt and show every layer's attention to ``observe``.
 
@@ -139,23 +144,40 @@ def second_pass(
         entries: per layer the rows of the cache that may be seen, bool [B, N].
         task: the rows.
         observe: sees layer after layer.
+        positions: per layer those of the cache's rows, [B, N]; needed where a layer has a window.
     """
     hidden_BSD = task.hidden_BSD
     for layer, entries_BN in enumerate(entries):
         states = cache.layers[layer]
         keys, values = states.keys, states.values
-        hidden_BSD, query_BHSd, scale = _layer(family, cache, layer, entries_BN, task, hidden_BSD)
+        earlier = None if positions is None else positions[layer]
+        hidden_BSD, query_BHSd, scale = _layer(family, cache, layer, entries_BN, task, hidden_BSD, earlier)
         observe(layer, query_BHSd, states.keys, values, scale, task.rows_BS)
         states.keys, states.values = keys, values
 
 
 def _layer(
-    family: Family, cache: DynamicCache, layer: int, entries_BN: Tensor, task: TaskRows, hidden_BSD: Tensor
+    family: Family,
+    cache: DynamicCache,
+    layer: int,
+    entries_BN: Tensor,
+    task: TaskRows,
+    hidden_BSD: Tensor,
+    earlier: Tensor | None,
 ) -> tuple[Tensor, Tensor, float]:
     """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
     notes = QueryNotes()
     seen_BK = torch.cat([entries_BN, task.rows_BS], 1)
     out_BSD = run_chunks(
-        family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes, deep_nBND=task.deep_nBSD
+        family,
+        cache,
+        layer,
+        hidden_BSD,
+        seen_BK,
+        task.position,
+        BLOCK,
+        notes,
+        deep_nBND=task.deep_nBSD,
+        earlier_BM=earlier,
     )
     return out_BSD, notes.taken(), notes.scale

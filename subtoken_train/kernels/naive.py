@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.kernels.paged import read_pages
+from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
 
 FEW = 2  # query rows of a head up to which a CPU multiplies matrices in a batch faster than one alone
@@ -30,6 +31,7 @@ def packed_attention(
     tail_values_BhTd: Tensor,
     scale: float,
     tail_start_B: Tensor | None = None,
+    reach: Reach | None = None,
 ) -> Tensor:
     """Attention of the last q tokens over packed entries and the tail, [B, H, q, d].
 
@@ -41,6 +43,7 @@ def packed_attention(
         scale: factor of the scores.
         tail_start_B: first real token of each sample's tail, where tails are padded on the left; padding is seen by
             nothing but itself.
+        reach: a window, in which every new token sees entries and tail; None: all of them.
 
     Everything is computed in the queries' dtype; under autocast in autocast's, and so is the result, as in torch's own
     attention.
@@ -49,7 +52,7 @@ def packed_attention(
     if torch.is_autocast_enabled(device):
         lower = query_BHqd.to(torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            return packed_attention(lower, blocks, tail_keys_BhTd, tail_values_BhTd, scale, tail_start_B)
+            return packed_attention(lower, blocks, tail_keys_BhTd, tail_values_BhTd, scale, tail_start_B, reach)
     tail_keys_BhTd, tail_values_BhTd = tail_keys_BhTd.to(query_BHqd.dtype), tail_values_BhTd.to(query_BHqd.dtype)
     batch, heads, new, width = query_BHqd.shape
     kv_heads = tail_keys_BhTd.shape[1]
@@ -58,16 +61,18 @@ def packed_attention(
     lone: list[Block] = []
     for block in blocks:
         shared = block.heads == kv_heads
-        if not shared and block.pages is None and block.numbers is not None and len(block.numbers) == 1:
+        alone = block.numbers is not None and len(block.numbers) == 1
+        if alone and not shared and reach is None and block.pages is None:
             lone.append(block)
             continue
         # where heads have entries of their own, a row is one head
         by_row = [x if shared else x.flatten(0, 1)[:, None] for x in (grouped, tail_keys_BhTd, tail_values_BhTd)]
         start = tail_start_B if shared or tail_start_B is None else tail_start_B.repeat_interleave(kv_heads)
+        near = None if reach is None else reach.of_rows(block.rows, 1 if shared else kv_heads)
         if block.rows is None:
-            return _attend(block, by_row, scale, new, start).reshape(query_BHqd.shape)
+            return _attend(block, by_row, scale, new, start, near).reshape(query_BHqd.shape)
         start = None if start is None else start[block.rows]
-        result = _attend(block, [x.index_select(0, block.rows) for x in by_row], scale, new, start)
+        result = _attend(block, [x.index_select(0, block.rows) for x in by_row], scale, new, start, near)
         (out if shared else out.view(-1, 1, *out.shape[2:])).index_copy_(0, block.rows, result)
     if lone:
         start = None if tail_start_B is None else tail_start_B.repeat_interleave(kv_heads)
@@ -128,7 +133,9 @@ def _scores_of_head(query_11Gd: Tensor, part: BlockPart) -> list[Tensor]:
     return [first, second[:, :, 1:]]
 
 
-def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, start_R: Tensor | None) -> Tensor:
+def _attend(
+    block: Block, states: Sequence[Tensor], scale: float, new: int, start_R: Tensor | None, reach: Reach | None
+) -> Tensor:
     """One block's rows: scores over all its parts, one softmax, then each part's values, [R, c, G * q, d].
 
     ``states`` are the rows' queries [R, c, G * q, d] and their tail's keys and values [R, c, T, d].
@@ -141,7 +148,10 @@ def _attend(block: Block, states: Sequence[Tensor], scale: float, new: int, star
     stretches = [_scores(thin if part.cut else query, part.keys) for part in block.parts]
     logits = [scores for of_part in stretches for scores in of_part]
     logits.append(_causal(tail_keys @ query.transpose(-1, -2), new, start_R))
-    joined = torch.cat(logits, dim=2).softmax(2, dtype=torch.float32).to(query.dtype)
+    scores = torch.cat(logits, dim=2)
+    if reach is not None:
+        scores = scores.masked_fill(reach.hidden(block, tail_keys.shape[2], new, query.shape[2]), -torch.inf)
+    joined = scores.softmax(2, dtype=torch.float32).to(query.dtype)
     weights = joined.split_with_sizes([*(part.entries for part in block.parts), tail_keys.shape[2]], 2)
     out: Tensor = weights[-1].transpose(-1, -2) @ tail_values
     for part, weight in zip(block.parts, weights, strict=False):  # the tail's are the last

@@ -151,11 +151,13 @@ class BlockPart:
         keys: payload [R, c, M, d]; where they are cut, only of the block's ``channels``.
         values: payload [R, c, M, d] where entries keep all of their value, else their stored pieces.
         cut: whether the keys are cut.
+        position_RM: of every entry, int32, where the layer has a window; None: every new token sees all entries.
     """
 
     keys: Payload
     values: Payload | RoutedValues
     cut: bool = False
+    position_RM: Tensor | None = None
 
     @property
     def entries(self) -> int:
@@ -182,8 +184,9 @@ class BlockPart:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces."""
-        return self.values.index_bytes if isinstance(self.values, RoutedValues) else 0
+        """Bytes of what finds the stored pieces, and of the positions."""
+        places = 0 if self.position_RM is None else self.position_RM.nbytes
+        return places + (self.values.index_bytes if isinstance(self.values, RoutedValues) else 0)
 
 
 @dataclass
@@ -226,7 +229,7 @@ class Block:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, of the page index, and of the numbers of rows and key channels."""
+        """Bytes of what finds the stored pieces, of positions, pages, and the numbers of rows and key channels."""
         beside = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels, self.pages))
         return sum(part.index_bytes for part in self.parts) + beside
 

@@ -15,7 +15,11 @@ from subtoken_train.reducers.base import RankingReducer, ReducerView
 
 @dataclass(frozen=True, kw_only=True)
 class RandomReducer(RankingReducer):
-    """Uniform scores from a hash of (``seed``, sample, position); they are its ranking too."""
+    """Uniform scores from a hash of (``seed``, sample, position); they are its ranking too.
+
+    Attributes:
+        seed: another one, other tokens.
+    """
 
     name: str = "random"
     seed: int = 0

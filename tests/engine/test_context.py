@@ -62,7 +62,8 @@ def naive_logits(backbone, batch, result):
         out = torch.zeros(1, 4, length, 16)
         for row in range(length):
             whole = regions[row] in (Region.SYSTEM, Region.CONTEXT)
-            columns = [c for c in range(row + 1) if whole or result.kept[index][0, c]]
+            first = 0 if family.windows[index] is None else max(0, row + 1 - family.windows[index])
+            columns = [c for c in range(first, row + 1) if whole or result.kept[index][0, c]]
             for head in range(4):
                 weights = (query[0, head, row] @ key[0, head // 2, columns].T * 0.25).softmax(-1)
                 out[0, head, row] = weights @ (value if whole else routed)[0, head // 2, columns]
@@ -224,14 +225,6 @@ def test_a_language_model_takes_no_images():
 def test_prompts_without_a_context_are_refused_rather_than_left_whole():
     with pytest.raises(ValueError, match=r"no record of the batch .text-0, .... has a context to compress"):
         compress(text_family(), **QUEST).run(text_batch([(0, 6, 2)]))
-
-
-@pytest.mark.parametrize("layer_types", [None, ["full_attention", "sliding_attention", "full_attention"]])
-def test_sliding_windows_are_refused(layer_types):
-    kind = "mistral" if layer_types is None else "qwen2"
-    settings = {} if layer_types is None else {"layer_types": layer_types, "use_sliding_window": True}
-    with pytest.raises(ValueError, match=f"{kind} with sliding-window attention .window 8. is not supported"):
-        text_family(kind, sliding_window=8, **settings)
 
 
 def test_quest_configuration_is_part_of_the_reducer():

@@ -108,7 +108,7 @@ def test_a_record_with_a_ribbon_is_named(family, records):
 
 
 def test_sliding_windows_are_refused(family):
-    family.decoder.config.layer_types[-1] = "sliding_attention"
+    family.decoder.config.layer_types[-1], family.decoder.config.sliding_window = "sliding_attention", 8
     with pytest.raises(ValueError, match=r"sliding-window attention .* is not supported"):
         Qwen25VLFamily(family.model, family.processor)
 

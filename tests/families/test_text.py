@@ -47,11 +47,10 @@ def test_heads_before_their_rotation_are_the_models(kind):
     handle = family.decoder.layers[1].self_attn.register_forward_pre_hook(
         lambda _, __, given: seen.append(given["hidden_states"]), with_kwargs=True
     )
-    outputs = family.model(
-        batch.input_ids_BN, attention_mask=(batch.regions_BN != 0).long(), position_ids=position, use_cache=True
-    )
+    cache, mask = family.dense_cache(), (batch.regions_BN != 0).long()
+    family.model(batch.input_ids_BN, attention_mask=mask, position_ids=position, past_key_values=cache)
     handle.remove()
-    key_BhNd = outputs.past_key_values.layers[1].keys
+    key_BhNd = cache.layers[1].keys
     before = family.key_heads(1, seen[0])
     torch.testing.assert_close(family.rotation(position).turn(before), key_BhNd, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(family.rotation(position).turn_back(key_BhNd), before, rtol=1e-4, atol=1e-4)

@@ -25,6 +25,7 @@ from tests.support.truth_cells import (
     difference,
     full_matrix,
 )
+from tests.support.truth_models import TEXT
 
 PAIRWISE = pairwise(FACTORS, allowed)
 EXACT = [{**cell, "precision": "fp32"} for cell in PAIRWISE if cell["precision"] != "fp32"]
@@ -98,6 +99,10 @@ def swap_pieces(cache):
     pieces[:2] = pieces[:2].flip(0)
 
 
+def forget_a_place(cache):
+    cache.layers[0].blocks[0].parts[0].position_RM[:, -1] -= 30
+
+
 def swap_heads(cache):
     keys = cache.layers[1].blocks[0].parts[-1].keys.data
     keys[:, :2] = keys[:, :2].flip(1)
@@ -113,13 +118,20 @@ def test_the_comparison_notices_small_faults(change):
     assert corrupted(change) > 1e-3
 
 
+@pytest.mark.parametrize("change", [forget_a_place, move_on])
+def test_the_comparison_notices_a_wrong_window(change):
+    windowed = {"family": "mistral_window", "reducer": "quest"}
+    assert corrupted(lambda cache: cache.layers[0].begin_tail(cache.next_position[:, 0] - 1), **windowed) < 1e-4
+    assert corrupted(change, **windowed) > 1e-3
+
+
 @pytest.mark.parametrize("eviction", ["none", "shared_set", "own_sets"])
-@pytest.mark.parametrize("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama"])
+@pytest.mark.parametrize("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama", "llava_window", "qwen2_window"])
 @torch.no_grad()
 def test_tokens_appended_together_are_causal(family, eviction):
     """Chunks of tokens, as in a further turn, give the logits of one token after another."""
     cell = BASE | {"family": family, "eviction": eviction}
-    if family == "llama":
+    if family in TEXT:
         cell["reducer"] = "quest"
     backbone = backbone_of(cell)
     got = decoded(backbone, batch_of(cell), 1, compression_of(cell))

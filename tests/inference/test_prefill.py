@@ -33,9 +33,9 @@ def test_the_cache_is_packed_from_the_plan_that_is_returned(eviction, monkeypatc
     backbone = compress(family, RoutingConfig(num_groups=8, kept_groups=2), name="quest", keep_ratio=0.5).eval()
     seen, made, plan_of = [], [], PromptPass.plan
 
-    def packed(keys, values, plan, packing):
-        seen.append((plan, packing))
-        return pack_layer(keys, values, plan, packing)
+    def packed(keys, values, plan, *given):
+        seen.append((plan, *given))
+        return pack_layer(keys, values, plan, *given)
 
     def planned(*given):
         made.append(plan_of(*given))
@@ -47,7 +47,7 @@ def test_the_cache_is_packed_from_the_plan_that_is_returned(eviction, monkeypatc
     first = prefill(backbone, text_batch([(600, 30, 0), (500, 20, 0)]), cache, Compression(eviction))
     assert len(made) == 1
     assert first.plan is made[0]
-    assert all(one is other for (one, _), other in zip(seen, first.plan.layers, strict=True))
+    assert all(one is other for (one, *_), other in zip(seen, first.plan.layers, strict=True))
     slices = sum(
         int((layer.entries_BN >= 0).sum()) * family.shape.num_kv_heads
         if layer.heads_BNh is None

@@ -1,4 +1,4 @@
-"""Position ids of a prompt, counted token by token."""
+"""Position ids of a prompt, counted token by token, and the window that a configuration gives a layer."""
 
 from __future__ import annotations
 
@@ -37,3 +37,22 @@ def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
         placed += [(start + step * t, start + row, start + column) for t in range(layers) for row, column in cells]
         start += max(high, wide) // 2
     return torch.tensor(placed).T
+
+
+def plain_window(config, layer: int) -> int | None:
+    """Positions that a row of the layer sees, its own included; None: all before it."""
+    kinds = getattr(config, "layer_types", None)
+    slides = config.model_type == "mistral" or (kinds and kinds[layer] == "sliding_attention")
+    return config.sliding_window if slides else None
+
+
+def moved_keys(key: Tensor, entries_hN: Tensor, position_N: Tensor, frequencies: Tensor) -> Tensor:
+    """Keys [1, h, n, d] whose kept entries are turned on from their own places to 0, 1, 2, ..., head by head."""
+    moved, half = key.clone(), key.shape[-1] // 2
+    for head, kept_N in enumerate(entries_hN):
+        own = kept_N.nonzero()[:, 0]
+        angle = (torch.arange(len(own)) - position_N[own])[:, None] * frequencies
+        first, second = key[0, head, own, :half], key[0, head, own, half:]
+        moved[0, head, own, :half] = first * angle.cos() - second * angle.sin()
+        moved[0, head, own, half:] = second * angle.cos() + first * angle.sin()
+    return moved

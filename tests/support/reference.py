@@ -29,7 +29,7 @@ from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, no
 from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
-from tests.support.plain_positions import prompt_positions
+from tests.support.plain_positions import plain_window, prompt_positions
 
 NAME = "truth_eager"
 
@@ -220,8 +220,8 @@ def _group_of_channel(backbone: CompressedBackbone, num_groups: int) -> Tensor:
 
 
 _active: list[SampleTruth] = []
-FREQUENCIES: list[Tensor] = []
-"""Of the model that runs: radians that a pair of channels turns by from a position to the next, [d / 2]."""
+PLACES: list[Tensor] = []  # positions of all rows of the sample that runs
+FREQUENCIES: list[Tensor] = []  # of the model: radians a pair of channels turns by in a position, [d / 2]
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, **_):
@@ -234,6 +234,11 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed = causal.repeat(key.shape[1], 1, 1)
     allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
+    entries_N, window = layer.seen_N, plain_window(module.config, module.layer_idx)
+    if window is not None:
+        place, past = PLACES[-1], int(PLACES[-1][count]) if length > count else sample.next_position
+        allowed &= place[:, None] - place < window
+        entries_N = layer.seen_N & (past - place[:count] < window)
     for row, lost_hN in layer.lost:
         allowed[:, row:, :row] &= ~lost_hN[:, None]
     if layer.pages is not None:
@@ -248,7 +253,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
         later_key, later_value = key.clone(), routed.clone()
         if layer.merge != "none":
             own = key[0, :, :count], routed[0, :, :count]
-            merged = merged_by_loop(layer.merge, *own, layer.entries_hN, layer.seen_N)
+            merged = merged_by_loop(layer.merge, *own, layer.entries_hN, entries_N)
             later_key[0, :, :count], later_value[0, :, :count] = merged
             later_value[:, :, :count] *= (layer.factor_hNd != 0).to(value.dtype)
         later_key[:, :, :count] *= layer.keys_hNd.to(key.dtype)
@@ -257,21 +262,9 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
     if sample.closed_up:
-        near, _ = eager(module, query, _moved(key, layer, sample), routed, mask, scaling=scaling)
+        near, _ = eager(module, query, moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1]), routed, mask, scaling=scaling)
         out[:, count:] = near[:, count:]
     return out, None
-
-
-def _moved(key: Tensor, layer: LayerTruth, sample: SampleTruth) -> Tensor:
-    """Keys [1, h, n, d] whose kept entries are turned on from their own places to 0, 1, 2, ..., head by head."""
-    moved, half = key.clone(), key.shape[-1] // 2
-    for head, kept_N in enumerate(layer.entries_hN):
-        own = kept_N.nonzero()[:, 0]
-        angle = (torch.arange(len(own)) - sample.position[own])[:, None] * FREQUENCIES[-1]
-        first, second = key[0, head, own, :half], key[0, head, own, half:]
-        moved[0, head, own, :half] = first * angle.cos() - second * angle.sin()
-        moved[0, head, own, half:] = second * angle.cos() + first * angle.sin()
-    return moved
 
 
 AttentionInterface.register(NAME, _attention)
@@ -288,6 +281,7 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
     loaded, config._attn_implementation = config._attn_implementation, NAME
     _active.append(sample)
+    PLACES.append(position)
     FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
         with cut_layers(family, [(layer.joins_N, layer.position_N) for layer in sample.layers], position):
@@ -296,5 +290,6 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     finally:
         config._attn_implementation = loaded
         _active.pop()
+        PLACES.pop()
         FREQUENCIES.pop()
     return family.model.get_output_embeddings()(out.last_hidden_state[0])[sample.position.shape[-1] - 1 :]

@@ -24,7 +24,11 @@ KINDS = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "llama31": (LlamaConfig, LlamaForCausalLM),
+    "mistral_window": (MistralConfig, MistralForCausalLM),
+    "qwen2_window": (Qwen2Config, Qwen2ForCausalLM),
 }
+WINDOWED = ("mistral_window", "qwen2_window")
+WINDOW = 20
 SCALED = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -34,8 +38,14 @@ SCALED = {
     "original_max_position_embeddings": 64,
 }
 """Llama 3.1's rotary frequencies, with a model's as wide as these: some are kept, some are scaled, some in between."""
-OWN = {"qwen3": {"hidden_size": 48}, "llama31": {"rope_parameters": SCALED}}
-"""Qwen3's heads are together wider than the model."""
+KINDS_OF_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+OWN = {
+    "qwen3": {"hidden_size": 48},
+    "llama31": {"rope_parameters": SCALED},
+    "mistral_window": {"sliding_window": WINDOW},
+    "qwen2_window": {"sliding_window": WINDOW, "use_sliding_window": True, "layer_types": KINDS_OF_LAYERS},
+}
+"""Qwen3's heads are together wider than the model. Windows are shorter than prompts."""
 
 
 def text_family(kind: str = "llama", layers: int = 3, seed: int = 0, **settings: object) -> TextFamily:
@@ -45,6 +55,8 @@ def text_family(kind: str = "llama", layers: int = 3, seed: int = 0, **settings:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers, "vocab_size": 90}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     own = OWN.get(kind, {})
+    if kind == "qwen2_window":
+        own = {**own, "layer_types": KINDS_OF_LAYERS[:layers]}
     model = model_class(config_class(**{**sizes, **heads, "sliding_window": None, **own, **settings})).eval()
     with torch.no_grad():
         for layer in model.model.layers:

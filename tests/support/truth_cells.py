@@ -156,7 +156,8 @@ def _eviction_fits(cell: Cell) -> bool:
     if cell.get("eviction") in READING:
         # rounded keys can have other pages chosen than those that the truth reads
         plain = {"precision": "fp32", "keys": "whole", "merge": "own", "selector": "none"}
-        return all(cell.get(name, level) == level for name, level in plain.items())
+        windowed = "family" in cell and TINY[cell["family"]].windowed
+        return not windowed and all(cell.get(name, level) == level for name, level in plain.items())
     method = EVICTIONS.get(cell.get("eviction", "none"))
     if method is None:
         return True

@@ -43,7 +43,7 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
         serving = [other for other in [*arms, *added] if _serves(other, arm, solved)]
         anchor = min(serving, key=partial(_distance, arm), default=None)
         if anchor is None:
-            anchor = describe_arm(_untrained(arm, solved), pool)
+            anchor = describe_arm(_untrained(arm, solved, pool), pool)
             added.append(anchor)
         named.append(replace(arm, facts=replace(arm.facts, anchor=anchor.facts.name)))
     return named + added, notes
@@ -105,12 +105,13 @@ def _compression(spec: ArmSpec) -> tuple[object, ...]:
     return *eviction, spec.kv_dtype, spec.key_channels, spec.merge, spec.rerotate, spec.protocol
 
 
-def _untrained(arm: Arm, solved: Reducer) -> ArmSpec:
+def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
     """Named after the arm as it was trained: one anchor serves all selectors."""
     base = replace(arm.spec, selector=None, seed=arm.spec.seed if arm.spec.drawing else None)
+    config = None if base.adapter is None else pool.adapter(base.adapter)
     return replace(
         base,
-        name=f"{arm.spec.name or arm_name(base)}-{SUFFIX}",
+        name=f"{arm.spec.name or arm_name(base, config)}-{SUFFIX}",
         selector="none",
         keep_ratio=solved.keep_ratio,
         reducer_options={**arm.spec.reducer_options, "round_up": True},

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
-from subtoken_train.artifact.identity import adapter_digest
-from subtoken_train.artifact.source import adapter_folder, find_adapter
+from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.tasks.task import Modality
@@ -67,19 +66,20 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     Raises:
         ValueError: paths, names or settings that do not exist or do not fit each other.
     """
-    if spec.adapter is None and find_adapter(str(spec.backbone)) is not None:
+    if spec.adapter is None and pool.find(str(spec.backbone)) is not None:
         raise ValueError(f"backbone {spec.backbone} is an adapter; write adapter: {spec.backbone}")
     # what is no adapter would be taken for a backbone
-    path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
+    path = str(spec.backbone) if spec.adapter is None else pool.folder(spec.adapter)
     backbone = spec.backbone if spec.adapter is not None else None
-    return pool.get(path, backbone=backbone, reducer=_reducer(spec), selector=spec.selector, seed=spec.seed)
+    options = {"selector": spec.selector, "seed": spec.seed, "dtype": spec.dtype}
+    return pool.get(path, backbone=backbone, reducer=_reducer(spec, pool), **options)
 
 
-def _reducer(spec: ArmSpec) -> Reducer | None:
+def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
     """The reducer that a spec asks for; None: the adapter's own."""
     if spec.reducer is None and spec.keep_ratio is None and not spec.reducer_options:
         return None
-    own = build_reducer("none") if spec.adapter is None else _adapter(spec.adapter).reducer
+    own = build_reducer("none") if spec.adapter is None else pool.adapter(spec.adapter).reducer
     name = spec.reducer or own.name
     ratio = own.keep_ratio if spec.keep_ratio is None else spec.keep_ratio
     if name == "none" and spec.keep_ratio not in (None, 1):
@@ -120,13 +120,13 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         check_context_first(backbone, compression)
     tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()
     routing = backbone.active_routing
-    config = None if spec.adapter is None else _adapter(spec.adapter)
+    config = None if spec.adapter is None else pool.adapter(spec.adapter)
     seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
     # a budget in tokens or bytes is no share of anything before a prompt is there, and what is read frees nothing
     method = compression.eviction
     evicted = compression.keep if method and not method.reads and compression.unit == "fraction" else 1.0
     facts = ArmFacts(
-        name=spec.name or arm_name(spec),
+        name=spec.name or arm_name(spec, config),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
         adapter=spec.adapter,
         reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "-",
@@ -147,7 +147,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         routing=routing,
         shape=family.shape,
         modality="text" if family.image_token_id is None else "image",
-        adapter_sha256=None if spec.adapter is None else adapter_digest(adapter_folder(spec.adapter)),
+        adapter_sha256=None if spec.adapter is None else pool.digest(spec.adapter),
         calibration_sha256=_calibration(compression),
     )
 
@@ -157,9 +157,9 @@ def groups_words(routing: RoutingConfig | None) -> str:
     return "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
 
 
-def arm_name(spec: ArmSpec) -> str:
-    """A name made of what the arm is; safe as a folder's."""
-    parts = [adapter_name(spec.adapter) if spec.adapter is not None else Path(str(spec.backbone)).name]
+def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
+    """A name made of what the arm is; safe as a folder's. ``config``: its adapter's, where it was read."""
+    parts = [adapter_name(spec.adapter, config) if spec.adapter is not None else Path(str(spec.backbone)).name]
     if spec.reducer is not None or spec.keep_ratio is not None:
         parts.append(f"{spec.reducer or 'keep'}{'' if spec.keep_ratio is None else format(spec.keep_ratio, '.6g')}")
     if spec.selector is not None:
@@ -173,6 +173,7 @@ def arm_name(spec: ArmSpec) -> str:
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
     parts += ["rerotated"] if spec.rerotate else []
     parts += [] if spec.prefill_chunk is None else [f"chunk{spec.prefill_chunk}"]
+    parts += [] if spec.dtype is None else [spec.dtype]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
 
@@ -183,13 +184,10 @@ def _calibration(compression: Compression) -> str | None:
     return None if made is None else made.digest
 
 
-def adapter_name(path: str) -> str:
+def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
     """The name that an adapter was trained under, else its folder's."""
-    return str(_adapter(path).training.get("name", Path(path).name))
-
-
-def _adapter(path: str) -> AdapterConfig:
-    return read_config(adapter_folder(path))
+    config = read_config(adapter_folder(path)) if config is None else config
+    return str(config.training.get("name", Path(path).name))
 
 
 def _acts(in_prefill: bool, after_prefill: bool, protocol: str) -> str:

@@ -114,15 +114,8 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
         ValueError: a task that does not exist or that this machine cannot score, files that are missing or broken, or a
             set that is not complete while there is no ``limit``.
     """
-    tasks = []
-    for spec in grid.tasks:  # names and options of all, before files are read
-        task = build_task(spec.name, spec.source, **spec.options)
-        if spec.source is None:
-            places = (grid.data_root / spec.name, *([] if task.made_in is None else [Path(task.made_in)]))
-            task.source = next((str(place) for place in places if place.is_dir()), None)
-        tasks.append(task)
     read = []
-    for task in tasks:
+    for task in named_tasks(grid):
         task.check_requirements()
         samples = task.samples()
         check_complete(task, samples, grid.limit)
@@ -130,6 +123,22 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
         check_samples(task, asked)
         read.append((task, asked))
     return read
+
+
+def named_tasks(grid: Grid) -> list[Task]:
+    """The tasks with their options, and where their files are; nothing is read.
+
+    Raises:
+        ValueError: a task or an option that does not exist.
+    """
+    tasks = []
+    for spec in grid.tasks:
+        task = build_task(spec.name, spec.source, **spec.options)
+        if spec.source is None:
+            places = (grid.data_root / spec.name, *([] if task.made_in is None else [Path(task.made_in)]))
+            task.source = next((str(place) for place in places if place.is_dir()), None)
+        tasks.append(task)
+    return tasks
 
 
 def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:

@@ -50,12 +50,14 @@ class TinyFamily:
         build: makes it.
         picture: draws a picture; None for a language model.
         without: reducers (levels of the matrix) that its tower cannot serve.
+        windowed: whether layers attend in sliding windows, which some features do not go with.
     """
 
     name: str
     build: Callable[[], Family]
     picture: Draw | None = None
     without: frozenset[str] = frozenset()
+    windowed: bool = False
 
 
 def tiny_families() -> dict[str, TinyFamily]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, MistralConfig
 
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.families.family import Family
@@ -15,8 +15,8 @@ from tests.support.tiny import TinyFamily, TinyPicture
 ORDER = 0
 
 
-def build(kv_heads: int) -> LlavaFamily:
-    """Of so many key-value heads."""
+def build(kv_heads: int, window: int | None = None) -> LlavaFamily:
+    """Of so many key-value heads; with a window, around a Mistral."""
     torch.manual_seed(0)
     vision = CLIPVisionConfig(
         hidden_size=32,
@@ -27,7 +27,8 @@ def build(kv_heads: int) -> LlavaFamily:
         patch_size=24,
         projection_dim=32,
     )
-    text = LlamaConfig(
+    text_class, own = (LlamaConfig, {}) if window is None else (MistralConfig, {"sliding_window": window})
+    text = text_class(
         vocab_size=90,
         hidden_size=64,
         intermediate_size=96,
@@ -39,6 +40,7 @@ def build(kv_heads: int) -> LlavaFamily:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
+        **own,
     )
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=4, vision_feature_layer=-1)
     return LlavaFamily(LlavaForConditionalGeneration(config).eval(), build_processor())
@@ -53,4 +55,5 @@ def picture(family: Family, generator: torch.Generator, sample: int, image: int,
 FAMILIES = (
     TinyFamily("llava", partial(build, 4), picture),
     TinyFamily("llava_gqa", partial(build, 2), picture),
+    TinyFamily("llava_window", partial(build, 2, 20), picture, windowed=True),
 )

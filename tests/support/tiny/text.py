@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from subtoken_train.families.family import Family
-from tests.support.text_families import text_family
+from tests.support.text_families import WINDOWED, text_family
 from tests.support.tiny import TinyFamily
 
 ORDER = 2
@@ -23,5 +23,7 @@ def build(kind: str, seed: int) -> Family:
     return family
 
 
-KINDS = ("llama", "qwen2", "mistral", "qwen3", "llama31")
-FAMILIES = tuple(TinyFamily(kind, partial(build, kind, 3 + i)) for i, kind in enumerate(KINDS))
+KINDS = ("llama", "qwen2", "mistral", "qwen3", "llama31", "mistral_window", "qwen2_window")
+FAMILIES = tuple(
+    TinyFamily(kind, partial(build, kind, 3 + i), windowed=kind in WINDOWED) for i, kind in enumerate(KINDS)
+)

@@ -1,0 +1,197 @@
+"""A file of prompts, answered: JSON lines in, JSON lines out, on the records of an evaluation.
+
+    {"id": "a", "prompt": "What is this?", "image": "cat.png"}
+
+``id`` (default: the line's number), ``image`` or ``images`` (paths relative to the file) are optional. The answers of a
+run are the records of one arm on one task: they are appended batch after batch in a folder beside the output, with a
+manifest that pins prompts and settings, and the output is written from them when the run ends, however it ends. So a
+run that was stopped goes on where it was, and lines may be added to the file. Answers are greedy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.datasets.image_sources import find_image, inside
+from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.metrics.short_answers import Answered
+from subtoken_train.evaluation.results.store import SampleRecord
+from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
+from subtoken_train.evaluation.runner.cell import Cell
+from subtoken_train.evaluation.runner.cell_manifest import write_manifest
+from subtoken_train.evaluation.runner.processes import ONE, alone
+from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.text_files import read_jsonl
+from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.inference.pool import ModelPool, family_named
+from subtoken_train.outputs import write_whole
+
+KEYS = ("id", "prompt", "image", "images")
+_PLACEHOLDER = "<image>"
+
+
+@dataclass
+class PromptFile(Task):
+    """The lines of a file, without anything to score.
+
+    Attributes:
+        max_new_tokens: cap on an answer.
+        images_outside_folder: whether image paths may lead out of the file's folder.
+    """
+
+    max_new_tokens: int = 64
+    images_outside_folder: bool = False
+
+    name = "prompts"
+    primary = "answered"
+    scored_by = Answered
+    where = 'write a .jsonl file with one prompt a line, {"id": "a", "prompt": "What is this?", "image": "cat.png"}'
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What changes answers."""
+        return {"max_new_tokens": self.max_new_tokens}
+
+    def samples(self) -> list[Sample]:
+        """One per line, in order; images are looked for, not opened."""
+        path = Path(str(self.source))
+        rows = read_jsonl(path, ("prompt",))
+        samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]
+        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
+        if not samples:
+            raise ValueError(f"{path} holds no prompt; {self.where}")
+        return samples
+
+    def _sample(self, row: FileRow, number: int, folder: Path) -> Sample:
+        values, place = row.values, row.place
+        if unknown := [key for key in values if key not in KEYS]:
+            raise ValueError(f"{place}: {unknown_name('key', unknown[0], KEYS)}")
+        if not row.text("prompt").strip():
+            raise ValueError(f"{place}: the prompt is empty; write what the model should answer or go on with")
+        names = _names(values, place)
+        if names and self.modality == "text":
+            raise ValueError(f"{place}: there is an image, and the model reads texts alone; remove it")
+        try:
+            images = tuple(inside(folder, name, self.images_outside_folder) for name in names)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        if missing := [image for image in images if not find_image(image).is_file()]:
+            raise ValueError(f"{place}: image {missing[0]} is missing; check the path")
+        return Sample(
+            id=str(number if values.get("id") is None else values["id"]),
+            prompt=_placed(row.text("prompt"), len(names), place) if self.modality == "image" else row.text("prompt"),
+            reference={"images": names},
+            images=images,
+            max_new_tokens=self.max_new_tokens,
+            kind="prompt",
+        )
+
+
+class PicturePrompts(PromptFile):
+    """For a model that sees; some lines may have no image."""
+
+    modality = "image"
+
+
+class TextPrompts(PromptFile):
+    """For a language model; what may be compressed is the default split of the text."""
+
+    modality = "text"
+
+
+def answer_file(
+    prompts: Path,
+    output: Path,
+    spec: ArmSpec,
+    *,
+    device: str | None = None,
+    batch_size: int = 1,
+    max_new_tokens: int = 64,
+    images_outside_folder: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Answer what is missing of a file, and write all answers so far in the order of its lines.
+
+    Args:
+        prompts: the file.
+        output: written whole; what lies there is replaced. Records are in ``records_folder(output)``.
+        spec: who answers.
+        device: of the model.
+        batch_size: prompts of one pass.
+        max_new_tokens: cap on an answer.
+        images_outside_folder: see ``PromptFile``.
+        progress: called with (done, left at the start) after every batch.
+
+    Returns:
+        How many are answered.
+
+    Raises:
+        ValueError: a line that cannot be asked, answers of other prompts or settings, or what ``load_arm`` refuses.
+    """
+    folder = records_folder(output)
+    if output.exists() and not folder.is_dir():
+        raise ValueError(f"{output} exists and has no {folder.name} to go on with; name another --output")
+    path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
+    sees = family_named(path, None if spec.adapter is None else spec.backbone).sees_images
+    task = (PicturePrompts if sees else TextPrompts)(max_new_tokens, images_outside_folder, source=prompts)
+    samples = task.samples()  # mistakes of the file show before weights are read
+    pool = ModelPool(device)
+    cell = Cell(describe_arm(spec, pool), task, samples, folder, batch_size)
+    with alone(folder, ONE):
+        backbone = load_arm(spec, pool)
+        try:
+            write_manifest(cell, backbone, ONE)
+        except ValueError as error:
+            raise ValueError(
+                f"{output} was begun with other prompts or settings ({error}); name another --output, or remove it and "
+                f"{folder.name}"
+            ) from None
+        try:
+            cell.answer(backbone, ONE, progress)
+        finally:
+            found = cell.finished()
+            lines = [_line(found[sample.id]) for sample in samples if sample.id in found]
+            if lines:
+                write_whole(output, "".join(lines))
+    return len(found)
+
+
+def records_folder(output: Path) -> Path:
+    """Where the records of an output are."""
+    return output.with_name(f"{output.name}.records")
+
+
+def _line(record: SampleRecord) -> str:
+    content = {
+        "id": record.id,
+        "answer": record.prediction,
+        "tokens": record.new_tokens,
+        "seconds": round(record.prefill_seconds + record.decode_seconds, 5),
+        "kv_bytes": record.kv_bytes,
+        "dense_kv_bytes": record.dense_kv_bytes,
+    }
+    return json.dumps(content, ensure_ascii=False) + "\n"
+
+
+def _names(values: Mapping[str, Any], place: str) -> list[str]:
+    """The images of a line; videos would be read here too."""
+    if "image" in values and "images" in values:
+        raise ValueError(f"{place}: image and images are given; write all paths into images")
+    given = values.get("images", values.get("image"))
+    names = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{place}: images must be a path or a list of paths, got {given!r}")
+    return names
+
+
+def _placed(prompt: str, images: int, place: str) -> str:
+    written = prompt.count(_PLACEHOLDER)
+    if written not in (0, images):
+        raise ValueError(f"{place}: {written} {_PLACEHOLDER} in the prompt, {images} images; write one for each")
+    return prompt if written else f"{_PLACEHOLDER}\n" * images + prompt

@@ -1,0 +1,226 @@
+"""A grid without weights: what it names, which files it wants, what its arms keep, and what the largest of them holds.
+
+Everything is checked that a run would check before the first answer, on models that are laid out on the meta device:
+names, settings, whether compression fits the backbone, anchors. What is not there yet, files of tasks, adapters and
+calibrations, is listed and no mistake. An adapter that was not trained is taken from its recipe.
+
+What it does not say: seconds, and how many tokens the prompts really have (budgets are of the nominal prompt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.engine.build import assemble
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evaluation.runner.anchors import with_anchors
+from subtoken_train.evaluation.runner.arms import Arm, prepare
+from subtoken_train.evaluation.runner.run import check_modalities, named_tasks
+from subtoken_train.evaluation.runner.spec import ArmSpec, Grid
+from subtoken_train.evaluation.tasks.task import Task
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.family import Family
+from subtoken_train.families.load import layout_family, published_config
+from subtoken_train.inference.pool import ModelPool, with_selection
+from subtoken_train.ledger.kv_budget import entry_bytes
+from subtoken_train.reducers.base import Reducer
+
+Planned = Callable[[str], AdapterConfig | None]
+"""From an adapter's path to what its recipe would make of it; None where no recipe does."""
+CALIBRATION = "calibration"
+
+
+class LayoutPool(ModelPool):
+    """Hands out models that are laid out on the meta device, with the same checks of names and settings.
+
+    Args:
+        planned: of adapters that are not there.
+
+    Attributes:
+        untrained: adapters that are not there, in the order in which they were asked for.
+        weights: bytes of the models that were handed out, by path and dtype.
+    """
+
+    def __init__(self, planned: Planned) -> None:
+        super().__init__()
+        self._recipe = planned
+        self._plans: dict[str, AdapterConfig] = {}
+        self.weights: dict[tuple[str, str | None], int] = {}
+        self._asked: tuple[str, dict[str, Any]] | None = None
+
+    def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
+        return layout_family(source)  # the compressed backbone around it says whether the reducer fits
+
+    @property
+    def untrained(self) -> list[str]:
+        """Adapters that are not there and were taken from their recipes."""
+        return list(self._plans)
+
+    def find(self, name: str | Path, revision: str | None = None) -> Path | None:
+        """As the pool of models; published backbones are known without asking anybody."""
+        return None if published_config(str(name)) is not None else super().find(name, revision)
+
+    def folder(self, adapter: str) -> Path:
+        """As the pool of models; a planned adapter's own path."""
+        if adapter not in self._plans and self.find(adapter) is None and (plan := self._recipe(adapter)) is not None:
+            self._plans[adapter] = plan
+        return Path(adapter) if adapter in self._plans else super().folder(adapter)
+
+    def adapter(self, adapter: str) -> AdapterConfig:
+        """What it says of itself, or what its recipe says of it."""
+        self.folder(adapter)
+        return self._plans[adapter] if adapter in self._plans else super().adapter(adapter)
+
+    def digest(self, adapter: str) -> str | None:
+        """None for a planned one."""
+        return None if adapter in self._plans else super().digest(adapter)
+
+    def get(self, path: str | Path, **options: Any) -> CompressedBackbone:
+        """As the pool of models."""
+        if self._current is not None and self._asked == (str(path), options):
+            return self._current  # arms that differ in their evictions alone
+        made, self._asked = self._laid_out(path, **options), (str(path), options)
+        held = sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
+        self.weights[str(path), options.get("dtype")] = held
+        return made
+
+    def _laid_out(self, path: str | Path, **options: Any) -> CompressedBackbone:
+        plan = self._plans.get(str(path))
+        if plan is None:
+            return super().get(path, **options)
+        changed = with_selection(plan, options.get("reducer"), options.get("selector"), options.get("seed"), str(path))
+        backbone, dtype = options.get("backbone"), options.get("dtype")
+        source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
+        family = self._cleared(source if dtype is None else replace(source, dtype=dtype), changed.reducer)
+        with torch.device("meta"):
+            self._current, _ = assemble(family, changed.lora, changed.reducer, changed.routing, changed.stage2)
+        return self._current.eval()
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """A task of a grid: where its files are (None: not here), and how many samples would be asked (None: unknown)."""
+
+    task: Task
+    source: str | None
+    samples: int | None
+
+
+@dataclass(frozen=True)
+class PlannedArm:
+    """An arm of a grid, and bytes: of its weights, of a nominal prompt's dense cache, and of what stays of that."""
+
+    arm: Arm
+    weights: int
+    dense: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a grid would run.
+
+    Attributes:
+        arms: those of the grid, and the anchors that would be added.
+        tasks: in the order of the grid.
+        wanted: what is not there: (what it is, how to get it).
+        notes: as a run would print them first.
+    """
+
+    arms: list[PlannedArm]
+    tasks: list[PlannedTask]
+    wanted: list[tuple[str, str]]
+    notes: list[str]
+
+
+def dry_run(grid: Grid, planned: Planned) -> DryRun:
+    """Check a grid without weights and without reading its tasks' files.
+
+    Raises:
+        ValueError: what ``run_grid`` would refuse of arms, tasks and settings.
+    """
+    tasks = named_tasks(grid)
+    pool, missing = LayoutPool(planned), dict.fromkeys(spec for spec in map(_missing_file, grid.arms) if spec)
+    arms = prepare([_without_missing(spec) for spec in grid.arms], pool)
+    check_modalities(arms, tasks)
+    notes: list[str] = []
+    if grid.anchors == "auto":
+        arms, notes = with_anchors(arms, pool)
+    wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_name(name)}") for name in pool.untrained]
+    wanted += [(f"calibration {path}", f"subtoken-train calibrate {method} --out {path}") for method, path in missing]
+    wanted += [
+        (f"files of {task.name}", f"subtoken-train data {task.name}")
+        for task in tasks
+        if task.needs_files and task.source is None
+    ]
+    wanted += [(f"for {task.name}", words) for task in tasks if (words := _required(task)) is not None]
+    return DryRun(
+        [_planned_arm(arm, pool) for arm in arms],
+        [PlannedTask(task, _shown_source(task), _asked(task, grid.limit)) for task in tasks],
+        wanted,
+        notes,
+    )
+
+
+def _missing_file(spec: ArmSpec) -> tuple[str, str] | None:
+    """(method, file) of a calibration that an arm's eviction names and that is not there."""
+    return next(_named_files(spec), None)
+
+
+def _named_files(spec: ArmSpec) -> Iterator[tuple[str, str]]:
+    for option, value in spec.eviction_options.items():
+        if option.rpartition(".")[2] == CALIBRATION and isinstance(value, str) and not Path(value).is_file():
+            yield option.rpartition(".")[0] or str(spec.eviction), value
+
+
+def _without_missing(spec: ArmSpec) -> ArmSpec:
+    """The arm as it is checked while a calibration is missing: its method reads every prompt instead."""
+    absent = {value for _, value in _named_files(spec)}
+    return replace(
+        spec, eviction_options={key: value for key, value in spec.eviction_options.items() if value not in absent}
+    )
+
+
+def _recipe_name(adapter: str) -> str:
+    """The recipe of a run's adapter: ``runs/NAME/adapter``."""
+    path = Path(adapter)
+    return path.parent.name if path.name == "adapter" else path.name
+
+
+def _shown_source(task: Task) -> str | None:
+    return "made by its options" if not task.needs_files else None if task.source is None else str(task.source)
+
+
+def _required(task: Task) -> str | None:
+    """What is missing here to score a task."""
+    try:
+        task.check_requirements()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _asked(task: Task, limit: int | None) -> int | None:
+    if task.expected_rows is None:
+        return limit
+    return task.expected_rows if limit is None else min(limit, task.expected_rows)
+
+
+def _planned_arm(arm: Arm, pool: LayoutPool) -> PlannedArm:
+    spec = arm.spec
+    path = str(spec.backbone) if spec.adapter is None else str(pool.folder(spec.adapter))
+    weights = pool.weights[path, spec.dtype]
+    dense = arm.shape.num_layers * entry_bytes(arm.shape) * arm.tokens
+    return PlannedArm(arm, weights, dense, round(dense * arm.facts.nominal_kv))
+
+
+def samples_in_all(tasks: Sequence[PlannedTask]) -> int | None:
+    """Of all tasks; None where one's number is not known."""
+    counts = [task.samples for task in tasks]
+    return None if None in counts else sum(count for count in counts if count is not None)

@@ -1,0 +1,180 @@
+"""``subtoken-train generate --prompts``: a file of prompts, its answers, going on, and mistakes with their lines."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from subtoken_train import SubTokenModel
+from subtoken_train.cli import terminal
+from subtoken_train.cli.main import main
+from tests.support.helpers import write_text_adapter
+
+LINES = [
+    {"id": "b", "prompt": "is there a 0 ?", "image": "a.png"},
+    {"prompt": "where is <image> beside <image> ?", "images": ["a.png", "sub/b.png"]},
+    {"id": 7, "prompt": "hello there"},
+]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A file of three prompts, with its images."""
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    for name in ("a.png", "sub/b.png"):
+        Image.effect_noise((60, 40), 60).convert("RGB").save(tmp_path / "in" / name)
+    return write(tmp_path / "in" / "prompts.jsonl", *LINES)
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def call(capsys, adapter, prompts, output, *argv):
+    """Exit code and stderr."""
+    code = main(["generate", "--adapter", str(adapter), "--prompts", str(prompts), "--output", str(output),
+                 "--max-new-tokens", "5", "--device", "cpu", *map(str, argv)])  # fmt: skip
+    return code, capsys.readouterr().err
+
+
+def answers(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_answers_are_those_of_single_prompts(vlm_adapter, asked, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    found = answers(output)
+    assert [row["id"] for row in found] == ["b", "2", "7"]
+    model = SubTokenModel.from_pretrained(vlm_adapter)
+    for row, line in zip(found, LINES, strict=True):
+        names = line.get("images", [line["image"]] if "image" in line else [])
+        images = [Image.open(asked.parent / name) for name in names]
+        assert row["answer"] == model.chat(line["prompt"], images, max_new_tokens=5, do_sample=False)
+        assert (0 < row["kv_bytes"] < row["dense_kv_bytes"]) if names else row["kv_bytes"] == row["dense_kv_bytes"]
+        assert 1 <= row["tokens"] <= 5
+        assert row["seconds"] > 0
+    assert sorted(found[0]) == ["answer", "dense_kv_bytes", "id", "kv_bytes", "seconds", "tokens"]
+    together = tmp_path / "together.jsonl"
+    assert call(capsys, vlm_adapter, asked, together, "--batch-size", 3)[0] == 0
+    assert [row["answer"] for row in answers(together)] == [row["answer"] for row in found]
+
+
+def test_a_run_goes_on_where_it_stopped(vlm_adapter, asked, tmp_path, capsys, monkeypatch):
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, whole)[0] == 0
+
+    def stopping(what):
+        def stop(done, total):
+            raise KeyboardInterrupt
+
+        return stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(terminal, "counter", stopping)
+        code, err = call(capsys, vlm_adapter, asked, output)
+    assert code == 130
+    assert "what was answered is in" in err
+    (first,) = answers(output)
+    records = tmp_path / "out.jsonl.records"
+    (samples,) = records.glob("samples-*.jsonl")
+    with samples.open("ab") as file:
+        file.write(b'{"id":"torn')  # as a kill leaves it
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    kept = [row for row in answers(output) if row["id"] == first["id"]]
+    assert kept == [first]  # seconds too: it was not answered again
+    assert [row["answer"] for row in answers(output)] == [row["answer"] for row in answers(whole)]
+    write(asked, *LINES, {"prompt": "one more"})
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    assert [row["id"] for row in answers(output)] == ["b", "2", "7", "4"]
+
+
+def test_other_prompts_or_settings_are_refused(vlm_adapter, asked, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    before = output.read_bytes()
+    for argv, words in (
+        (["--max-new-tokens", 6], "task options {'max_new_tokens': 5}, and now it is {'max_new_tokens': 6}"),
+        (["--kv-dtype", "int8"], "int8"),
+    ):
+        code, err = call(capsys, vlm_adapter, asked, output, *argv)
+        assert code == 2
+        assert "was begun with other prompts or settings" in err
+        assert words in err
+    write(asked, {**LINES[0], "prompt": "another"}, *LINES[1:])
+    code, err = call(capsys, vlm_adapter, asked, output)
+    assert code == 2
+    assert "answers to other samples" in err
+    assert output.read_bytes() == before
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    code, err = call(capsys, vlm_adapter, asked, tmp_path / "mine.jsonl")
+    assert (code, "has no mine.jsonl.records to go on with" in err) == (2, True)
+
+
+def test_a_language_model_answers_texts(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    prompts = write(tmp_path / "p.jsonl", {"prompt": "the bee and the spider met in the garden. " * 12})
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl")[0] == 0
+    (row,) = answers(tmp_path / "out.jsonl")
+    model = SubTokenModel.from_pretrained(adapter)
+    assert row["answer"] == model.chat(
+        "the bee and the spider met in the garden. " * 12, max_new_tokens=5, do_sample=False
+    )
+    write(prompts, {"prompt": "hi", "image": "a.png"})
+    code, err = call(capsys, adapter, prompts, tmp_path / "other.jsonl")
+    assert (code, "p.jsonl, line 1: there is an image, and the model reads texts alone" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"prompt": ""}, "line 2: the prompt is empty"),
+        ({"prompt": 3}, "line 2: prompt is 3, and a text is wanted"),
+        ({"promt": "x"}, "line 2: no column prompt; it has promt"),
+        ({"prompt": "x", "imgae": "a.png"}, "line 2: unknown key 'imgae'. Did you mean 'image'?"),
+        ({"prompt": "x", "image": "a.png", "images": []}, "line 2: image and images are given"),
+        ({"prompt": "x", "images": [3]}, "line 2: images must be a path or a list of paths, got [3]"),
+        ({"prompt": "x", "image": "none.png"}, "none.png is missing; check the path"),
+        ({"prompt": "x", "image": "../a.png"}, "line 2: image '../a.png' lies outside of"),
+        ({"prompt": "<image> x"}, "line 2: 1 <image> in the prompt, 0 images; write one for each"),
+        ({"prompt": "x", "id": "a"}, "line 2: id 'a' is there twice, first in"),
+        ({"prompt": "x", "id": [1]}, "line 2: id is"),
+        ("x", "line 2: a JSON object is wanted"),
+    ],
+)
+def test_mistakes_name_their_line(vlm_adapter, tmp_path, capsys, line, words):
+    prompts = write(tmp_path / "p.jsonl", {"id": "a", "prompt": "hi"}, line)
+    code, err = call(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
+    assert code == 2
+    assert words in err
+    assert not (tmp_path / "out.jsonl.records").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--prompts", "p.jsonl"], "--prompts needs --output FILE.jsonl beside --prompts FILE.jsonl"),
+        (["--output", "o.jsonl"], "--output needs --prompts FILE.jsonl beside --output FILE.jsonl"),
+        (["--batch-size", "2", "--prompt", "x"], "--batch-size needs --prompts FILE.jsonl"),
+        (["--prompts", "p.jsonl", "--output", "o.txt"], "--output o.txt must end in .jsonl"),
+        (["--prompts", "p.jsonl", "--output", "./p.jsonl"], "is the file of the prompts; name another"),
+        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--prompt", "x"], "--prompt is of one prompt"),
+        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--image", "a.png"], "--image is of one prompt"),
+        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--num-beams", "2"], "--num-beams is of one prompt"),
+        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
+        (["--prompts", "none.jsonl", "--output", "o.jsonl"], "none.jsonl is missing or cannot be read"),
+        ([], "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl"),
+    ],
+)
+def test_mistakes_of_options(vlm_adapter, capsys, argv, words):
+    assert main(["generate", "--adapter", str(vlm_adapter), *argv]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_there_must_be_a_model_and_prompts(tmp_path, vlm_adapter, capsys):
+    prompts = write(tmp_path / "p.jsonl")
+    code, err = call(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
+    assert (code, "p.jsonl holds no prompt; write a .jsonl file" in err) == (2, True)
+    assert main(["generate", "--prompts", str(prompts), "--output", str(tmp_path / "o.jsonl")]) == 2
+    assert "give --adapter DIR, or --backbone PATH" in capsys.readouterr().err

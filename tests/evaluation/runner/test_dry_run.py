@@ -1,0 +1,96 @@
+"""A grid without weights: the facts are those that a run states, what is missing is listed, mistakes are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.cli.grid_check import check_lines, planned_adapter
+from subtoken_train.cli.main import main
+from subtoken_train.evaluation.runner.anchors import with_anchors
+from subtoken_train.evaluation.runner.arms import prepare
+from subtoken_train.evaluation.runner.dry_run import dry_run
+from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
+from subtoken_train.inference.pool import ModelPool
+from tests.support.places import ROOT
+
+SHIPPED = "checkpoints/adapters/tiny_fastv25_s16k4"
+
+
+def grid_of(*arms: dict, tasks: tuple[str, ...] = ("pope",), **settings) -> Grid:
+    specs = tuple(spec for arm in arms for spec in expand_arms(arm))
+    return Grid(arms=specs, tasks=tuple(map(TaskSpec, tasks)), out=Path("results/x"), **settings)
+
+
+def test_facts_are_those_of_a_run(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    grid = grid_of(
+        {"adapter": SHIPPED},
+        {"adapter": SHIPPED, "selector": "value_norm", "eviction": "snapkv", "eviction_keep": [0.5, "8tokens"]},
+        {"backbone": "checkpoints/tiny-llava", "reducer": "visionzip", "keep_ratio": 0.25},
+    )
+    loaded, notes = with_anchors(prepare(grid.arms, pool := ModelPool()), pool)
+    checked = dry_run(grid, planned_adapter)
+    assert [planned.arm.facts for planned in checked.arms] == [arm.facts for arm in loaded]
+    assert [planned.arm for planned in checked.arms] == loaded
+    assert checked.notes == notes
+
+
+def test_a_recipe_stands_in_the_place_of_its_adapter(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (planned,), (trained,) = (
+        [dry_run(grid_of({"adapter": name}, anchors="none"), planned_adapter).arms[0].arm]
+        for name in ("runs/tiny_fastv25_s16k4/adapter", SHIPPED)
+    )
+    own = {"name": planned.facts.name, "adapter": planned.facts.adapter, "seed": planned.facts.seed}
+    assert planned.facts == replace(trained.facts, **own)
+    assert (planned.reducer, planned.routing, planned.tokens) == (trained.reducer, trained.routing, trained.tokens)
+    assert planned.adapter_sha256 is None
+
+
+def test_what_is_missing_is_listed(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    file = str(tmp_path / "none.json")
+    options = {"eviction": "prefixkv", "eviction_keep": 0.5, "eviction_options": {"calibration": file}}
+    grid = grid_of(
+        {"adapter": "runs/tiny_fastv25/adapter", **options}, tasks=("pope", "chartqa"), limit=7, data_root=tmp_path
+    )
+    (tmp_path / "pope").mkdir()
+    checked = dry_run(grid, planned_adapter)
+    assert dict(checked.wanted) == {
+        "adapter runs/tiny_fastv25/adapter": "subtoken-train fit --config tiny_fastv25",
+        f"calibration {file}": f"subtoken-train calibrate prefixkv --out {file}",
+        "files of chartqa": "subtoken-train data chartqa",
+    }
+    assert [(task.source, task.samples) for task in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
+    assert check_lines(grid, checked)[0].startswith("1 arms x 2 tasks, 14 answers")
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ({"adapter": "runs/no_such/adapter"}, "runs/no_such/adapter is not an adapter folder"),
+        ({"backbone": "checkpoints/tiny-llava", "eviction": "snapkv", "eviction_keep": 2}, "2"),
+        ({"backbone": "checkpoints/tiny-llama"}, "task pope asks about images"),
+        ({"backbone": "checkpoints/tiny-llava", "dtype": "float8"}, "unknown dtype 'float8'"),
+        ({"backbone": "checkpoints/tiny-llava", "reducer": "quest", "keep_ratio": 0.5}, "evicts the context"),
+    ],
+)
+def test_mistakes_are_refused(monkeypatch, arm, message):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ValueError, match=message):
+        dry_run(grid_of(arm), planned_adapter)
+
+
+def test_the_command_prints_and_writes_nothing(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "--config", "table1_llava7b", "--check", "--limit", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "17 arms x 7 tasks, 357 answers" in said
+    assert "llava7b_fastv25_s16k4: llava-hf/llava-1.5-7b-hf; reducer fastv 0.25, groups S16K4 linear" in said
+    assert "weights 13.20 GiB" in said
+    assert not list(tmp_path.iterdir())
+    assert main(["evaluate", "--suite", "mini", "--check"]) == 2
+    assert "--check means nothing to --suite" in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""Layers with sliding windows: what their packed caches hold and read, and what does not go with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.mixed_heads import mixed_hidden
+from subtoken_train.evictions import build_eviction
+from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.inference.accounting import account
+from subtoken_train.inference.batched import score_batch
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.opening import open_prompts
+from subtoken_train.kernels.naive import packed_attention
+from subtoken_train.kernels.reach import Reach
+from subtoken_train.kernels.storage import Block, BlockPart, Payload
+from subtoken_train.routing import RoutingConfig
+from tests.support.helpers import compress
+from tests.support.text_families import WINDOW, text_batch, text_family
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
+
+CELL = PLAIN_CELL | {"family": "qwen2_window", "batch": "three_left"}
+
+
+@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize("shared", [True, False])
+def test_attention_in_a_window_is_a_plain_loop(new, shared):
+    """Entries with gaps between them, tails that start at unlike positions and one that is padded."""
+    torch.manual_seed(0)
+    heads, entries, tail, size = 2, 9, 5, 8
+    query, keys, values = torch.randn(2, 4, new, 16), torch.randn(2, 2, entries, 16), torch.randn(2, 2, entries, 16)
+    tail_keys, tail_values = torch.randn(2, 2, tail, 16), torch.randn(2, 2, tail, 16)
+    places = torch.stack([torch.randperm(20)[:entries].sort().values for _ in range(2 if shared else 4)]).int()
+    begins, padded = torch.tensor([20, 22]), torch.tensor([0, 2])
+    own = [keys, values] if shared else [x.flatten(0, 1)[:, None] for x in (keys, values)]
+    block = Block(None, [BlockPart(Payload.store(own[0]), Payload.store(own[1]), False, places)])
+    got = packed_attention(query, [block], tail_keys, tail_values, 0.25, padded, Reach(size, begins - padded))
+    for b in range(2):
+        for head in range(4):
+            row = places[b if shared else b * heads + head // 2].tolist()
+            for j in range(new):
+                at = tail - new + j
+                mine = int(begins[b] - padded[b]) + at
+                columns = [i for i, place in enumerate(row) if mine - place < size]
+                late = [t for t in range(tail) if t == at or (padded[b] <= t <= at and at - t < size)]
+                all_keys = torch.cat([keys[b, head // 2, columns], tail_keys[b, head // 2, late]])
+                all_values = torch.cat([values[b, head // 2, columns], tail_values[b, head // 2, late]])
+                weights = (all_keys @ query[b, head, j] * 0.25).softmax(0)
+                torch.testing.assert_close(got[b, head, j], weights @ all_values, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_left_the_window_is_not_stored_and_positions_are_counted():
+    backbone, batch = backbone_of(CELL), batch_of(CELL)
+    cache = PackedCache(3)
+    opened = open_prompts(backbone, batch, cache, Compression(), "query_aware")
+    tokens_B = (batch.regions_BN != 0).sum(-1).tolist()
+    sizes = [[sum(part.entries for part in block.parts) for block in layer.blocks] for layer in cache.layers]
+    assert [set(each) for each in sizes] == [{WINDOW - 1}, set(tokens_B), {WINDOW - 1}]
+    assert all(part.position_RM is None for block in cache.layers[1].blocks for part in block.parts)
+    found = account(backbone, batch, opened, cache)
+    held = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
+    assert sum(each.kv_bytes for each in found) == held
+    side = 2 * backbone.family.shape.side_bytes
+    for each, tokens in zip(found, tokens_B, strict=True):
+        assert each.dense_kv_bytes == side * (tokens + 2 * (WINDOW - 1))
+        assert each.kv_bytes >= each.dense_kv_bytes + 2 * 4 * (WINDOW - 1)
+        assert each.entries_before == each.entries_after
+
+
+@pytest.mark.parametrize("eviction", ["snapkv", "h2o", "kvzip", "kvcompose"])
+@torch.no_grad()
+def test_budgets_are_shares_of_what_is_still_seen(eviction):
+    backbone, batch = backbone_of(CELL), batch_of(CELL)
+    cache = PackedCache(3)
+    compression = Compression(build_eviction(eviction), 0.5, scope="all")
+    plan = open_prompts(backbone, batch, cache, compression, "query_aware").plan
+    heads_Bh = [layer.heads_BNh.sum(1) if layer.heads_BNh is not None else None for layer in plan.layers]
+    for layer in (0, 2):
+        kept = (plan.layers[layer].entries_BN >= 0).sum(-1)[:, None] if heads_Bh[layer] is None else heads_Bh[layer]
+        if eviction in ("snapkv", "h2o"):  # heads or layers of the others share a budget
+            assert bool((kept <= WINDOW // 2).all())
+        assert bool((kept >= 1).all())
+
+
+@torch.no_grad()
+def test_a_cropped_cache_sees_again_what_had_left_the_window():
+    backbone, batch = backbone_of(CELL), batch_of(CELL)
+    long, short = list(range(10, 40)), list(range(12, 20))
+    one, two = (
+        [outcome.logprobs for outcome in score_batch(backbone, batch, [order] * 3)]
+        for order in ([long, short], [short])
+    )
+    for both, alone in zip(one, two, strict=True):
+        assert both[1] == pytest.approx(alone[0], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"eviction": build_eviction("quest_steps"), "keep": 0.5}, "eviction 'quest_steps' does not go with"),
+        ({"eviction": build_eviction("snapkv"), "keep": 0.5, "rerotate": True}, "rerotate does not go with"),
+        ({"eviction": build_eviction("h2o"), "keep": 64, "unit": "tokens", "every": 8}, "eviction_every does not go"),
+    ],
+)
+def test_what_does_not_go_with_windows_is_refused(settings, words):
+    with pytest.raises(ValueError, match=f"{words}.*sliding windows of mistral"):
+        Compression(**settings).check(text_family("mistral_window"))
+
+
+def test_alphas_are_not_learned_in_windows():
+    family = text_family("mistral_window")
+    with pytest.raises(ValueError, match="mistral has sliding windows, and alphas of heads"):
+        mixed_hidden(family, torch.zeros(1, 4, 64), torch.arange(4)[None], None)
+
+
+def test_training_in_a_window_gives_gradients_and_no_nan():
+    family = text_family("qwen2_window")
+    add_lora(family, LoraSettings(rank=2, dropout=0.0))
+    backbone = compress(
+        family, RoutingConfig(num_groups=8, kept_groups=6), name="quest", keep_ratio=0.5, page_size=4, window=4
+    )
+    batch = text_batch([(40, 8, 6), (24, 5, 3)], pad_left=True)
+    result = backbone.run(batch)
+    loss = backbone.logits(result)[result.labels(batch.labels_BN) >= 0].square().mean()
+    loss.backward()
+    moved = [p.grad for p in family.model.parameters() if p.grad is not None]
+    assert moved
+    assert all(bool(grad.isfinite().all()) for grad in moved)
