@@ -6,6 +6,9 @@ from typing import Any
 
 WINDOWED = ("mistral", "qwen2", "qwen3")
 """Language models whose windows are served."""
+_GEMMA = "its windowed layers turn positions by a rotary base of their own, and one base for all layers is served here"
+UNSERVED = {"gemma3": _GEMMA, "gemma3_text": _GEMMA}
+"""Model types that people ask for, and what is missing."""
 
 
 def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:

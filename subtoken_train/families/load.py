@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.attention_kinds import check_window_runs, layer_windows
+from subtoken_train.families.attention_kinds import UNSERVED, check_window_runs, layer_windows
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
 from subtoken_train.families.backbone_files import check_format, check_local_files
 from subtoken_train.families.family import Family
@@ -199,6 +199,8 @@ def _read_config(config: BackboneConfig) -> Any:
 
 
 def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
+    if (missing := UNSERVED.get(model_config.model_type)) is not None and model_config.model_type not in FAMILIES:
+        raise ValueError(f"{model_config.model_type} is not supported: {missing}; take another backbone")
     family = FAMILIES.find(model_config.model_type)
     # before any weight is read
     check_window_runs(layer_windows(model_config, family.tower_positions == "mrope"), config.attention)

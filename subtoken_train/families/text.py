@@ -13,7 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.family import Family
-from subtoken_train.families.text_configs import llama31_config, llama_config, qwen3_config, qwen25_config
+from subtoken_train.families.text_configs import (
+    llama31_config,
+    llama_config,
+    mistral_config,
+    qwen3_config,
+    qwen25_config,
+)
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn
 
 
@@ -31,6 +37,7 @@ class TextFamily(Family):
         "meta-llama/Llama-2-7b-hf": lambda: llama_config(32000, 4096, 11008, 32, 32),
         "meta-llama/Llama-3.1-8B": llama31_config,
         "meta-llama/Llama-3.1-8B-Instruct": llama31_config,
+        "mistralai/Mistral-7B-v0.1": mistral_config,
         "Qwen/Qwen2.5-7B": qwen25_config,
         "Qwen/Qwen3-8B": lambda: qwen3_config(4096, 12288, 36, 32),
         "Qwen/Qwen3-14B": lambda: qwen3_config(5120, 17408, 40, 40),

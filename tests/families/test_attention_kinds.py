@@ -86,3 +86,10 @@ def test_a_window_runs_on_sdpa_alone(tmp_path, load):
     (tmp_path / "config.json").write_text(json.dumps(vlm(WINDOWS[0][0]).to_dict()))
     with pytest.raises(ValueError, match=r"a sliding window \(8 positions\) runs on attention: sdpa, not on 'eager'"):
         load(BackboneConfig(path=str(tmp_path), attention="eager"))
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_gemma_3_is_refused_with_what_is_missing(tmp_path, load):
+    (tmp_path / "config.json").write_text(json.dumps(Gemma3TextConfig(**SIZES).to_dict()))
+    with pytest.raises(ValueError, match="gemma3_text is not supported: its windowed layers turn positions by"):
+        load(BackboneConfig(path=str(tmp_path)))

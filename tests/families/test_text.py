@@ -18,6 +18,7 @@ from tests.support.truth_models import CONTEXT
     ("path", "parameters", "kibibytes"),
     [
         ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248, 128),
+        ("mistralai/Mistral-7B-v0.1", 7_241_732_096, 128),
         ("Qwen/Qwen3-8B", 8_190_735_360, 144),
         ("Qwen/Qwen3-14B", 14_768_307_200, 160),
     ],
