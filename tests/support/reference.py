@@ -262,7 +262,14 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
     if sample.closed_up:
-        near, _ = eager(module, query, moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1]), routed, mask, scaling=scaling)
+        near, _ = eager(
+            module,
+            query,
+            moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1]),
+            routed,
+            mask,
+            scaling=scaling,
+        )
         out[:, count:] = near[:, count:]
     return out, None
 
