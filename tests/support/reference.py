@@ -29,7 +29,7 @@ from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, no
 from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
-from tests.support.plain_positions import plain_window, prompt_positions
+from tests.support.plain_positions import moved_keys, plain_window, prompt_positions
 
 NAME = "truth_eager"
 
@@ -236,7 +236,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed[:, count:, :count] = layer.entries_hN[:, None]
     entries_N, window = layer.seen_N, plain_window(module.config, module.layer_idx)
     if window is not None:
-        place, past = PLACES[-1], int(PLACES[-1][count]) if length > count else sample.next_position
+        place = PLACES[-1] if layer.position_N is None else torch.cat([layer.position_N, PLACES[-1][count:]])
+        past = int(place[count]) if length > count else sample.next_position
         allowed &= place[:, None] - place < window
         entries_N = layer.seen_N & (past - place[:count] < window)
     for row, lost_hN in layer.lost:
@@ -262,14 +263,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
     if sample.closed_up:
-        near, _ = eager(
-            module,
-            query,
-            moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1]),
-            routed,
-            mask,
-            scaling=scaling,
-        )
+        turned = moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1])
+        near, _ = eager(module, query, turned, routed, mask, scaling=scaling)
         out[:, count:] = near[:, count:]
     return out, None
 
