@@ -20,8 +20,12 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +42,7 @@ _TEXT: dict[str, Any] = {
 _GROUPED = {**_TEXT, "num_key_value_heads": 2}
 
 
+_QWEN_IDS = {"image_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6, "video_token_id": 7}
 _WIDE = {**_TEXT, "vocab_size": 32000}
 
 
@@ -76,11 +81,25 @@ def _llava_next() -> Any:
 def _qwen25vl() -> Any:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
     vision = {"depth": 2, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 256}
-    ids = {"image_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6, "video_token_id": 7}
     text = {**_GROUPED, "rope_parameters": rope}
     return Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "fullatt_block_indexes": [1]}, **ids)
+        Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "fullatt_block_indexes": [1]}, **_QWEN_IDS)
     )
+
+
+def _qwen2vl() -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+    vision = {"depth": 2, "embed_dim": 128, "num_heads": 4, "hidden_size": 256}
+    text = {**_GROUPED, "rope_parameters": rope}
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision, **_QWEN_IDS))
+
+
+def _qwen3vl() -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [12, 10, 10]}
+    vision = {"depth": 3, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 256}
+    vision = {**vision, "deepstack_visual_indexes": [0, 1]}
+    text = {**_GROUPED, "rope_parameters": rope, "head_dim": 64}
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **_QWEN_IDS))
 
 
 SIZES: dict[str, Callable[[], Any]] = {
@@ -94,6 +113,8 @@ SIZES: dict[str, Callable[[], Any]] = {
 """Models of the page's table."""
 FURTHER: dict[str, Callable[[], Any]] = {
     "llava_next": _llava_next,
+    "qwen2_vl": _qwen2vl,
+    "qwen3_vl": _qwen3vl,
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=64)),
 }
 """Models that tests alone measure."""

@@ -138,7 +138,8 @@ def make_batch(case: Case, parts: CompressedBackbone) -> Batch:
         pixels, middle = torch.randn(case.batch * tiles, 3, side, side), [Region.VISUAL] * compressed
     else:
         compressed, grid = 144, torch.tensor([[1, 24, 24]] * case.batch)
-        pixels, middle = torch.randn(case.batch * 576, 1176), [Region.VISUAL] * 144
+        channels = 3 * 2 * family.model.config.vision_config.patch_size**2
+        pixels, middle = torch.randn(case.batch * 576, channels), [Region.VISUAL] * 144
     codes = torch.tensor([Region.SYSTEM] + middle + [Region.QUERY] * TEXT + [Region.ANSWER] * ANSWER)
     regions = codes.repeat(case.batch, 1)
     if case.batch > 1:

@@ -85,6 +85,9 @@ BACKBONES = {
     "llavanextmistral7b": Backbone(
         "LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928, "tiles", max_length=4096
     ),
+    "qwen2vl7b": Backbone("Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen2-vl-7b", 144, "own"),
+    "qwen3vl4b": Backbone("Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct", "qwen3-vl-4b", 100, "own"),
+    "qwen3vl8b": Backbone("Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl-8b", 100, "own"),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
     "qwen7b": Backbone("Qwen2.5-7B", "Qwen/Qwen2.5-7B", "qwen2.5-7b", 1024, is_text=True),
     "llama31": Backbone("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b", 1024, is_text=True),
@@ -92,7 +95,10 @@ BACKBONES = {
     "qwen314b": Backbone("Qwen3-14B", "Qwen/Qwen3-14B", "qwen3-14b", 1024, is_text=True),
     "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "", 512, is_text=True, page_size=4),
 }
-FURTHER = {"quest": ("llama31", "qwen38b", "qwen314b"), "fastv": ("llavanext7b", "llavanextmistral7b")}
+FURTHER = {
+    "quest": ("llama31", "qwen38b", "qwen314b"),
+    "fastv": ("llavanext7b", "llavanextmistral7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
+}
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}

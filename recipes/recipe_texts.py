@@ -89,7 +89,7 @@ trainer:
 """
 
 QWEN_PIXELS = """\
-    max_pixels: 112896                  # at most 144 visual tokens an image, as in the paper's prompt (Table 8)
+    max_pixels: 112896                  # silent; 144 visual tokens at most, those of the image that Table 8 times
 """
 
 VISION_LORA = """\
@@ -212,6 +212,7 @@ trainer:
 IMAGE_WORDS = {
     "square": "images are padded to a square (aspect-ratio padding), then 336 x 336",
     "capped": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "own": "images keep their aspect ratio, up to 1,280 visual tokens each",
     "tiles": "images of any size, in up to four 336 x 336 tiles and their whole",
 }
 

@@ -6,14 +6,11 @@ And what an adapter folder holds, as one number: two trainings never have the sa
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
-from subtoken_train.calibrations import Calibration
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.functional.quantized import dense_shape
+from subtoken_train.families.shapes import shapes_digest
 from subtoken_train.types import Identity
 
 
@@ -25,18 +22,6 @@ def identify(family: Family, config: BackboneConfig) -> Identity:
     return Identity(config.path, config.revision, str(family.model.config.model_type), shapes_digest(family))
 
 
-def shapes_digest(family: Family) -> str:
-    """``Identity.digest`` of a backbone, in hexadecimal."""
-    shapes = {
-        # a weight that ZeRO-3 has split is empty, and knows its shape
-        name.replace(".base_layer.", "."): list(getattr(parameter, "ds_shape", dense_shape(parameter)))
-        for name, parameter in family.model.named_parameters()
-        if ".lora_" not in name
-    }
-    model_type = str(family.model.config.model_type)
-    return hashlib.sha256(json.dumps([model_type, sorted(shapes.items())]).encode()).hexdigest()
-
-
 def check_identity(wanted: Identity, found: Identity) -> None:
     """Raise a worded ``ValueError`` where an adapter meets a backbone of another architecture."""
     if wanted.digest != found.digest:
@@ -44,13 +29,6 @@ def check_identity(wanted: Identity, found: Identity) -> None:
             f"the adapter was trained on {wanted.path!r} ({wanted.model_type}, {wanted.digest[:12]}), but the backbone "
             f"is {found.path!r} ({found.model_type}, {found.digest[:12]}); load the backbone that it names"
         )
-
-
-def check_calibration(calibration: Calibration[Any] | None, family: Family) -> None:
-    """Raise a worded ``ValueError`` where a calibration meets another backbone than its own; None fits all."""
-    if calibration is not None:
-        shape = family.shape
-        calibration.check_backbone(shapes_digest(family), shape.num_layers, shape.num_kv_heads, shape.head_dim)
 
 
 _FILES = ("*.json", "*.safetensors")

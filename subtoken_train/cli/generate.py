@@ -109,7 +109,7 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
     images = [open_image(Path(path)) for path in args.image]
     if not args.video:
         return list(images)
-    from subtoken_train.inference.arm_spec import adapter_folder
+    from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.inference.pool import family_named
 
     family = family_named(adapter_folder(args.adapter) if args.adapter else str(args.backbone), args.backbone)
@@ -125,8 +125,8 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
             f"{places[0]} <image> and {places[1]} <video> in the prompt, {len(images)} --image and {len(videos)} "
             "--video; write one for each"
         )
-    left = {"<image>": iter(images), "<video>": iter(videos)}
-    return [next(left[mark]) for mark in marks]
+    left_images, left_videos = iter(images), iter(videos)
+    return [next(left_images) if mark == "<image>" else next(left_videos) for mark in marks]
 
 
 def _load(args: argparse.Namespace) -> SubTokenModel:

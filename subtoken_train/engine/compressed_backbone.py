@@ -22,6 +22,7 @@ from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, ro
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
 from subtoken_train.families.family import Family
 from subtoken_train.families.placement import check_on_one_device
+from subtoken_train.families.shapes import check_reducer
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.objective import IGNORE_INDEX
@@ -44,8 +45,7 @@ class CompressedBackbone(nn.Module):
         self.model = family.model
         self.reducer = reducer
         self.bank = bank
-        tower = family.tower_statistics(family.model.config)
-        reducer.check_fit(family.name, family.image_token_id is not None, family.shape.num_layers, tower)
+        check_reducer(reducer, family)
         self._hooks: list[RemovableHandle] | None = []
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.active_routing is not None)
         """Whether context and query rows of a language model see different caches."""

@@ -118,7 +118,6 @@ def routing_state(
         before: of the layers below, which ran on other rows; what they did is noted together.
     """
     regions = rows.regions_BM
-    noted = {} if before is None else {"masks": before.masks, "choices": before.choices}
     return RoutingState(
         routed_BN=in_compressed_region(regions),
         query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
@@ -126,7 +125,8 @@ def routing_state(
         sample_seed_B=sample_seeds(batch.record_ids, regions.device),
         rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),
         deferred={} if deferred else None,
-        **noted,
+        masks={} if before is None else before.masks,
+        choices={} if before is None else before.choices,
     )
 
 

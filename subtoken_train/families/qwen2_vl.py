@@ -27,7 +27,7 @@ class Qwen2VLFamily(QwenVLFamily):
     def block_bytes(self, element: int) -> int:
         """An attention's, or an MLP's: residual, norm, and three of ``mlp_ratio`` C around the quick GELU."""
         channels, ratio = self.vision.embed_dim, self.vision.mlp_ratio
-        return max(self.attention_bytes(channels, element), channels * element * (2 + 3 * ratio))
+        return int(max(self.attention_bytes(channels, element), channels * element * (2 + 3 * ratio)))
 
 
 def _published(

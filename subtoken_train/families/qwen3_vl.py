@@ -62,7 +62,8 @@ class Qwen3VLFamily(QwenVLFamily):
         """An attention's, or the position embeddings': four of a patch, and each times its weight in fp32."""
         channels, merged = self.vision.hidden_size, self.vision.spatial_merge_size**2
         deep = len(self.vision.deepstack_visual_indexes) * self.hidden_size * element // merged
-        return max(self.attention_bytes(channels, element) + deep, channels * (5 * element + 4 * FP32_BYTES))
+        embedding = channels * (5 * element + 4 * FP32_BYTES)
+        return int(max(self.attention_bytes(channels, element) + deep, embedding))
 
 
 def _published(

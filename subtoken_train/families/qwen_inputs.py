@@ -86,7 +86,8 @@ class QwenInputs(Family):
     def kinds(self, ids: Tensor) -> Tensor:
         """``mm_token_type_ids``: 1 at images' placeholders, 2 at videos', 0 at text."""
         config = self.model.config
-        return IMAGE * (ids == config.image_token_id).int() + VIDEO * (ids == config.video_token_id).int()
+        kinds: Tensor = IMAGE * (ids == config.image_token_id).int() + VIDEO * (ids == config.video_token_id).int()
+        return kinds
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Scale images of more than ``max_pixels`` down (aspect ratio kept), instead of the default cap.

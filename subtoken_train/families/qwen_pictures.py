@@ -32,11 +32,12 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
     depth, side = int(processor.temporal_patch_size), int(processor.patch_size)
     frames = [frame.resize(size[::-1], Image.Resampling(processor.resample)) for frame in video.frames]
     made = processor(frames, do_resize=False, return_tensors="pt")
-    alone_FPCdx = made["pixel_values"].unflatten(-1, (-1, depth, side * side)).unflatten(0, (len(frames), -1))
-    alone_FPCx = alone_FPCdx[:, :, :, 0]
+    patches: Tensor = made["pixel_values"]
+    alone_FPCx = patches.reshape(len(frames), len(patches) // len(frames), -1, depth, side * side)[:, :, :, 0]
     missing = -len(frames) % depth
     whole = torch.cat([alone_FPCx, alone_FPCx[-1:].expand(missing, -1, -1, -1)])
-    layers = whole.unflatten(0, (-1, depth)).permute(0, 2, 3, 1, 4)  # layer, patch, channel, frame of it, pixel
+    # layer, patch, channel, frame of the layer, pixel
+    layers = whole.reshape(-1, depth, *whole.shape[1:]).permute(0, 2, 3, 1, 4)
     _, height, width = made["image_grid_thw"][0].tolist()
     return layers.flatten(2).flatten(0, 1), torch.tensor([[len(layers), height, width]])
 

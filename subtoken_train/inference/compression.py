@@ -11,13 +11,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.artifact.identity import check_calibration
 from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.evictions import check_online
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.families.family import Family
+from subtoken_train.families.shapes import check_calibration
 from subtoken_train.functional.merging import Merge
 from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
 from subtoken_train.types import Batch, Region, in_compressed_region

@@ -180,8 +180,11 @@ GEOMETRIES = {
     "qwen2.5-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
     "qwen3-8b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
     "qwen3-14b": KVShape(num_layers=40, num_kv_heads=8, head_dim=128),
+    "qwen2-vl-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
     "qwen2.5-vl-3b": KVShape(num_layers=36, num_kv_heads=2, head_dim=128),
     "qwen2.5-vl-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
+    "qwen3-vl-4b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
+    "qwen3-vl-8b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
 }
 """Of well-known models in bf16, so that budgets need neither weights nor a network."""
 

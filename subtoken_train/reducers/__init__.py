@@ -28,6 +28,7 @@ REDUCERS: Registry[Reducer] = Registry(
         "sparsevlm": "sparsevlm:SparseVLM",
         "quest": "quest:Quest",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
+        "fitprune": "fitprune:FitPrune",
     },
 )
 DEFAULT_REDUCER = "fastv"

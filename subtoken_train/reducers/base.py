@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.gather import keep_best, rank_candidates
+from subtoken_train.calibrations import Calibration
 from subtoken_train.ledger.kv_budget import check_keep_ratio, count_words, exact, kept_count, ratio_above_cut
+from subtoken_train.reducers.keeping import keep_ranked
 from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
@@ -82,6 +83,11 @@ class Reducer:
     def cut_layer(self, num_layers: int) -> int:
         """First decoder layer that sees a reduced set, and the first one whose values are routed."""
         return 0
+
+    @property
+    def calibrated(self) -> Calibration[Any] | None:
+        """The calibration that it reads, which must be of the backbone; None where it reads none."""
+        return None
 
     @property
     def scout_layers(self) -> int:
@@ -185,26 +191,6 @@ class RankingReducer(Reducer, ABC):
         counts = [self.kept_tokens(tokens) if tokens else 0 for tokens in visual.tolist()]
         count_B = torch.tensor(counts, device=visual.device)
         return keep_ranked(self.scores(view), view.regions_BN, view.read_BN, count_B, self.ranks)
-
-
-def keep_ranked(
-    scores_BN: Tensor, regions_BN: Tensor, read_BN: Tensor, count_B: Tensor, ranks: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The best visual tokens of each sample and all other real ones; see ``RankingReducer.select``.
-
-    Args:
-        scores_BN: the highest stay; ties go to the lower index.
-        regions_BN: ``Region`` codes.
-        read_BN: rows that a token is read from; visual ones stay, inside the budget.
-        count_B: visual tokens that stay, int64.
-        ranks: whether ranks are asked for.
-    """
-    visual_BN = regions_BN == Region.VISUAL
-    read_BN = visual_BN & read_BN
-    count_B = torch.maximum(count_B, read_BN.sum(-1))
-    kept_visual_BN = keep_best(scores_BN.masked_fill(read_BN, torch.inf), visual_BN, count_B)
-    keep_BN = kept_visual_BN | (~visual_BN & (regions_BN != Region.PADDING))
-    return keep_BN, rank_candidates(scores_BN, kept_visual_BN) if ranks else None
 
 
 _READS: dict[TowerStatistics, str] = {

@@ -52,6 +52,9 @@ MODELS = {
     "llava13b": Model("llava-hf/llava-1.5-13b-hf", GEOMETRIES["llava-1.5-13b"], 576),
     "qwenvl3b": Model("Qwen/Qwen2.5-VL-3B-Instruct", GEOMETRIES["qwen2.5-vl-3b"], 144, sized=True),
     "qwenvl7b": Model("Qwen/Qwen2.5-VL-7B-Instruct", GEOMETRIES["qwen2.5-vl-7b"], 144, sized=True),
+    "qwen2vl7b": Model("Qwen/Qwen2-VL-7B-Instruct", GEOMETRIES["qwen2-vl-7b"], 144, sized=True),
+    "qwen3vl4b": Model("Qwen/Qwen3-VL-4B-Instruct", GEOMETRIES["qwen3-vl-4b"], 100, sized=True),
+    "qwen3vl8b": Model("Qwen/Qwen3-VL-8B-Instruct", GEOMETRIES["qwen3-vl-8b"], 100, sized=True),
     "llavanext7b": Model("llava-hf/llava-v1.6-vicuna-7b-hf", GEOMETRIES["llama-2-7b"], 2928, sized=True),
     "llavanextmistral7b": Model("llava-hf/llava-v1.6-mistral-7b-hf", GEOMETRIES["mistral-7b"], 2928, sized=True),
     "tinylm": Model(

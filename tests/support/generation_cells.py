@@ -36,6 +36,8 @@ def inputs_of(model: SubTokenModel, kind: str = "three", pad_left: bool = True) 
     family = model.backbone.family
     batch = prompts(family, kind, pad_left)
     inputs = {"input_ids": batch.input_ids_BN, "attention_mask": (batch.regions_BN != Region.PADDING).long()}
+    if family.in_tiles and batch.pixel_values is not None:
+        return inputs | family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)
     if batch.pixel_values is not None:
         inputs["pixel_values"] = batch.pixel_values
     if batch.image_grid_I3 is not None:

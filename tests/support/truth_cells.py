@@ -29,6 +29,7 @@ from tests.support.helpers import compress
 from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
+from tests.support.tiny_schedules import schedules_of
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
 from tests.support.truth_models import FAMILIES, TEXT, TINY, family_of, prompts
 
@@ -44,6 +45,7 @@ REDUCERS = {
     "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
     "sparsevlm": {"name": "sparsevlm", "keep_ratio": 0.7},
     "sparsevlm_v2": {"name": "sparsevlm", "keep_ratio": 0.7, "version": 2, "heads": 2},
+    "fitprune": {"name": "fitprune", "keep_ratio": 0.6},
     "pyramiddrop": {"name": "pyramiddrop", "keep_ratio": 0.6, "stages": 3},
 }
 RANKS = {level: REGISTERED.find(settings.get("name", "none")).ranks for level, settings in REDUCERS.items()}
@@ -248,7 +250,10 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
     if routing is not None:
         groups, kept = map(int, cell["groups"].split("/"))
         routing = replace(routing, num_groups=groups, kept_groups=kept, layout=cell["layout"], budget=cell["budget"])
-    backbone = compress(family, routing, **REDUCERS[cell["reducer"]]).eval()
+    reducer = dict(REDUCERS[cell["reducer"]])
+    if cell["reducer"] == "fitprune":
+        reducer["calibration"] = schedules_of(cell["family"])
+    backbone = compress(family, routing, **reducer).eval()
     for gate in () if backbone.bank is None else backbone.bank.gates:
         gate.beta.data.fill_(2.0)
     KV_HEADS[0] = family.shape.num_kv_heads

@@ -1,0 +1,162 @@
+"""FitPrune (Ye et al., 2024): as many visual tokens leave after each layer as its attention was found to bear.
+
+Source: "Fit and Prune: Fast and Training-free Visual Token Pruning for Multi-modal Large Language Models" (2409.10197)
+and its release (ywh187/FitPrune, d28e418). A layer's attention is the largest of its heads. A visual token's score is
+the product of what all visual rows pay to it and what the text rows after the image pay to it; the lowest leave after
+the layer's attention, so that the layer's own cache holds them, and the rest stays at its own positions. How many leave
+after each layer is found once for a backbone (``subtoken-train calibrate fitprune``); without a ``calibration`` the
+tables that the release prints for LLaVA-1.5-7B are read, and no other model takes them.
+
+``keep_ratio`` is the average share of the visual tokens that all layers hold; between two tabulated schedules layers
+lie on straight lines. Every sample ranks its own tokens, wherever they stand (the release counts 35 tokens before the
+image). Where no text follows the image, what visual rows pay ranks alone. Routers act from layer 1 on.
+
+What it does not do: schedules below the lowest tabulated one, which are refused.
+
+Legend: M rows, L layers, R schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.reducers.staged import CutView, StagedReducer, attention_paid
+from subtoken_train.types import TowerStatistics
+
+PUBLISHED_TOKENS = 576
+PUBLISHED = (
+    (0, 0, 1, 2, 1, 0, 1, 4, 5, 5, 11, 4, 2, 2, 0, 0, 1, 1, 2, 4, 2, 10, 1, 1, 1, 2, 1, 1, 0, 1, 0, 0),
+    (0, 0, 3, 3, 1, 1, 4, 16, 14, 15, 24, 4, 2, 3, 2, 0, 6, 0, 5, 13, 4, 19, 2, 1, 1, 1, 1, 1, 2, 1, 0, 0),
+    (0, 0, 7, 6, 4, 5, 16, 40, 24, 21, 24, 4, 2, 3, 4, 0, 16, 0, 11, 26, 6, 32, 3, 1, 0, 1, 2, 2, 4, 0, 0, 0),
+    (0, 1, 21, 13, 14, 11, 41, 53, 29, 15, 14, 5, 1, 4, 5, 1, 26, 1, 13, 28, 6, 27, 2, 1, 0, 0, 1, 1, 2, 0, 0, 0),
+    (3, 7, 49, 24, 29, 17, 59, 41, 26, 8, 10, 6, 2, 5, 7, 2, 30, 3, 13, 27, 5, 23, 2, 1, 0, 0, 1, 1, 2, 0, 0, 0),
+    (6, 17, 69, 31, 34, 19, 59, 30, 23, 6, 8, 7, 2, 5, 8, 2, 29, 4, 12, 25, 4, 19, 2, 1, 0, 0, 1, 0, 1, 0, 0, 0),
+    (14, 33, 89, 36, 36, 20, 55, 21, 18, 4, 7, 5, 2, 5, 7, 4, 26, 5, 11, 24, 4, 18, 2, 1, 0, 0, 1, 0, 1, 0, 0, 0),
+    (48, 79, 118, 41, 33, 17, 36, 9, 9, 2, 3, 2, 1, 3, 4, 8, 18, 7, 8, 20, 4, 13, 2, 1, 0, 0, 1, 0, 1, 0, 0, 0),
+    (128, 127, 118, 35, 26, 8, 13, 3, 2, 1, 0, 0, 0, 2, 1, 8, 7, 8, 5, 11, 2, 6, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0),
+    (262, 153, 80, 19, 13, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 1, 2, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0),
+)
+"""Of 576 tokens those that leave after each of LLaVA-1.5-7B's layers: the release's 10 to 90 % of FLOPs, with 55."""
+
+
+@dataclass(frozen=True)
+class PruneSchedules(CalibratedNumbers):
+    """Schedules of one backbone.
+
+    Attributes:
+        shares: of the visual tokens those that each layer holds, 1 in layer 0 and falling, [R, L]; rows by their
+            average, falling.
+    """
+
+    shares: list[list[float]]
+
+    def __post_init__(self) -> None:
+        check_table("shares", self.shares, 0, 1)
+        for i, row in enumerate(self.shares):
+            if row[0] != 1 or any(low > high for high, low in pairwise(row)):
+                raise ValueError(f"shares[{i}] must start at 1 and never rise: layers after a cut hold no more")
+            if row[-1] <= 0:
+                raise ValueError(f"shares[{i}] ends at {row[-1]:g}; the last layer holds something")
+        averages = [sum(row) / len(row) for row in self.shares]
+        if any(low >= high for high, low in pairwise([1.0, *averages])):
+            raise ValueError("shares must be rows of falling averages below 1")
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """A column for every layer."""
+        if len(self.shares[0]) != num_layers:
+            raise ValueError(f"shares has {len(self.shares[0])} layers and the backbone {num_layers}")
+
+    def words(self) -> str:
+        """A line for every schedule."""
+        return table_words("share of the visual tokens in every layer, a line per schedule", self.shares)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitPrune(StagedReducer):
+    """FitPrune.
+
+    Attributes:
+        calibration: file of the backbone's schedules; None: those that are published for LLaVA-1.5-7B.
+    """
+
+    name: str = "fitprune"
+    calibration: str | None = None
+
+    ranks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.calibrated  # a file that cannot be read is refused before anything runs
+
+    @cached_property
+    def calibrated(self) -> Calibration[Any] | None:
+        """See ``Reducer.calibrated``."""
+        return None if self.calibration is None else read_calibration(self.calibration, self.name, PruneSchedules)
+
+    @cached_property
+    def _schedules(self) -> list[list[Fraction]]:
+        """Shares of all schedules, that of everything first, as exact numbers."""
+        if self.calibrated is not None:
+            rows = [[exact(share) for share in row] for row in self.calibrated.numbers.shares]
+        else:
+            left = [accumulate(row[:-1], lambda held, gone: held - gone, initial=PUBLISHED_TOKENS) for row in PUBLISHED]
+            rows = [[Fraction(count, PUBLISHED_TOKENS) for count in row] for row in left]
+        return [[Fraction(1)] * len(rows[0]), *rows]
+
+    def cuts(self, num_layers: int) -> tuple[int, ...]:
+        """Every layer but the first; where a schedule lets nothing go, nothing is ranked."""
+        return tuple(range(1, num_layers))
+
+    def layer_shares(self, num_layers: int) -> list[Fraction]:
+        """On the straight line between the neighbouring schedules."""
+        average = self.mean_share(num_layers)
+        for high, low in pairwise(self._schedules):
+            above, below = sum(high, Fraction()) / len(high), sum(low, Fraction()) / len(low)
+            if below <= average:
+                part = (above - average) / (above - below)
+                return [more + part * (less - more) for more, less in zip(high, low, strict=True)]
+        raise ValueError(
+            f"fitprune: keep_ratio={self.keep_ratio:g} is the average over layers, and the lowest schedule of "
+            f"{self.calibration or 'the published table'} has {float(below):.6g}; raise it, or calibrate a lower one"
+        )
+
+    def check_fit(
+        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
+    ) -> None:
+        """See ``Reducer.check_fit``; the published table is one model's."""
+        layers = len(self._schedules[0])
+        if sees_images and (num_layers != layers or (self.calibration is None and backbone != "llava")):
+            whose = f"{self.calibration} is" if self.calibration else "the published table is LLaVA-1.5-7B's,"
+            raise ValueError(
+                f"fitprune: {whose} of {layers} layers, and this is {backbone} of {num_layers}; make its own: "
+                "subtoken-train calibrate fitprune, and name the file in reducer.calibration"
+            )
+        super().check_fit(backbone, sees_images, num_layers, tower)
+
+    def cut_scores(self, view: CutView) -> Tensor:
+        """What visual rows pay times what text rows after the image pay, [B, M]."""
+        self_BM, cross_BM, asks_B = attention_masses(view)
+        return self_BM * cross_BM.where(asks_B[:, None], 1.0)
+
+
+def attention_masses(view: CutView) -> tuple[Tensor, Tensor, Tensor]:
+    """What visual rows pay to each row, and what prompt text after the image pays, each a mean over its rows, [B, M].
+
+    Of each row's heads the largest counts. The third is whether there is such text, bool [B].
+    """
+    visual_BM = view.visual
+    after_BM = view.prompt_BM & ~visual_BM & (visual_BM.cumsum(-1) > 0)
+    masses = []
+    for marks_BM in (visual_BM, after_BM):
+        paid_BM = attention_paid(view.attention(marks_BM), "max")
+        masses.append(paid_BM / marks_BM.sum(-1, keepdim=True).clamp(min=1))
+    return masses[0], masses[1], after_BM.any(-1)

@@ -1,0 +1,193 @@
+"""FitPrune: the release's golden block and tables, a plain reference, calibrations, and what is refused."""
+
+from fractions import Fraction
+from itertools import accumulate
+
+import pytest
+import torch
+
+from subtoken_train.families.shapes import shapes_digest
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attention_masses
+from subtoken_train.reducers.staged import CutView
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Identity, Region
+from tests.support.calibration_files import written
+from tests.support.golden_cases import load
+from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen
+
+MIXED = [(1, 9), (2, 7), (0, 12)]
+SHARES = [[1, 0.75, 0.75, 0.5], [1, 0.5, 0.25, 0.25]]  # averages 0.75 and 0.5
+
+
+def identity(family):
+    return Identity("made/here", None, "llava", shapes_digest(family))
+
+
+@pytest.fixture
+def file(tmp_path, tiny_family):
+    return written(tmp_path / "fit.json", "fitprune", PruneSchedules(SHARES), identity(tiny_family))
+
+
+def view_of(regions, attention, count, last):
+    """A cut's view of one layer's attention [B, H, N, N]."""
+    last_BN = torch.zeros_like(regions).bool()
+    last_BN[:, last] = True
+    prompt = (regions != Region.PADDING) & (torch.arange(regions.shape[1]) <= last)
+
+    def blocks(marks_BN):
+        for row in range(marks_BN.shape[1]):
+            yield attention[:, :, row : row + 1], marks_BN[:, row : row + 1]
+
+    none, counts = torch.zeros_like(last_BN), torch.full((len(regions),), count)
+    return CutView(1, regions, none, last_BN, prompt, None, counts, torch.zeros(len(regions)), regions, blocks)
+
+
+def test_golden_block(shared):
+    params, tensors = load(shared, "fitprune")
+    system, visual = params["system_tokens"], params["n_visual"]
+    length = tensors["attn_weights"].shape[-1]
+    regions = torch.full((len(tensors["attn_weights"]), length), int(Region.QUERY))
+    regions[:, :system], regions[:, system : system + visual] = Region.SYSTEM, Region.VISUAL
+    view = view_of(regions, tensors["attn_weights"], visual - params["n_delete"], length - 1)
+    self_BN, cross_BN, asks_B = attention_masses(view)
+    image = slice(system, system + visual)
+    assert asks_B.all()
+    assert torch.allclose(self_BN[0, image], tensors["self_score"], rtol=1e-5)
+    # the release leaves out the number of text rows, which ranks alike
+    ratio = tensors["cross_score"] / cross_BN[0, image]
+    assert torch.allclose(ratio, ratio[0].expand_as(ratio), rtol=1e-5)
+    assert torch.equal(build_reducer("fitprune", 0.5).cut(view).keep_BM[0], tensors["keep_mask"])
+
+
+def test_golden_tables(shared):
+    tensors = load(shared, "fitprune")[1]
+    assert [list(row) for row in PUBLISHED] == tensors["delete_scheme_table"][1:].tolist()
+    for row in PUBLISHED:
+        held = list(accumulate(row[:-1], lambda left, gone: left - gone, initial=576))
+        share = Fraction(sum(held), 32 * 576)
+        reducer = build_reducer("fitprune", float(share))
+        assert sum(abs(a - b) for a, b in zip(reducer.layer_tokens(576, 32), held, strict=True)) <= 32
+        more = build_reducer("fitprune", min(1.0, float(share) + 0.02)).layer_tokens(576, 32)
+        assert sum(more) > sum(held)
+
+
+@pytest.mark.parametrize("ratio", [0.95, 0.6, 0.5, 0.25, 0.13])
+def test_the_average_is_the_keep_ratio(ratio):
+    shares = build_reducer("fitprune", ratio).layer_shares(32)
+    assert sum(shares) / 32 == Fraction(str(ratio))
+    assert shares == sorted(shares, reverse=True)
+    assert build_reducer("fitprune", 1.0).layer_tokens(576, 32) == [576] * 32
+
+
+def by_the_release(family, batch, counts):
+    """One sample: rows of every layer and the last output, by loops over transformers' eager attention."""
+    hidden, regions = family.embed(batch)[0], batch.regions_BN[0].tolist()
+    rows, asks, held = list(range(len(regions))), int(batch.rank_position_B[0]), []
+    for layer, count in enumerate([*counts[1:], None]):
+        held.append(rows)
+        block, position = family.decoder.layers[layer], torch.tensor(rows)[None]
+        attention, normed = block.self_attn, block.input_layernorm(hidden[None])
+        query, key = (
+            made(normed).view(1, len(rows), -1, attention.head_dim).transpose(1, 2)
+            for made in (attention.q_proj, attention.k_proj)
+        )
+        query, key = family.rotate(query, key, family.decoder.rotary_emb(normed, position))
+        logits = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * attention.head_dim**-0.5
+        later = torch.ones(len(rows), len(rows)).triu(1).bool()
+        largest = logits.masked_fill(later, -torch.inf).softmax(-1)[0].amax(0)
+        seen = torch.ones(1, len(rows), dtype=torch.bool)
+        hidden = family.run_layers(hidden[None], seen, position, start=layer, stop=layer + 1)[0]
+        visual = [i for i, n in enumerate(rows) if regions[n] == Region.VISUAL]
+        if count is None or not visual:
+            continue
+        after = [i for i, n in enumerate(rows) if i > visual[0] and i not in visual and n <= asks]
+        score = largest[visual].sum(0) * largest[after].sum(0)
+        best = sorted(visual, key=lambda i: -float(score[i]))[:count]
+        keep = sorted({i for i in range(len(rows)) if i not in visual} | set(best))
+        hidden, rows = hidden[keep], [rows[i] for i in keep]
+    return held, hidden
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_layers_are_the_releases(tiny_family, file, pad_left):
+    sharpen(tiny_family)
+    batch = make_batch(MIXED, pad_left)
+    backbone = compress(tiny_family, name="fitprune", keep_ratio=0.5, calibration=file)
+    result = backbone.run(batch, pad_left=pad_left)
+    for sample, tokens in enumerate((64, 128, 0)):
+        counts = [int(tokens * share) for share in SHARES[1]]
+        held, hidden = by_the_release(tiny_family, only_sample(batch, sample), counts)
+        first = int((batch.regions_BN[sample] == Region.PADDING).sum()) if pad_left else 0
+        for expected, (_, _, rows) in zip(held, result.spans, strict=True):
+            assert (rows.index_BM[sample, rows.visible_BM[sample]] - first).tolist() == expected
+        assert torch.allclose(result.hidden_BMD[sample, result.rows.visible_BM[sample]], hidden, atol=1e-5)
+
+
+@torch.no_grad()
+def test_everything_kept_is_the_model_itself(tiny_family, file):
+    batch = make_batch(MIXED)
+    backbone = compress(tiny_family, name="fitprune", calibration=file)
+    expected = compress(tiny_family).run(batch).hidden_BMD
+    assert torch.equal(backbone.run(batch).hidden_BMD, expected)
+    forced = backbone.run(batch, force_gather=True)
+    assert (forced.hidden_BMD - expected)[forced.rows.visible_BM].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("budget", ["per_token", "ranked"])
+def test_routers_act_from_layer_1_on_and_train(tiny_family, file, budget):
+    config = RoutingConfig(num_groups=16, kept_groups=4, budget=budget)
+    backbone = compress(tiny_family, config, name="fitprune", keep_ratio=0.6, calibration=file)
+    result = backbone.run(make_batch(MIXED))
+    assert sorted(result.state.masks) == [1, 2, 3]
+    (backbone.logits(result).square().mean() + result.state.mean_balance()).backward()
+    gradients = [[p.grad for p in selector.parameters()] for selector in backbone.bank.selectors]
+    assert all(grad is None for grad in gradients[0])
+    assert all(grad is not None and grad.abs().sum() > 0 for layer in gradients[1:] for grad in layer)
+
+
+def test_a_calibration_of_another_backbone_is_refused(tiny_family, tmp_path):
+    numbers = PruneSchedules(SHARES)
+    other = written(tmp_path / "other.json", "fitprune", numbers, identity(gqa_family()))
+    with pytest.raises(ValueError, match=r"this backbone is another one .*subtoken-train calibrate fitprune"):
+        compress(tiny_family, name="fitprune", keep_ratio=0.6, calibration=other)
+
+
+@pytest.mark.parametrize(
+    ("own", "family", "layers", "message"),
+    [
+        (
+            {"keep_ratio": 0.5},
+            "llava",
+            40,
+            r"published table is LLaVA-1\.5-7B's, of 32 layers, and this is llava of 40",
+        ),
+        ({"keep_ratio": 0.5}, "llava_next", 32, r"this is llava_next of 32; make its own: subtoken-train calibrate"),
+        ({"keep_ratio": 0.1}, "llava", 32, r"lowest schedule of the published table has 0\.126465; raise it"),
+    ],
+)
+def test_what_the_table_does_not_serve_is_worded(own, family, layers, message):
+    with pytest.raises(ValueError, match=message):
+        build_reducer("fitprune", **own).check_fit(family, sees_images=True, num_layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([[0.9, 0.5]], r"shares\[0\] must start at 1 and never rise"),
+        ([[1, 0.5, 0.6]], r"shares\[0\] must start at 1 and never rise"),
+        ([[1, 0.0]], r"shares\[0\] ends at 0; the last layer holds something"),
+        ([[1, 0.5], [1, 0.7]], r"rows of falling averages below 1"),
+        ([[1, 1.0]], r"rows of falling averages below 1"),
+        ([[1, float("nan")]], r"shares\[0\]\[1\] is nan"),
+    ],
+)
+def test_numbers_of_a_file_are_checked(shares, message):
+    with pytest.raises(ValueError, match=message):
+        PruneSchedules(shares)
+
+
+def test_a_file_must_be_there():
+    with pytest.raises(ValueError, match=r"fitprune calibration nowhere\.json is not a file"):
+        build_reducer("fitprune", 0.5, calibration="nowhere.json")
