@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from recipe_texts import (
+    BATCH_WORDS,
     DTYPE,
     EMBEDDED_DATA,
     EMBEDDED_DTYPE,
@@ -67,6 +68,7 @@ class Backbone:
     is_text: bool = False
     page_size: int = 16
     max_length: int = 2048
+    batch_size: int = 8
 
     @property
     def sized(self) -> bool:
@@ -85,6 +87,15 @@ BACKBONES = {
     "llavanextmistral7b": Backbone(
         "LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928, "tiles", max_length=4096
     ),
+    "llavaov7b": Backbone(
+        "LLaVA-OneVision-7B",
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        "llava-onevision-7b",
+        3699,
+        "nine_tiles",
+        max_length=10240,
+        batch_size=4,
+    ),
     "qwen2vl7b": Backbone("Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen2-vl-7b", 144, "own"),
     "qwen3vl4b": Backbone("Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct", "qwen3-vl-4b", 100, "own"),
     "qwen3vl8b": Backbone("Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl-8b", 100, "own"),
@@ -97,7 +108,7 @@ BACKBONES = {
 }
 FURTHER = {
     "quest": ("llama31", "qwen38b", "qwen314b"),
-    "fastv": ("llavanext7b", "llavanextmistral7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
+    "fastv": ("llavanext7b", "llavanextmistral7b", "llavaov7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
@@ -260,7 +271,14 @@ def recipe_text(arm: Arm) -> str:
         return _header(arm) + _model_band(arm) + EMBEDDED_TRAIN + EMBEDDED_DATA
     if arm.backbone.is_text:
         return _header(arm) + _model_band(arm) + LANGUAGE_TRAIN + LANGUAGE_DATA
-    data = VISION_DATA.format(image_words=IMAGE_WORDS[arm.backbone.images], max_length=arm.backbone.max_length)
+    backbone, accumulate = arm.backbone, 64 // arm.backbone.batch_size
+    data = VISION_DATA.format(
+        image_words=IMAGE_WORDS[backbone.images],
+        max_length=backbone.max_length,
+        batch=backbone.batch_size,
+        accumulate=accumulate,
+        batch_words=BATCH_WORDS.format(batch=backbone.batch_size, accumulate=accumulate, twice=2 * accumulate),
+    )
     return _header(arm) + _model_band(arm) + VISION_TRAIN + data
 
 
@@ -290,6 +308,7 @@ def _header(arm: Arm) -> str:
     return HEADER.format(
         summary=" · ".join(words),
         name=arm.name,
+        shared=8 // backbone.batch_size,
         data=LANGUAGE_FETCH if is_text else VISION_FETCH,
         source=f"{table} of the paper" + _more_source(arm),
         first=f"#   first   subtoken-train fit --config recipes/{_first(arm)}.yaml\n"

@@ -8,7 +8,7 @@ HEADER = """\
 {data}#   check   subtoken-train check --config recipes/{name}.yaml --offline
 {first}#   train   subtoken-train fit --config recipes/{name}.yaml
 #   8 GPUs  subtoken-train fit --config recipes/{name}.yaml --trainer.devices 8
-#             --trainer.strategy ddp --trainer.accumulate_grad_batches 1
+#             --trainer.strategy ddp --trainer.accumulate_grad_batches {shared}
 #   try     subtoken-train fit --config recipes/{name}.yaml --trainer.max_steps 20
 #             --output_dir runs/try
 #
@@ -157,7 +157,7 @@ data:
   train_file: data/llava/llava_v1_5_mix665k.json   # LLaVA-v1.5 instruction tuning, 665K records
   image_folder: data/llava/images       # {image_words}
   max_length: {max_length}                      # tokens, visual ones included
-  batch_size: 8                         # records per device and forward pass
+  batch_size: {batch}                         # records per device and forward pass
   num_workers: 8                        # processes that decode images and tokenise
   seed: 0                               # of the shuffling; silent
 
@@ -165,13 +165,17 @@ trainer:
   accelerator: gpu
   devices: 1                            # silent for training (the paper measures on one H100 NVL)
   precision: bf16-mixed                 # silent; bf16-true would round LoRA and routers to bf16 as well
-  # Silent on the batch. 8 x 8 x 1 device = 64 records per step: 10,000 steps are then 640,000 records, one pass over
-  # the 665K, as LLaVA-1.5 trains. LLaVA-1.5's own batch, 128, is --trainer.accumulate_grad_batches 16 (two passes).
-  accumulate_grad_batches: 8
+{batch_words}  accumulate_grad_batches: {accumulate}
   max_steps: 10000                      # optimiser steps
   gradient_clip_val: 1.0                # silent; global norm, the default of LLaVA-1.5's trainer
   log_every_n_steps: 10
 """
+
+BATCH_WORDS = (
+    "  # Silent on the batch. {batch} x {accumulate} x 1 device = 64 records per step: 10,000 steps are then "
+    "640,000 records, one pass over\n  # the 665K, as LLaVA-1.5 trains. LLaVA-1.5's own batch, 128, is "
+    "--trainer.accumulate_grad_batches {twice} (two passes).\n"
+)
 
 LANGUAGE_TRAIN = """
   ### train
@@ -212,6 +216,7 @@ trainer:
 IMAGE_WORDS = {
     "square": "images are padded to a square (aspect-ratio padding), then 336 x 336",
     "capped": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "nine_tiles": "images of any size, in 384 x 384 tiles and their whole; crops of up to nine tiles",
     "own": "images keep their aspect ratio, up to 1,280 visual tokens each",
     "tiles": "images of any size, in up to four 336 x 336 tiles and their whole",
 }

@@ -57,6 +57,7 @@ MODELS = {
     "qwen3vl8b": Model("Qwen/Qwen3-VL-8B-Instruct", GEOMETRIES["qwen3-vl-8b"], 100, sized=True),
     "llavanext7b": Model("llava-hf/llava-v1.6-vicuna-7b-hf", GEOMETRIES["llama-2-7b"], 2928, sized=True),
     "llavanextmistral7b": Model("llava-hf/llava-v1.6-mistral-7b-hf", GEOMETRIES["mistral-7b"], 2928, sized=True),
+    "llavaov7b": Model("llava-hf/llava-onevision-qwen2-7b-ov-hf", GEOMETRIES["llava-onevision-7b"], 3699, sized=True),
     "tinylm": Model(
         "checkpoints/tiny-llama", KVShape(LAYERS, KV_HEADS, tiny_llama.WIDTH // tiny_llama.HEADS, 4), 512, "context"
     ),
