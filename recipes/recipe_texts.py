@@ -131,7 +131,9 @@ METHOD_NOTES = {
     stage: embeds                       # the shortened input starts again at layer 0: the paper's lengths
     layer: 2                            # L_f as FastV publishes it: ranking by layer 1's attention; the paper is silent
 """,
-    "visionzip": "",
+    "sparsevlm": """\
+    version: 1                          # recycles; 2 keeps positions and corrects what it ranks by
+""",
     "quest_embedded": """\
     page_size: 4
     window: 16                          # the last context tokens that always stay, inside the budget
