@@ -4,7 +4,8 @@
 
 Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
 The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well. Backbones that
-the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``).
+the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``), and so
+has LLaVA-1.5-7B under token reducers that it does not train (``reducer_arms``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from recipe_texts import (
     EMBEDDED_TRAIN,
     HEADER,
     IMAGE_WORDS,
+    INTERNVL_PIXELS,
     LANGUAGE_BUDGET,
     LANGUAGE_DATA,
     LANGUAGE_FETCH,
@@ -44,7 +46,10 @@ from recipe_texts import (
 )
 
 from subtoken_train.ledger.kv_budget import KVBudget, geometry, kept_count
-from subtoken_train.ledger.ledger import solve_anchor
+from subtoken_train.ledger.ledger import Ledger, nominal_ledger, solve_anchor
+from subtoken_train.reducers import REDUCERS as REGISTERED
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import Reducer
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -83,6 +88,8 @@ BACKBONES = {
     "llavanextmistral7b": Backbone(
         "LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928, "tiles", max_length=4096
     ),
+    # its language model is Qwen2.5-7B; 1,280 tokens are an image of 896 x 896 pixels
+    "internvl8b": Backbone("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", "qwen2.5-7b", 1280, "448", max_length=4096),
     "llavaov7b": Backbone(
         "LLaVA-OneVision-7B",
         "llava-hf/llava-onevision-qwen2-7b-ov-hf",
@@ -104,11 +111,13 @@ BACKBONES = {
 }
 FURTHER = {
     "quest": ("llama31", "qwen38b", "qwen314b"),
-    "fastv": ("llavanext7b", "llavanextmistral7b", "llavaov7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
+    "fastv": ("llavanext7b", "llavanextmistral7b", "internvl8b", "llavaov7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
+OTHER_REDUCERS = {"FasterVLM": "fastervlm", "PruMerge": "prumerge", "SparseVLM": "sparsevlm"}
+"""Token reducers beyond the paper's tables; their recipes are LLaVA-1.5-7B's."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,10 @@ class Arm:
         """What the recipe's reducer keeps: r, or the anchor's share with the same bytes."""
         if not self.anchor:
             return float(self.keep) / 100
+        if self.staged:
+            ledger = replace(self, anchor=False).ledger()
+            share = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
+            return build_reducer(self.reducer).at_share(share, ledger.shape.num_layers).keep_ratio
         if self.backbone.is_text or self.backbone.sized:  # pages, and images of any size, round it up
             return float(self.budget.exact_total)
         return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
@@ -160,6 +173,28 @@ class Arm:
     def routed(self) -> bool:
         """Whether it routes value groups."""
         return self.num_groups > 0 and not self.anchor
+
+    @property
+    def staged(self) -> bool:
+        """Whether its reducer cuts at several layers; the keep ratio is then an average over layers."""
+        return REGISTERED.find(self.reducer).staged
+
+    def ledger(self) -> Ledger:
+        """The compressed region of a prompt in every layer."""
+        shape, tokens, method = geometry(self.backbone.shape), self.backbone.tokens, self.made()
+        groups = KVBudget(1.0, self.budget.num_groups, self.budget.kept_groups) if self.routed else KVBudget()
+        kept, cut = method.layer_tokens(tokens, shape.num_layers), method.cut_layer(shape.num_layers)
+        return nominal_ledger(shape, {"visual": tokens}, groups, cut, kept)
+
+    def made(self) -> Reducer:
+        """Its reducer."""
+        return build_reducer(self.reducer, self.keep_ratio, self.anchor)
+
+    def kept_words(self) -> str:
+        """Tokens of the compressed region that stay: a number, or those after the first and the last cut."""
+        if not self.staged:
+            return str(self.kept_tokens())
+        return self.made().kept_words(self.backbone.tokens, geometry(self.backbone.shape).num_layers)
 
     def kept_tokens(self) -> int:
         """Tokens of the compressed region that stay."""
@@ -215,6 +250,14 @@ def further_arms() -> Iterator[Arm]:
                     yield from (routed, replace(routed, anchor=True))
 
 
+def reducer_arms() -> Iterator[Arm]:
+    """Of each other token reducer: the routed arms, each with its anchor."""
+    for reducer in OTHER_REDUCERS.values():
+        for keep in ("25", "12.5"):
+            routed = Arm("llava7b", reducer, keep, 16, 4)
+            yield from (routed, replace(routed, anchor=True))
+
+
 def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
     """The anchor with ``total`` percent of the KV (the paper rounds to three decimals), named after a routed arm."""
     for keep in ("25", "12.5"):
@@ -247,8 +290,10 @@ def _header(arm: Arm) -> str:
     backbone, kept, is_text = arm.backbone, arm.kept_tokens(), arm.backbone.is_text
     words = [backbone.words]
     if arm.reducer != "none":
-        title = {"fastv": "FastV", "visionzip": "VisionZip", "quest": "Quest"}[arm.reducer]
-        words.append(f"{title} {100 * kept / backbone.tokens:.6g} % ({kept} of {backbone.tokens})")
+        title = next(words for words, name in (REDUCERS | OTHER_REDUCERS).items() if name == arm.reducer)
+        share = 100 * arm.keep_ratio if arm.staged else 100 * kept / backbone.tokens
+        average = " on average" if arm.staged else ""
+        words.append(f"{title} {share:.6g} %{average} ({arm.kept_words()} of {backbone.tokens})")
     router = {"linear": "linear router", "mlp": "MLP router", "value_norm": "value norm"}[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
@@ -258,7 +303,8 @@ def _header(arm: Arm) -> str:
     if "_stage2" in arm.variant:
         words.append("stage 2")
     value = arm.budget.value_fraction if arm.routed else 1
-    words.append(f"{float(100 * kept * (1 + value) / 2 / backbone.tokens):.8g} % KV left")
+    left = arm.ledger().fraction("visual") if arm.staged else kept * (1 + value) / 2 / backbone.tokens
+    words.append(f"{float(100 * left):.8g} % KV left")
     if arm.model == "tinylm":
         return EMBEDDED_HEADER.format(summary=" · ".join(words), name=arm.name)
     table = "Table 5" if is_text else "Table 7"
@@ -275,6 +321,8 @@ def _header(arm: Arm) -> str:
 
 
 def _more_source(arm: Arm) -> str:
+    if arm.reducer in OTHER_REDUCERS.values():
+        return ", under a token reducer that the paper does not train"
     if any(arm.model in models for models in FURTHER.values()):
         return ", on a backbone that the paper does not train"
     return ", section 4.4 for the two stages" if "_stage2" in arm.variant else ""
@@ -291,17 +339,17 @@ def _model_band(arm: Arm) -> str:
     staged, embedded = "_stage2" in arm.variant, arm.model == "tinylm"
     lora = "" if staged else EMBEDDED_LORA if embedded else lora
     dtype = EMBEDDED_DTYPE if embedded else DTYPE
-    pixels = QWEN_PIXELS if arm.backbone.images == "capped" else ""
+    pixels = {"capped": QWEN_PIXELS, "448": INTERNVL_PIXELS}.get(arm.backbone.images, "")
     text = MODEL.format(name=arm.name, path=arm.backbone.path, dtype=dtype, lora=lora, pixels=pixels)
     if staged:
         text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")
     text += f"  reducer:\n    name: {arm.reducer}\n"
     if arm.reducer != "none":
         what = "context" if arm.backbone.is_text else "visual"
-        kept = f"{arm.kept_tokens()} of {arm.backbone.tokens} {what} tokens"
-        text += (
-            f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n"
-            + METHOD_NOTES["quest_embedded" if embedded else arm.reducer]
+        average = ", the average over layers" if arm.staged else ""
+        kept = f"{arm.kept_words()} of {arm.backbone.tokens} {what} tokens{average}"
+        text += f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n" + METHOD_NOTES.get(
+            "quest_embedded" if embedded else arm.reducer, ""
         )
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
@@ -314,7 +362,7 @@ def _model_band(arm: Arm) -> str:
 
 def main() -> None:
     """Write every recipe."""
-    for arm in (*arms(), *further_arms(), *embedded_arms()):
+    for arm in (*arms(), *further_arms(), *reducer_arms(), *embedded_arms()):
         (FOLDER / arm.model).mkdir(exist_ok=True)
         (FOLDER / arm.model / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
 

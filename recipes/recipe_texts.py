@@ -92,6 +92,10 @@ QWEN_PIXELS = """\
     max_pixels: 112896                  # silent; 144 visual tokens at most, those of the image that Table 8 times
 """
 
+INTERNVL_PIXELS = """\
+    max_pixels: 1204224                 # six tiles of 448 x 448, as InternVL's own fine-tuning; published: twelve
+"""
+
 VISION_LORA = """\
   lora:                                 # on q and v of every language-model layer
     rank: 16
@@ -127,7 +131,9 @@ METHOD_NOTES = {
     stage: embeds                       # the shortened input starts again at layer 0: the paper's lengths
     layer: 2                            # L_f as FastV publishes it: ranking by layer 1's attention; the paper is silent
 """,
-    "visionzip": "",
+    "sparsevlm": """\
+    version: 1                          # recycles; 2 keeps positions and corrects what it ranks by
+""",
     "quest_embedded": """\
     page_size: 4
     window: 16                          # the last context tokens that always stay, inside the budget
@@ -214,6 +220,7 @@ trainer:
 IMAGE_WORDS = {
     "square": "images are padded to a square (aspect-ratio padding), then 336 x 336",
     "capped": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "448": "images of any size, in up to six 448 x 448 tiles and their whole",
     "nine_tiles": "images of any size, in 384 x 384 tiles and their whole; crops of up to nine tiles",
     "own": "images keep their aspect ratio, up to 1,280 visual tokens each",
     "tiles": "images of any size, in up to four 336 x 336 tiles and their whole",
