@@ -73,13 +73,8 @@ class RoutingState:
         """The same for a layer on a device; what layers note stands in one place."""
         if device == self.routed_BN.device:
             return self
-<<<<<<< HEAD
-        own: dict[str, Any] = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
-        return replace(self, **own)
-=======
         tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **tensors)
->>>>>>> main
 
     def mean_balance(self) -> Tensor:
         """Balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
