@@ -73,11 +73,7 @@ class LayerPacker:
         keys, values = states.keys, states.values
         states.keys = states.values = None
         here = on_device(kept, keys.device)
-<<<<<<< HEAD
-        keep_BhM, entries_BM, position = on_device([keep_BhM, entries_BM, position], keys.device)
-=======
         keep_BhM, entries_BM, position = (each.to(keys.device) for each in (keep_BhM, entries_BM, position))
->>>>>>> main
         keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM)
         if self.key_cut is not None:
             self.key_cut.cut(layer, here, keys)

@@ -60,11 +60,6 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
             )
     for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
         here = layer.device
-<<<<<<< HEAD
-        regions_BM, competes_BM, budget_B = on_device([own.regions_BM, own.competes_BM, own.budget_B], here)
-        layer.record = EntryRecord.of_prompt(
-            on_device(kept, here), regions_BM, competes_BM, budget_B, method.online.rows, on_device(own.carried, here)
-=======
         layer.record = EntryRecord.of_prompt(
             on_device(kept, here),
             own.regions_BM.to(here),
@@ -72,7 +67,6 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
             own.budget_B.to(here),
             method.online.rows,
             on_device(own.carried, here),
->>>>>>> main
         )
     scales = [own.scale for own in layers]
     cache.evictor = OnlineEviction(method, compression.every, scales, BITS[compression.kv_dtype])
