@@ -43,7 +43,9 @@ from recipe_texts import (
 )
 
 from subtoken_train.ledger.kv_budget import KVBudget, geometry, kept_count
-from subtoken_train.ledger.ledger import solve_anchor
+from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import Reducer
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -97,7 +99,10 @@ FURTHER = {
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
+STAGED = {"pyramiddrop": ("46.875", "35"), "fitprune": ("50", "25")}
+"""Token reducers that cut at several layers, and LLaVA-1.5-7B's averages over layers in percent."""
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
+TITLES = {name: title for title, name in REDUCERS.items()} | {"pyramiddrop": "PyramidDrop", "fitprune": "FitPrune"}
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class Arm:
         """What the recipe's reducer keeps: r, or the anchor's share with the same bytes."""
         if not self.anchor:
             return float(self.keep) / 100
+        if self.reducer in STAGED:
+            return self.method.keep_ratio
         if self.backbone.is_text or self.backbone.sized:  # pages, and images of any size, round it up
             return float(self.budget.exact_total)
         return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
@@ -149,6 +156,39 @@ class Arm:
     def routed(self) -> bool:
         """Whether it routes value groups."""
         return self.num_groups > 0 and not self.anchor
+
+    @property
+    def method(self) -> Reducer:
+        """Its reducer; the anchor's holds as much, where layers below the first cut are whole in both."""
+        reducer, depth = build_reducer(self.reducer, float(self.keep) / 100), self.layers
+        if not self.anchor:
+            return reducer
+        below = Fraction(reducer.cut_layer(depth), depth)
+        return reducer.at_share(
+            below + (reducer.mean_share(depth) - below) * (1 + self.budget.value_fraction) / 2, depth
+        )
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return geometry(self.backbone.shape).num_layers
+
+    def left(self) -> float:
+        """Percent of the region's KV that stay."""
+        backbone = self.backbone
+        if self.reducer not in STAGED:
+            value = self.budget.value_fraction if self.routed else 1
+            return float(100 * self.kept_tokens() * (1 + value) / 2 / backbone.tokens)
+        groups = (self.num_groups, self.kept_groups) if self.routed else (1, 1)
+        counts, cut = self.method.layer_tokens(backbone.tokens, self.layers), self.method.cut_layer(self.layers)
+        tokens, budget = {"visual": backbone.tokens}, KVBudget(1.0, *groups)
+        return 100 * nominal_ledger(geometry(backbone.shape), tokens, budget, cut, counts).fraction()
+
+    def kept_words(self) -> str:
+        """What stays of the compressed region."""
+        staged, tokens = self.reducer in STAGED, self.backbone.tokens
+        kept = self.method.kept_words(tokens, self.layers) if staged else self.kept_tokens()
+        return f"{kept} of {tokens}"
 
     def kept_tokens(self) -> int:
         """Tokens of the compressed region that stay."""
@@ -202,6 +242,10 @@ def further_arms() -> Iterator[Arm]:
                 for groups in FURTHER_GROUPS[reducer]:
                     routed = Arm(model, reducer, keep, *groups)
                     yield from (routed, replace(routed, anchor=True))
+    for reducer, keeps in STAGED.items():
+        for keep in keeps:
+            routed = Arm("llava7b", reducer, keep, 16, 4)
+            yield from (routed, replace(routed, anchor=True))
 
 
 def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
@@ -226,11 +270,11 @@ def recipe_text(arm: Arm) -> str:
 
 def _header(arm: Arm) -> str:
     """First line (checked against the ledger), commands, source."""
-    backbone, kept, is_text = arm.backbone, arm.kept_tokens(), arm.backbone.is_text
+    backbone, is_text = arm.backbone, arm.backbone.is_text
     words = [backbone.words]
     if arm.reducer != "none":
-        title = {"fastv": "FastV", "visionzip": "VisionZip", "quest": "Quest"}[arm.reducer]
-        words.append(f"{title} {100 * kept / backbone.tokens:.6g} % ({kept} of {backbone.tokens})")
+        held = arm.keep_ratio if arm.reducer in STAGED else arm.kept_tokens() / backbone.tokens
+        words.append(f"{TITLES[arm.reducer]} {100 * held:.6g} % ({arm.kept_words()})")
     router = {"linear": "linear router", "mlp": "MLP router", "value_norm": "value norm"}[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
@@ -239,8 +283,7 @@ def _header(arm: Arm) -> str:
         words.append("token-only anchor" if arm.anchor else "token-only" if arm.reducer != "none" else "LoRA only")
     if "_stage2" in arm.variant:
         words.append("stage 2")
-    value = arm.budget.value_fraction if arm.routed else 1
-    words.append(f"{float(100 * kept * (1 + value) / 2 / backbone.tokens):.8g} % KV left")
+    words.append(f"{arm.left():.8g} % KV left")
     if arm.model == "tinylm":
         return EMBEDDED_HEADER.format(summary=" · ".join(words), name=arm.name)
     table = "Table 5" if is_text else "Table 7"
@@ -256,6 +299,8 @@ def _header(arm: Arm) -> str:
 
 
 def _more_source(arm: Arm) -> str:
+    if arm.reducer in STAGED:
+        return ", under a token reducer that the paper does not train"
     if any(arm.model in models for models in FURTHER.values()):
         return ", on a backbone that the paper does not train"
     return ", section 4.4 for the two stages" if "_stage2" in arm.variant else ""
@@ -279,7 +324,7 @@ def _model_band(arm: Arm) -> str:
     text += f"  reducer:\n    name: {arm.reducer}\n"
     if arm.reducer != "none":
         what = "context" if arm.backbone.is_text else "visual"
-        kept = f"{arm.kept_tokens()} of {arm.backbone.tokens} {what} tokens"
+        kept = f"{arm.kept_words()} {what} tokens" + (", the average over layers" if arm.reducer in STAGED else "")
         text += (
             f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n"
             + METHOD_NOTES["quest_embedded" if embedded else arm.reducer]

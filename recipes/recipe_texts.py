@@ -128,6 +128,12 @@ METHOD_NOTES = {
     layer: 2                            # L_f as FastV publishes it: ranking by layer 1's attention; the paper is silent
 """,
     "visionzip": "",
+    "pyramiddrop": """\
+    stages: 4                           # of 8 layers; the paper's half per stage is an average of 46.875 %
+""",
+    "fitprune": """\
+    calibration: null                   # the tables that the release prints for this very model
+""",
     "quest_embedded": """\
     page_size: 4
     window: 16                          # the last context tokens that always stay, inside the budget

@@ -2,7 +2,8 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -125,10 +126,17 @@ def test_reducer(recipe):
         assert (reducer.name, reducer.keep_ratio) == ("none", 1)
         return
     assert reducer.name == words["reducer"]
-    assert reducer.stage == {"none": "none", "fastv": "embeds", "visionzip": "tower", "quest": "context"}[reducer.name]
+    stages = {"none": "none", "fastv": "embeds", "visionzip": "tower", "quest": "context"}
+    assert reducer.stage == stages.get(reducer.name, "decoder")
+    assert reducer.staged == (reducer.stage == "decoder")
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
-    if words["anchor"]:
+    if words["anchor"] and reducer.staged:  # the first cut's layers are whole in both
+        depth, arm = recipe.model.shape.num_layers, replace(reducer, keep_ratio=recipe.budget.keep_ratio)
+        below = Fraction(arm.cut_layer(depth), depth)
+        held = below + (arm.mean_share(depth) - below) * (1 + recipe.budget.value_fraction) / 2
+        assert reducer == arm.at_share(held, depth)
+    elif words["anchor"]:
         tokens, whole_pages = recipe.model.tokens, reducer.name == "quest"
         anchor = solve_anchor(recipe.model.shape, tokens, recipe.budget.exact_total, region=recipe.model.region)
         assert reducer.round_up
@@ -213,7 +221,9 @@ def test_first_line_agrees_with_the_ledger(recipe):
     groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
     budget = KVBudget(recipe.cli.model.reducer_config.keep_ratio, *groups)
     tokens = {recipe.model.region: recipe.model.tokens}
-    ledger = nominal_ledger(recipe.model.shape, tokens, budget, kept_tokens=recipe.kept_tokens)
+    reducer, depth = recipe.cli.model.reducer_config, recipe.model.shape.num_layers
+    counts = reducer.layer_tokens(recipe.model.tokens, depth)
+    ledger = nominal_ledger(recipe.model.shape, tokens, budget, reducer.cut_layer(depth), counts)
     figure = re.search(r"([\d.]+) % KV", summary)
     assert figure
     assert float(figure[1]) == pytest.approx(100 * ledger.fraction(), rel=1e-7)
