@@ -16,6 +16,8 @@ from transformers import (
     LlavaForConditionalGeneration,
     LlavaNextConfig,
     LlavaNextForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
@@ -26,6 +28,7 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SiglipVisionConfig,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +81,28 @@ def _llava_next() -> Any:
     )
 
 
+def _llava_onevision() -> Any:
+    vision = SiglipVisionConfig(
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=84,
+        patch_size=14,
+        vision_use_head=False,
+    )
+    sides = [[84 * high, 84 * wide] for high in (1, 2, 3) for wide in (1, 2, 3)]
+    return LlavaOnevisionForConditionalGeneration(
+        LlavaOnevisionConfig(
+            vision_config=vision,
+            text_config=Qwen2Config(**_GROUPED),
+            image_token_index=4,
+            video_token_index=5,
+            image_grid_pinpoints=sides,
+        )
+    )
+
+
 def _qwen25vl() -> Any:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
     vision = {"depth": 2, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 256}
@@ -113,6 +138,7 @@ SIZES: dict[str, Callable[[], Any]] = {
 """Models of the page's table."""
 FURTHER: dict[str, Callable[[], Any]] = {
     "llava_next": _llava_next,
+    "llava_onevision": _llava_onevision,
     "qwen2_vl": _qwen2vl,
     "qwen3_vl": _qwen3vl,
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=64)),

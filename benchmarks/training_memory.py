@@ -133,7 +133,8 @@ def make_batch(case: Case, parts: CompressedBackbone) -> Batch:
         vision, compressed = family.model.config.vision_config, family.visual_tokens()
         pixels, middle = torch.randn(case.batch, 3, vision.image_size, vision.image_size), [Region.VISUAL] * compressed
     elif family.in_tiles:
-        tiles, side = family.layout.tiles(family.nominal_image), family.layout.side
+        side = int(torch.tensor(family.model.config.vision_config.image_size).max())
+        tiles = family.image_bytes() // (4 * 3 * side * side)
         compressed, grid = family.visual_tokens(), torch.tensor([[tiles, *family.nominal_image]] * case.batch)
         pixels, middle = torch.randn(case.batch * tiles, 3, side, side), [Region.VISUAL] * compressed
     else:

@@ -4,7 +4,8 @@
 
 Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
 The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well. Backbones that
-the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``).
+the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``), and so
+has LLaVA-1.5-7B under token reducers that it does not train (``reducer_arms``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from recipe_texts import (
+    BATCH_WORDS,
     DTYPE,
     EMBEDDED_DATA,
     EMBEDDED_DTYPE,
@@ -24,6 +26,7 @@ from recipe_texts import (
     EMBEDDED_TRAIN,
     HEADER,
     IMAGE_WORDS,
+    INTERNVL_PIXELS,
     LANGUAGE_BUDGET,
     LANGUAGE_DATA,
     LANGUAGE_FETCH,
@@ -43,7 +46,8 @@ from recipe_texts import (
 )
 
 from subtoken_train.ledger.kv_budget import KVBudget, geometry, kept_count
-from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
+from subtoken_train.ledger.ledger import Ledger, nominal_ledger, solve_anchor
+from subtoken_train.reducers import REDUCERS as REGISTERED
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 
@@ -65,6 +69,7 @@ class Backbone:
     is_text: bool = False
     page_size: int = 16
     max_length: int = 2048
+    batch_size: int = 8
 
     @property
     def sized(self) -> bool:
@@ -83,6 +88,17 @@ BACKBONES = {
     "llavanextmistral7b": Backbone(
         "LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928, "tiles", max_length=4096
     ),
+    # its language model is Qwen2.5-7B; 1,280 tokens are an image of 896 x 896 pixels
+    "internvl8b": Backbone("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", "qwen2.5-7b", 1280, "448", max_length=4096),
+    "llavaov7b": Backbone(
+        "LLaVA-OneVision-7B",
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        "llava-onevision-7b",
+        3699,
+        "nine_tiles",
+        max_length=10240,
+        batch_size=4,
+    ),
     "qwen2vl7b": Backbone("Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen2-vl-7b", 144, "own"),
     "qwen3vl4b": Backbone("Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct", "qwen3-vl-4b", 100, "own"),
     "qwen3vl8b": Backbone("Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl-8b", 100, "own"),
@@ -95,14 +111,21 @@ BACKBONES = {
 }
 FURTHER = {
     "quest": ("llama31", "qwen38b", "qwen314b"),
-    "fastv": ("llavanext7b", "llavanextmistral7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
+    "fastv": ("llavanext7b", "llavanextmistral7b", "internvl8b", "llavaov7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
-STAGED = {"pyramiddrop": ("46.875", "35"), "fitprune": ("50", "25")}
-"""Token reducers that cut at several layers, and LLaVA-1.5-7B's averages over layers in percent."""
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
-TITLES = {name: title for title, name in REDUCERS.items()} | {"pyramiddrop": "PyramidDrop", "fitprune": "FitPrune"}
+OTHER_REDUCERS = {
+    "FasterVLM": "fastervlm",
+    "PruMerge": "prumerge",
+    "SparseVLM": "sparsevlm",
+    "PyramidDrop": "pyramiddrop",
+    "FitPrune": "fitprune",
+}
+"""Token reducers beyond the paper's tables; their recipes are LLaVA-1.5-7B's."""
+REACHED = {"pyramiddrop": ("46.875", "35"), "fitprune": ("50", "25")}
+"""Averages over layers of those that do not reach 12.5 % in 32 layers; PyramidDrop's own first."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +164,10 @@ class Arm:
         """What the recipe's reducer keeps: r, or the anchor's share with the same bytes."""
         if not self.anchor:
             return float(self.keep) / 100
-        if self.reducer in STAGED:
-            return self.method.keep_ratio
+        if self.staged:
+            ledger = replace(self, anchor=False).ledger()
+            share = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
+            return build_reducer(self.reducer).at_share(share, ledger.shape.num_layers).keep_ratio
         if self.backbone.is_text or self.backbone.sized:  # pages, and images of any size, round it up
             return float(self.budget.exact_total)
         return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
@@ -158,37 +183,26 @@ class Arm:
         return self.num_groups > 0 and not self.anchor
 
     @property
-    def method(self) -> Reducer:
-        """Its reducer; the anchor's holds as much, where layers below the first cut are whole in both."""
-        reducer, depth = build_reducer(self.reducer, float(self.keep) / 100), self.layers
-        if not self.anchor:
-            return reducer
-        below = Fraction(reducer.cut_layer(depth), depth)
-        return reducer.at_share(
-            below + (reducer.mean_share(depth) - below) * (1 + self.budget.value_fraction) / 2, depth
-        )
+    def staged(self) -> bool:
+        """Whether its reducer cuts at several layers; the keep ratio is then an average over layers."""
+        return REGISTERED.find(self.reducer).staged
 
-    @property
-    def layers(self) -> int:
-        """Of the model."""
-        return geometry(self.backbone.shape).num_layers
+    def ledger(self) -> Ledger:
+        """The compressed region of a prompt in every layer."""
+        shape, tokens, method = geometry(self.backbone.shape), self.backbone.tokens, self.made()
+        groups = KVBudget(1.0, self.budget.num_groups, self.budget.kept_groups) if self.routed else KVBudget()
+        kept, cut = method.layer_tokens(tokens, shape.num_layers), method.cut_layer(shape.num_layers)
+        return nominal_ledger(shape, {"visual": tokens}, groups, cut, kept)
 
-    def left(self) -> float:
-        """Percent of the region's KV that stay."""
-        backbone = self.backbone
-        if self.reducer not in STAGED:
-            value = self.budget.value_fraction if self.routed else 1
-            return float(100 * self.kept_tokens() * (1 + value) / 2 / backbone.tokens)
-        groups = (self.num_groups, self.kept_groups) if self.routed else (1, 1)
-        counts, cut = self.method.layer_tokens(backbone.tokens, self.layers), self.method.cut_layer(self.layers)
-        tokens, budget = {"visual": backbone.tokens}, KVBudget(1.0, *groups)
-        return 100 * nominal_ledger(geometry(backbone.shape), tokens, budget, cut, counts).fraction()
+    def made(self) -> Reducer:
+        """Its reducer."""
+        return build_reducer(self.reducer, self.keep_ratio, self.anchor)
 
     def kept_words(self) -> str:
-        """What stays of the compressed region."""
-        staged, tokens = self.reducer in STAGED, self.backbone.tokens
-        kept = self.method.kept_words(tokens, self.layers) if staged else self.kept_tokens()
-        return f"{kept} of {tokens}"
+        """Tokens of the compressed region that stay: a number, or those after the first and the last cut."""
+        if not self.staged:
+            return str(self.kept_tokens())
+        return self.made().kept_words(self.backbone.tokens, geometry(self.backbone.shape).num_layers)
 
     def kept_tokens(self) -> int:
         """Tokens of the compressed region that stay."""
@@ -242,8 +256,12 @@ def further_arms() -> Iterator[Arm]:
                 for groups in FURTHER_GROUPS[reducer]:
                     routed = Arm(model, reducer, keep, *groups)
                     yield from (routed, replace(routed, anchor=True))
-    for reducer, keeps in STAGED.items():
-        for keep in keeps:
+
+
+def reducer_arms() -> Iterator[Arm]:
+    """Of each other token reducer: the routed arms, each with its anchor."""
+    for reducer in OTHER_REDUCERS.values():
+        for keep in REACHED.get(reducer, ("25", "12.5")):
             routed = Arm("llava7b", reducer, keep, 16, 4)
             yield from (routed, replace(routed, anchor=True))
 
@@ -264,17 +282,26 @@ def recipe_text(arm: Arm) -> str:
         return _header(arm) + _model_band(arm) + EMBEDDED_TRAIN + EMBEDDED_DATA
     if arm.backbone.is_text:
         return _header(arm) + _model_band(arm) + LANGUAGE_TRAIN + LANGUAGE_DATA
-    data = VISION_DATA.format(image_words=IMAGE_WORDS[arm.backbone.images], max_length=arm.backbone.max_length)
+    backbone, accumulate = arm.backbone, 64 // arm.backbone.batch_size
+    data = VISION_DATA.format(
+        image_words=IMAGE_WORDS[backbone.images],
+        max_length=backbone.max_length,
+        batch=backbone.batch_size,
+        accumulate=accumulate,
+        batch_words=BATCH_WORDS.format(batch=backbone.batch_size, accumulate=accumulate, twice=2 * accumulate),
+    )
     return _header(arm) + _model_band(arm) + VISION_TRAIN + data
 
 
 def _header(arm: Arm) -> str:
     """First line (checked against the ledger), commands, source."""
-    backbone, is_text = arm.backbone, arm.backbone.is_text
+    backbone, kept, is_text = arm.backbone, arm.kept_tokens(), arm.backbone.is_text
     words = [backbone.words]
     if arm.reducer != "none":
-        held = arm.keep_ratio if arm.reducer in STAGED else arm.kept_tokens() / backbone.tokens
-        words.append(f"{TITLES[arm.reducer]} {100 * held:.6g} % ({arm.kept_words()})")
+        title = next(words for words, name in (REDUCERS | OTHER_REDUCERS).items() if name == arm.reducer)
+        share = 100 * arm.keep_ratio if arm.staged else 100 * kept / backbone.tokens
+        average = " on average" if arm.staged else ""
+        words.append(f"{title} {share:.6g} %{average} ({arm.kept_words()} of {backbone.tokens})")
     router = {"linear": "linear router", "mlp": "MLP router", "value_norm": "value norm"}[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
@@ -283,13 +310,16 @@ def _header(arm: Arm) -> str:
         words.append("token-only anchor" if arm.anchor else "token-only" if arm.reducer != "none" else "LoRA only")
     if "_stage2" in arm.variant:
         words.append("stage 2")
-    words.append(f"{arm.left():.8g} % KV left")
+    value = arm.budget.value_fraction if arm.routed else 1
+    left = arm.ledger().fraction("visual") if arm.staged else kept * (1 + value) / 2 / backbone.tokens
+    words.append(f"{float(100 * left):.8g} % KV left")
     if arm.model == "tinylm":
         return EMBEDDED_HEADER.format(summary=" · ".join(words), name=arm.name)
     table = "Table 5" if is_text else "Table 7"
     return HEADER.format(
         summary=" · ".join(words),
         name=arm.name,
+        shared=8 // backbone.batch_size,
         data=LANGUAGE_FETCH if is_text else VISION_FETCH,
         source=f"{table} of the paper" + _more_source(arm),
         first=f"#   first   subtoken-train fit --config recipes/{_first(arm)}.yaml\n"
@@ -299,7 +329,7 @@ def _header(arm: Arm) -> str:
 
 
 def _more_source(arm: Arm) -> str:
-    if arm.reducer in STAGED:
+    if arm.reducer in OTHER_REDUCERS.values():
         return ", under a token reducer that the paper does not train"
     if any(arm.model in models for models in FURTHER.values()):
         return ", on a backbone that the paper does not train"
@@ -317,17 +347,17 @@ def _model_band(arm: Arm) -> str:
     staged, embedded = "_stage2" in arm.variant, arm.model == "tinylm"
     lora = "" if staged else EMBEDDED_LORA if embedded else lora
     dtype = EMBEDDED_DTYPE if embedded else DTYPE
-    pixels = QWEN_PIXELS if arm.backbone.images == "capped" else ""
+    pixels = {"capped": QWEN_PIXELS, "448": INTERNVL_PIXELS}.get(arm.backbone.images, "")
     text = MODEL.format(name=arm.name, path=arm.backbone.path, dtype=dtype, lora=lora, pixels=pixels)
     if staged:
         text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")
     text += f"  reducer:\n    name: {arm.reducer}\n"
     if arm.reducer != "none":
         what = "context" if arm.backbone.is_text else "visual"
-        kept = f"{arm.kept_words()} {what} tokens" + (", the average over layers" if arm.reducer in STAGED else "")
-        text += (
-            f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n"
-            + METHOD_NOTES["quest_embedded" if embedded else arm.reducer]
+        average = ", the average over layers" if arm.staged else ""
+        kept = f"{arm.kept_words()} of {arm.backbone.tokens} {what} tokens{average}"
+        text += f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n" + METHOD_NOTES.get(
+            "quest_embedded" if embedded else arm.reducer, ""
         )
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
@@ -340,7 +370,7 @@ def _model_band(arm: Arm) -> str:
 
 def main() -> None:
     """Write every recipe."""
-    for arm in (*arms(), *further_arms(), *embedded_arms()):
+    for arm in (*arms(), *further_arms(), *reducer_arms(), *embedded_arms()):
         (FOLDER / arm.model).mkdir(exist_ok=True)
         (FOLDER / arm.model / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
 

@@ -8,7 +8,7 @@ HEADER = """\
 {data}#   check   subtoken-train check --config recipes/{name}.yaml --offline
 {first}#   train   subtoken-train fit --config recipes/{name}.yaml
 #   8 GPUs  subtoken-train fit --config recipes/{name}.yaml --trainer.devices 8
-#             --trainer.strategy ddp --trainer.accumulate_grad_batches 1
+#             --trainer.strategy ddp --trainer.accumulate_grad_batches {shared}
 #   try     subtoken-train fit --config recipes/{name}.yaml --trainer.max_steps 20
 #             --output_dir runs/try
 #
@@ -92,6 +92,10 @@ QWEN_PIXELS = """\
     max_pixels: 112896                  # silent; 144 visual tokens at most, those of the image that Table 8 times
 """
 
+INTERNVL_PIXELS = """\
+    max_pixels: 1204224                 # six tiles of 448 x 448, as InternVL's own fine-tuning; published: twelve
+"""
+
 VISION_LORA = """\
   lora:                                 # on q and v of every language-model layer
     rank: 16
@@ -127,12 +131,14 @@ METHOD_NOTES = {
     stage: embeds                       # the shortened input starts again at layer 0: the paper's lengths
     layer: 2                            # L_f as FastV publishes it: ranking by layer 1's attention; the paper is silent
 """,
-    "visionzip": "",
     "pyramiddrop": """\
     stages: 4                           # of 8 layers; the paper's half per stage is an average of 46.875 %
 """,
     "fitprune": """\
     calibration: null                   # the tables that the release prints for this very model
+""",
+    "sparsevlm": """\
+    version: 1                          # recycles; 2 keeps positions and corrects what it ranks by
 """,
     "quest_embedded": """\
     page_size: 4
@@ -161,7 +167,7 @@ data:
   train_file: data/llava/llava_v1_5_mix665k.json   # LLaVA-v1.5 instruction tuning, 665K records
   image_folder: data/llava/images       # {image_words}
   max_length: {max_length}                      # tokens, visual ones included
-  batch_size: 8                         # records per device and forward pass
+  batch_size: {batch}                         # records per device and forward pass
   num_workers: 8                        # processes that decode images and tokenise
   seed: 0                               # of the shuffling; silent
 
@@ -169,13 +175,17 @@ trainer:
   accelerator: gpu
   devices: 1                            # silent for training (the paper measures on one H100 NVL)
   precision: bf16-mixed                 # silent; bf16-true would round LoRA and routers to bf16 as well
-  # Silent on the batch. 8 x 8 x 1 device = 64 records per step: 10,000 steps are then 640,000 records, one pass over
-  # the 665K, as LLaVA-1.5 trains. LLaVA-1.5's own batch, 128, is --trainer.accumulate_grad_batches 16 (two passes).
-  accumulate_grad_batches: 8
+{batch_words}  accumulate_grad_batches: {accumulate}
   max_steps: 10000                      # optimiser steps
   gradient_clip_val: 1.0                # silent; global norm, the default of LLaVA-1.5's trainer
   log_every_n_steps: 10
 """
+
+BATCH_WORDS = (
+    "  # Silent on the batch. {batch} x {accumulate} x 1 device = 64 records per step: 10,000 steps are then "
+    "640,000 records, one pass over\n  # the 665K, as LLaVA-1.5 trains. LLaVA-1.5's own batch, 128, is "
+    "--trainer.accumulate_grad_batches {twice} (two passes).\n"
+)
 
 LANGUAGE_TRAIN = """
   ### train
@@ -216,6 +226,8 @@ trainer:
 IMAGE_WORDS = {
     "square": "images are padded to a square (aspect-ratio padding), then 336 x 336",
     "capped": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "448": "images of any size, in up to six 448 x 448 tiles and their whole",
+    "nine_tiles": "images of any size, in 384 x 384 tiles and their whole; crops of up to nine tiles",
     "own": "images keep their aspect ratio, up to 1,280 visual tokens each",
     "tiles": "images of any size, in up to four 336 x 336 tiles and their whole",
 }

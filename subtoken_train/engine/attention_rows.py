@@ -120,13 +120,20 @@ class LayerAttention:
     @torch.no_grad()
     def blocks(self, marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Attention of marked rows, see ``AttentionBlocks``; one block at least."""
-        index_BR, valid_BR = kept_index(marks_BN, pad_left=False)
-        if not index_BR.shape[1]:  # nothing is marked: a row that does not count
-            valid_BR = marks_BN[:, :1]
-            index_BR = valid_BR.long()
-        for start in range(0, index_BR.shape[1], ROW_BLOCK):
-            block = slice(start, start + ROW_BLOCK)
-            yield self.heads(index_BR[:, block]).to(marks_BN.device), valid_BR[:, block]
+        for index_BR, valid_BR in _row_blocks(marks_BN):
+            yield self.heads(index_BR).to(marks_BN.device), valid_BR
+
+    @torch.no_grad()
+    def pull_blocks(self, marks_BN: Tensor) -> Iterator[Tensor]:
+        """What the rotary embedding alone makes of the same rows, see ``CutView.rotary_pull``."""
+        place, width = self.cos.device, self.key_BhNd.shape[-1]
+        ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=place)[:, None]
+        _, key_B1Nd = self.family.rotate(ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))
+        for index_BR, _ in _row_blocks(marks_BN):
+            query_BRd = take_rows(key_B1Nd[:, 0], index_BR.to(place))
+            with torch.autocast(place.type, enabled=False):
+                pull_BRM = query_BRd @ key_B1Nd[:, 0].mT * self.attention.scaling
+            yield pull_BRM.to(marks_BN.device)
 
     def heads(self, index_BR: Tensor) -> Tensor:
         """Attention of rows ``index_BR`` over all positions, [B, H, R, N] in fp32."""
@@ -145,3 +152,14 @@ class LayerAttention:
         allowed_BRN = allowed_BRN | (columns_N == index_BR[..., None])
         masked: Tensor = scores_BHRN.float().masked_fill(~allowed_BRN[:, None], -torch.inf)
         return masked.softmax(-1)
+
+
+def _row_blocks(marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Indices of marked rows, [B, R], and which of them count; at least one block."""
+    index_BR, valid_BR = kept_index(marks_BN, pad_left=False)
+    if not index_BR.shape[1]:  # nothing is marked: a row that does not count
+        valid_BR = marks_BN[:, :1]
+        index_BR = valid_BR.long()
+    for start in range(0, index_BR.shape[1], ROW_BLOCK):
+        block = slice(start, start + ROW_BLOCK)
+        yield index_BR[:, block], valid_BR[:, block]

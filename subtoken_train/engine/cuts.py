@@ -17,6 +17,7 @@ from subtoken_train.engine.spans import PassCall
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
+from subtoken_train.functional.merging import joined_means
 from subtoken_train.reducers.staged import CutView, DecoderReducer
 from subtoken_train.types import Region
 
@@ -69,11 +70,15 @@ class CutCourse:
             with torch.no_grad():
                 attention = LayerAttention(family, layer - 1, given_BMD, rows.visible_BM, rows.position)
             made = self.reducer.cut(self._view(layer, hidden_BMD, rows, attention))
-        kept, gather = rows.take(made.keep_BM, self.call.pad_left, made.policy)
+        policy = "original" if rows.position.dim() == 3 else made.policy
+        kept, gather = rows.take(made.keep_BM, self.call.pad_left, policy)
         # layers below the cut hold keys at the places of the whole prompt
-        kept = replace(kept, next_position=rows.next_position)
+        moved = kept.position + (rows.next_position - kept.next_position)
+        kept = replace(kept, position=moved, next_position=rows.next_position)
+        if made.joins_BM is not None:
+            hidden_BMD = joined_means(hidden_BMD[:, None], made.joins_BM[:, None].to(hidden_BMD.device))[:, 0]
         self.rank_BN = None if made.rank_BM is None else self._of_all(made.rank_BM, rows)
-        return kept, take_rows(hidden_BMD if made.hidden_BMD is None else made.hidden_BMD, gather)
+        return kept, take_rows(hidden_BMD, gather)
 
     def _view(self, layer: int, hidden_BMD: Tensor, rows: Rows, attention: LayerAttention) -> CutView:
         def here(marks_BN: Tensor) -> Tensor:
@@ -92,6 +97,7 @@ class CutCourse:
             sample_seed_B=self.seed_B,
             hidden_BMD=hidden_BMD,
             attention=attention.blocks,
+            rotary_pull=attention.pull_blocks,
         )
 
     def _of_all(self, rank_BM: Tensor, rows: Rows) -> Tensor:

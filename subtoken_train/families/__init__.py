@@ -30,6 +30,7 @@ FAMILIES: Registry[Family] = Registry(
         "llava_onevision": "llava_onevision:LlavaOnevisionFamily",
         "qwen2_5_vl": "qwen2_5_vl:Qwen25VLFamily",
         "qwen3_vl": "qwen3_vl:Qwen3VLFamily",
+        "internvl": "internvl:InternVLFamily",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",
         "qwen3": "text:TextFamily",

@@ -39,6 +39,8 @@ class Family(DecoderStack, ABC):
     name: str
     published: ClassVar[dict[str, Callable[[], Any]]] = {}
     """Hub ids whose configuration is known here, for checks without network; each is made when it is called."""
+    originals: ClassVar[dict[str, str]] = {}
+    """Model types of its models in their authors' own format, whose code is not run, and what to load instead."""
     licences: ClassVar[dict[str, Licence]] = {}
     """Licences of published backbones by their Hub ids, for model cards: an adapter's is the same."""
     lora_pattern: str

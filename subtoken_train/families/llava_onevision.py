@@ -37,6 +37,7 @@ class LlavaOnevisionFamily(Family):
     name = "llava_onevision"
     auto_processor = OnevisionProcessor
     takes_videos = True
+    in_tiles = True
     # Anchored: the SigLIP tower has q_proj and v_proj too.
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
@@ -54,8 +55,8 @@ class LlavaOnevisionFamily(Family):
         "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": APACHE,
         "llava-hf/llava-onevision-qwen2-7b-ov-hf": APACHE,
     }
-    # a 336 x 336 image and a question of six tokens, as for the other families; this chat format makes 15 of it
-    nominal_image = (336, 336)
+    # four tiles and the whole: 3,645 patches and 54 newlines; this chat format makes 15 of a question of six tokens
+    nominal_image = (768, 768)
     paper_text: ClassVar[dict[str, int]] = {"system": 3, "query": 12}
 
     def __init__(self, model: Any, processor: Any) -> None:
@@ -101,10 +102,19 @@ class LlavaOnevisionFamily(Family):
         """Patches and newlines of one image; of one among several, those of its whole and one newline."""
         return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
 
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Pictures are scaled to the resolutions of the configuration.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"max_pixels={max_pixels}: {self.name} cuts images into tiles of one size; remove max_pixels")
+
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         """A video has placeholders of its own."""
         if isinstance(picture, Video):
-            return self.processor.video_token * self.visual_rows((len(picture.frames), 0, 0))
+            video_token: str = self.processor.video_token
+            return video_token * self.visual_rows((len(picture.frames), 0, 0))
         return super().picture_text(picture, marker, together)
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
@@ -180,7 +190,8 @@ class LlavaOnevisionFamily(Family):
         return states_TC
 
     def _is_video(self, ids: Tensor) -> Tensor:
-        return ids == self.model.config.video_token_id
+        found: Tensor = ids == self.model.config.video_token_id
+        return found
 
     def _tile_bytes(self) -> int:
         """A tile's pixels, fp32."""
@@ -203,7 +214,7 @@ class LlavaOnevisionFamily(Family):
     def _packed(self, values_IPC: Tensor, grid: list[list[int]], newline_C: Tensor) -> list[Tensor]:
         """What belongs to the patches of every tile in the order of placeholders, [T, C] for each image and frame."""
         packed = []
-        for own, (_, height, width) in zip(values_IPC.split([row[0] for row in grid]), grid, strict=True):
+        for own, (_, height, width) in zip(torch.split(values_IPC, [row[0] for row in grid]), grid, strict=True):
             if height:
                 packed.append(self.layout.pack(own, (height, width), newline_C))
                 continue

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.attention_kinds import UNSERVED, check_window_runs, layer_windows
@@ -195,7 +195,24 @@ def _read_config(config: BackboneConfig) -> Any:
             + (_silence(config) or f"check the name, the network or HF_HOME ({type(error).__name__})")
         ) from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
+        if (advice := _original_format(source, config.revision)) is not None:
+            raise ValueError(f"backbone {config.path!r} {advice}") from error
         raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {_words(error)}") from error
+
+
+def _original_format(source: str, revision: str | None) -> str | None:
+    """What to say of a checkpoint in its authors' own format; None for any other."""
+    try:
+        kind = PreTrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
+    except Exception:  # what cannot be read is said by whoever asks
+        return None
+    known = [family.originals[kind] for family in FAMILIES.values() if kind in family.originals]
+    if not known:
+        return None
+    return (
+        f"is in its authors' own format (model_type {kind!r}), which needs remote code; take the same model in "
+        f"transformers' format, for instance {known[0]}"
+    )
 
 
 def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:

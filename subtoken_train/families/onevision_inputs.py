@@ -57,7 +57,7 @@ def written_pictures(pixels_T3HW: Tensor, grid_I3: Tensor) -> dict[str, Tensor]:
         ValueError: videos of unequal numbers of frames, which transformers' model does not take.
     """
     rows = grid_I3.tolist()
-    shown = list(zip(pixels_T3HW.split([count for count, _, _ in rows]), rows, strict=True))
+    shown = list(zip(torch.split(pixels_T3HW, [count for count, _, _ in rows]), rows, strict=True))
     images = [(own, row) for own, row in shown if row[1]]
     videos = [own for own, row in shown if not row[1]]
     made = {}
@@ -81,19 +81,25 @@ def _images(given: Mapping[str, Tensor], layout: TileLayout) -> tuple[list[Tenso
     pixels, sizes, counts = (given.get(name) for name in ("pixel_values", "image_sizes", "batch_num_images"))
     if pixels is None and sizes is None:
         return [], []
-    several = [False] * (0 if sizes is None else len(sizes))
-    if counts is not None:
-        several = [count != 1 for count in counts.tolist() for _ in range(count)]
-    fits = pixels is not None and pixels.dim() == 5 and sizes is not None and len(pixels) == len(sizes) == len(several)
-    if fits and sizes.dim() == 2 and sizes.shape[1] == 2 and not sizes.is_floating_point() and bool((sizes > 0).all()):
-        tiles = [1 if among else layout.tiles(size) for size, among in zip(sizes.tolist(), several, strict=True)]
-        if max(tiles) <= pixels.shape[1]:
-            rows = [(count, height, width) for count, (height, width) in zip(tiles, sizes.tolist(), strict=True)]
-            return [own[:count] for own, count in zip(pixels, tiles, strict=True)], rows
+    if pixels is not None and sizes is not None and pixels.dim() == 5 and _are_sizes(sizes):
+        several = [False] * len(sizes)
+        if counts is not None:
+            several = [count != 1 for count in counts.tolist() for _ in range(count)]
+        if len(pixels) == len(sizes) == len(several):
+            tiles = [1 if among else layout.tiles(size) for size, among in zip(sizes.tolist(), several, strict=True)]
+            if max(tiles) <= pixels.shape[1]:
+                rows = [(count, height, width) for count, (height, width) in zip(tiles, sizes.tolist(), strict=True)]
+                return [own[:count] for own, count in zip(pixels, tiles, strict=True)], rows
     raise ValueError(
         "pixel_values of llava_onevision must be [images, tiles, 3, height, width] with image_sizes [images, 2] and, "
         "for several images in a prompt, batch_num_images; pass the processor's whole output"
     )
+
+
+def _are_sizes(sizes: Tensor) -> bool:
+    """Whether a tensor is [images, 2] of whole numbers above 0, of at least one image."""
+    whole = sizes.dim() == 2 and sizes.shape[1] == 2 and len(sizes) > 0 and not sizes.is_floating_point()
+    return whole and bool((sizes > 0).all())
 
 
 def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> tuple[list[Tensor], list[Row]]:

@@ -72,7 +72,8 @@ class LayerPacker:
         assert isinstance(packed, PackedLayer)
         keys, values = states.keys, states.values
         states.keys = states.values = None
-        here, keep_BhM, entries_BM, position = on_device([kept, keep_BhM, entries_BM, position], keys.device)
+        here = on_device(kept, keys.device)
+        keep_BhM, entries_BM, position = (each.to(keys.device) for each in (keep_BhM, entries_BM, position))
         keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM)
         if self.key_cut is not None:
             self.key_cut.cut(layer, here, keys)

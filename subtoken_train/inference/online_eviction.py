@@ -59,9 +59,14 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
                 f"entries per layer; take eviction_keep {2 * compression.every} tokens, or a smaller eviction_every"
             )
     for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
-        here, marks = layer.device, [own.regions_BM, own.competes_BM, own.budget_B]
+        here = layer.device
         layer.record = EntryRecord.of_prompt(
-            on_device(kept, here), *on_device(marks, here), method.online.rows, on_device(own.carried, here)
+            on_device(kept, here),
+            own.regions_BM.to(here),
+            own.competes_BM.to(here),
+            own.budget_B.to(here),
+            method.online.rows,
+            on_device(own.carried, here),
         )
     scales = [own.scale for own in layers]
     cache.evictor = OnlineEviction(method, compression.every, scales, BITS[compression.kv_dtype])
@@ -118,6 +123,7 @@ class OnlineEviction:
         budget_LR = torch.stack([layer.budget().to(home) for layer in layers])
         kept = self.method.keep(scores, Candidates(regions, competes, budget_LR, heads=layers[0].heads))
         for layer, keep_R1N in zip(layers, kept, strict=True):
-            layer.keep(*on_device([keep_R1N[:, 0], needs_B], layer.place_RN.device), self.bits)
+            here = layer.place_RN.device
+            layer.keep(keep_R1N[:, 0].to(here), needs_B.to(here), self.bits)
         self.due = self.every
         self.evictions += 1

@@ -177,6 +177,7 @@ GEOMETRIES = {
     "llama-2-7b": KVShape(num_layers=32, num_kv_heads=32, head_dim=128),
     "mistral-7b": KVShape(num_layers=32, num_kv_heads=8, head_dim=128),
     "llama-3.1-8b": KVShape(num_layers=32, num_kv_heads=8, head_dim=128),
+    "llava-onevision-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
     "qwen2.5-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
     "qwen3-8b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
     "qwen3-14b": KVShape(num_layers=40, num_kv_heads=8, head_dim=128),

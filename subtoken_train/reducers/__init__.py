@@ -25,6 +25,7 @@ REDUCERS: Registry[Reducer] = Registry(
         "visionzip": "visionzip:VisionZip",
         "fastervlm": "fastervlm:FasterVLM",
         "prumerge": "prumerge:PruMerge",
+        "sparsevlm": "sparsevlm:SparseVLM",
         "quest": "quest:Quest",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
         "fitprune": "fitprune:FitPrune",

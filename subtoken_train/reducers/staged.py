@@ -42,8 +42,10 @@ class CutView:
         asking_BM: what ``DecoderReducer.asking`` marked, bool; None where it marks nothing.
         count_B: visual tokens that stay of each sample, int64.
         sample_seed_B: a number per sample, int64.
-        hidden_BMD: output of the layer below the cut, with its gradient.
+        hidden_BMD: output of the layer below the cut.
         attention: of that layer.
+        rotary_pull: for the same blocks, [B, R, M] in fp32: the scaled product of a query and a key of ones after the
+            rotary embedding, what it alone makes of two places.
     """
 
     layer: int
@@ -56,6 +58,7 @@ class CutView:
     sample_seed_B: Tensor
     hidden_BMD: Tensor
     attention: AttentionBlocks
+    rotary_pull: Callable[[Tensor], Iterator[Tensor]]
 
     @property
     def visual(self) -> Tensor:
@@ -71,14 +74,16 @@ class Cut:
         keep_BM: rows that stay, bool; in every sample all but visual ones.
         rank_BM: rank of each visual token that stays by its score, int64, 0 is the sample's best; None where nothing
             is ranked.
-        hidden_BMD: the rows' states from here on, where a row that stays takes up others; None: as they are.
-        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew from here on,
-            and what is generated still goes on after the whole prompt, as layers below the cut need it.
+        joins_BM: the row that each row joins, int64, itself or one that stays: that one's state is from here on the
+            mean of all that join it; None where all stay as they are.
+        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew from here on, so
+            that the last one stands where the prompt's did: what is generated goes on after the whole prompt, as layers
+            below the cut need it. Under mRoPE rows keep their own either way.
     """
 
     keep_BM: Tensor
     rank_BM: Tensor | None
-    hidden_BMD: Tensor | None = None
+    joins_BM: Tensor | None = None
     policy: PositionPolicy = "original"
 
 

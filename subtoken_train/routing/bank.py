@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +73,7 @@ class RoutingState:
         """The same for a layer on a device; what layers note stands in one place."""
         if device == self.routed_BN.device:
             return self
-        tensors = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
+        tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **tensors)
 
     def mean_balance(self) -> Tensor:

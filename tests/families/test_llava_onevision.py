@@ -1,10 +1,8 @@
 """The LLaVA-OneVision family: chat text, placeholders, pixels and features are transformers' own."""
 
-from functools import cache
-
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
@@ -29,6 +27,7 @@ from tests.support.qwen_tiny import qwen_batch
 
 FAMILY = onevision_family()
 OV_7B = "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+PUBLISHED = layout_family(BackboneConfig(OV_7B))
 
 
 @pytest.fixture
@@ -55,6 +54,7 @@ def test_pictures_go_to_the_front_of_their_turn(family):
     assert [rendered.text[start:stop] for start, stop in rendered.answer_spans] == ["red<|im_end|>", "blue<|im_end|>"]
 
 
+@settings(deadline=None)  # pictures are scaled
 @given(height=st.integers(1, 300), width=st.integers(1, 300), together=st.integers(1, 3))
 def test_counted_tokens_are_what_the_processor_writes(height, width, together):
     pictures = [noise(height, width)] * together
@@ -65,20 +65,15 @@ def test_counted_tokens_are_what_the_processor_writes(height, width, together):
 
 @given(height=st.integers(1, 4000), width=st.integers(1, 4000))
 def test_counted_tokens_of_the_published_tiles_are_transformers(height, width):
-    layout = published_layout()
+    layout = PUBLISHED
     theirs = LlavaOnevisionProcessor.__new__(LlavaOnevisionProcessor)
     theirs.num_image_tokens, theirs.vision_aspect_ratio = 729, "anyres_max_9"
     theirs.image_processor = LlavaOnevisionFamily.auto_processor.image_reader()
     assert layout.visual_tokens((height, width)) == theirs._get_number_of_features(height, width, 384, 384)
 
 
-@cache
-def published_layout():
-    return layout_family(BackboneConfig(OV_7B))
-
-
 def test_published_geometry():
-    family = published_layout()
+    family = PUBLISHED
     shape = family.shape
     assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (28, 4, 128)
     assert family.visual_tokens((384, 384)) == 729 + 27 * 28
@@ -191,9 +186,7 @@ def test_videos_of_unequal_length_in_one_prompt_are_refused(family):
         inputs_of(family, "what moves?", [video(3), video(2)])
 
 
-def test_another_tower_is_refused_before_weights_are_read():
-    config = LlavaOnevisionFamily.published[OV_7B]()
-    config.vision_feature_select_strategy = "default"
-    model = type("Model", (), {"config": config})()
+def test_another_tower_is_refused(family):
+    family.model.config.vision_feature_select_strategy = "default"
     with pytest.raises(ValueError, match=r"with a SigLIP tower, all of whose patches .* 'default'"):
-        LlavaOnevisionFamily(model, None)
+        LlavaOnevisionFamily(family.model, family.processor)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.engine.build import assemble
+from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import layout_family, load_family, with_processor
@@ -181,3 +182,16 @@ def test_a_backbone_names_no_attention_of_its_own(folder, key):
         family = read(BackboneConfig(str(folder)))
         parts = (family.model.config, family.decoder.config, family.model.config.vision_config)
         assert {part._attn_implementation for part in parts} <= {"sdpa", "eager"}
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+@pytest.mark.parametrize(
+    ("kind", "taken"),
+    [(kind, taken) for family in FAMILIES.values() for kind, taken in family.originals.items()],
+)
+def test_a_checkpoint_in_its_authors_own_format_names_the_one_to_take(tmp_path, kind, taken, load):
+    code = {"AutoConfig": "configuration_own.OwnConfig"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": code}))
+    words = rf"in its authors' own format .model_type '{kind}'., which needs remote code; take .*{taken}"
+    with pytest.raises(ValueError, match=words):
+        load(BackboneConfig(str(tmp_path)))

@@ -56,9 +56,9 @@ def test_every_row_has_one_recipe_at_its_budget(generate):
 
 
 def test_files_are_what_the_program_writes(generate):
-    for arm in (*generate.arms(), *generate.further_arms(), *generate.embedded_arms()):
+    for arm in (*generate.arms(), *generate.further_arms(), *generate.reducer_arms(), *generate.embedded_arms()):
         assert recipe(arm.name).read_text(encoding="utf-8") == generate.recipe_text(arm), arm.name
-    written = {arm.name for arm in (*generate.arms(), *generate.further_arms())}
+    written = {arm.name for arm in (*generate.arms(), *generate.further_arms(), *generate.reducer_arms())}
     paper = {path.stem for path in run_recipes() if not path.stem.startswith("tiny")}
     assert paper == written
 
@@ -84,6 +84,8 @@ def test_every_recipe_passes_its_pre_flight(path, capsys):
         ("qwen3vl8b_fastv25_s16k4", 7_667_712, 2_359_872),
         ("llavanext7b_fastv25_s16k4", 8_388_608, 2_097_664),
         ("llavanextmistral7b_fastv12p5_s16k4", 6_815_744, 2_097_664),
+        ("internvl8b_fastv25_s16k4", 5_046_272, 1_606_080),
+        ("llavaov7b_fastv25_s16k4", 5_046_272, 1_606_080),
         ("llama31_quest25_s16k4", 13_631_488, 4_194_816),
         ("qwen38b_quest25_s16k4", 15_335_424, 4_719_168),
         ("qwen314b_quest12p5_s16k12", 20_971_520, 6_554_240),

@@ -40,3 +40,19 @@ def merged_by_loop(
                     joined = torch.cat([own[None], others]).mean(0)
                 merged[target] = joined.to(key.dtype)
     return key, value
+
+
+def clusters_by_loop(points, count):
+    """Density peaks, point by point; of equals the earlier one."""
+    n = len(points)
+    apart = [[float((points[i] - points[j]).norm()) / points.shape[1] ** 0.5 for j in range(n)] for i in range(n)]
+    dense = [float(torch.tensor([-sum(d * d for d in sorted(row)[:count]) / count]).exp()) for row in apart]
+    farthest = max(map(max, apart))
+    peak = []
+    for i in range(n):
+        denser = [apart[i][j] for j in range(n) if (dense[j], -j) > (dense[i], -i)]
+        peak.append(dense[i] * min(denser, default=farthest))
+    centres = sorted(range(n), key=lambda i: -peak[i])[:count]
+    return centres, [
+        centres.index(i) if i in centres else min(range(count), key=lambda c: apart[centres[c]][i]) for i in range(n)
+    ]

@@ -44,3 +44,15 @@ def plain_window(config, layer: int) -> int | None:
     kinds = getattr(config, "layer_types", None)
     slides = config.model_type == "mistral" or (kinds and kinds[layer] == "sliding_attention")
     return config.sliding_window if slides else None
+
+
+def moved_keys(key: Tensor, entries_hN: Tensor, position_N: Tensor, frequencies: Tensor) -> Tensor:
+    """Keys [1, h, n, d] whose kept entries are turned on from their own places to 0, 1, 2, ..., head by head."""
+    moved, half = key.clone(), key.shape[-1] // 2
+    for head, kept_N in enumerate(entries_hN):
+        own = kept_N.nonzero()[:, 0]
+        angle = (torch.arange(len(own)) - position_N[own])[:, None] * frequencies
+        first, second = key[0, head, own, :half], key[0, head, own, half:]
+        moved[0, head, own, :half] = first * angle.cos() - second * angle.sin()
+        moved[0, head, own, half:] = second * angle.cos() + first * angle.sin()
+    return moved

@@ -23,11 +23,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
+from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, Plan, Region
+from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, noting_cuts
 from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
-from tests.support.plain_positions import plain_window, prompt_positions
+from tests.support.plain_positions import moved_keys, plain_window, prompt_positions
 
 NAME = "truth_eager"
 
@@ -38,7 +40,8 @@ class LayerTruth:
 
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
     ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
-    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more.
+    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more; ``joins_N``, ``position_N``:
+    whom rows join before this layer, and where they stand in it.
     """
 
     seen_N: Tensor
@@ -48,6 +51,8 @@ class LayerTruth:
     merge: str
     pages: PageTruth | None = None
     lost: list[tuple[int, Tensor]] = field(default_factory=list)
+    joins_N: Tensor | None = None
+    position_N: Tensor | None = None
 
 
 @dataclass
@@ -77,6 +82,7 @@ class Tap:
     batch: list[Batch] = field(default_factory=list)
     result: list[PromptPass] = field(default_factory=list)
     gates: dict[int, Tensor] = field(default_factory=dict)
+    cuts: dict[int, Cut] = field(default_factory=dict)
 
 
 @contextmanager
@@ -103,7 +109,8 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
         handles.append(gate.register_forward_hook(lambda _, __, out, layer=layer: tap.gates.update({layer: out})))
     backbone.run = noting
     try:
-        yield tap
+        with noting_cuts(backbone, tap.cuts):
+            yield tap
     finally:
         del backbone.run
         for handle in handles:
@@ -156,7 +163,7 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
     whole = torch.zeros(count, dtype=torch.bool)
     if result.kept:
         whole = (regions == Region.SYSTEM) | (regions == Region.CONTEXT)
-    layers = []
+    layers, placed = [], _placed(backbone, tap, prompts, sample, origin)
     for layer, kept in enumerate(plan.layers):
         rows = result.rows if result.kept else next(r for start, stop, r in result.spans if start <= layer < stop)
         seen = torch.isin(origin, rows.index_BM[sample, rows.visible_BM[sample]])
@@ -186,7 +193,8 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
                 )
                 if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
                     layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
-    placed = _placed(backbone, tap, prompts, sample, origin)
+        layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
+        layers[-1].position_N = counted_anew(tap.cuts, layer, seen, placed["position"])
     start = int((tap.batch[-1].regions_BN[sample] != Region.PADDING).long().argmax())
     deep = deep_rows(backbone.family, prompts, sample, origin - start)
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, deep=deep, **placed)
@@ -228,7 +236,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     allowed[:, count:, :count] = layer.entries_hN[:, None]
     entries_N, window = layer.seen_N, plain_window(module.config, module.layer_idx)
     if window is not None:
-        place, past = PLACES[-1], int(PLACES[-1][count]) if length > count else sample.next_position
+        place = PLACES[-1] if layer.position_N is None else torch.cat([layer.position_N, PLACES[-1][count:]])
+        past = int(place[count]) if length > count else sample.next_position
         allowed &= place[:, None] - place < window
         entries_N = layer.seen_N & (past - place[:count] < window)
     for row, lost_hN in layer.lost:
@@ -254,21 +263,10 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
     if sample.closed_up:
-        near, _ = eager(module, query, _moved(key, layer, sample), routed, mask, scaling=scaling)
+        turned = moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1])
+        near, _ = eager(module, query, turned, routed, mask, scaling=scaling)
         out[:, count:] = near[:, count:]
     return out, None
-
-
-def _moved(key: Tensor, layer: LayerTruth, sample: SampleTruth) -> Tensor:
-    """Keys [1, h, n, d] whose kept entries are turned on from their own places to 0, 1, 2, ..., head by head."""
-    moved, half = key.clone(), key.shape[-1] // 2
-    for head, kept_N in enumerate(layer.entries_hN):
-        own = kept_N.nonzero()[:, 0]
-        angle = (torch.arange(len(own)) - sample.position[own])[:, None] * FREQUENCIES[-1]
-        first, second = key[0, head, own, :half], key[0, head, own, half:]
-        moved[0, head, own, :half] = first * angle.cos() - second * angle.sin()
-        moved[0, head, own, half:] = second * angle.cos() + first * angle.sin()
-    return moved
 
 
 AttentionInterface.register(NAME, _attention)
@@ -278,8 +276,8 @@ AttentionMaskInterface.register(NAME, lambda *_, **__: None)
 @torch.no_grad()
 def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tensor) -> Tensor:
     """Logits of the token after the prompt, and after each of ``tokens_T``, [T + 1, V]."""
-    family = backbone.family
-    config, embed = family.decoder.config, family.model.get_input_embeddings()
+    family, embed = backbone.family, backbone.family.model.get_input_embeddings()
+    config = family.decoder.config
     hidden = torch.cat([sample.hidden_ND, embed(sample.rest_q), embed(tokens_T)])[None]
     following = sample.next_position + torch.arange(len(tokens_T))
     position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
@@ -288,13 +286,12 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     PLACES.append(position)
     FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
     try:
-        # one sample: [1, N], or [3, 1, N]
-        deep = deep_inputs(sample.deep, hidden)
-        out = family.decoder(inputs_embeds=hidden, position_ids=position.unsqueeze(-2), use_cache=False, **deep)
+        with cut_layers(family, [(layer.joins_N, layer.position_N) for layer in sample.layers], position):
+            given = {"position_ids": position.unsqueeze(-2), **deep_inputs(sample.deep, hidden)}  # [1, N] or [3, 1, N]
+            out = family.decoder(inputs_embeds=hidden, use_cache=False, **given)
     finally:
         config._attn_implementation = loaded
         _active.pop()
         PLACES.pop()
         FREQUENCIES.pop()
-    logits = family.model.get_output_embeddings()(out.last_hidden_state[0])
-    return logits[sample.position.shape[-1] - 1 :]
+    return family.model.get_output_embeddings()(out.last_hidden_state[0])[sample.position.shape[-1] - 1 :]

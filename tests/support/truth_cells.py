@@ -43,6 +43,8 @@ REDUCERS = {
     "prumerge": {"name": "prumerge", "keep_ratio": 0.5},
     "prumerge_plus": {"name": "prumerge", "keep_ratio": 0.6, "plus": True},
     "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
+    "sparsevlm": {"name": "sparsevlm", "keep_ratio": 0.7},
+    "sparsevlm_v2": {"name": "sparsevlm", "keep_ratio": 0.7, "version": 2, "heads": 2},
     "fitprune": {"name": "fitprune", "keep_ratio": 0.6},
     "pyramiddrop": {"name": "pyramiddrop", "keep_ratio": 0.6, "stages": 3},
 }

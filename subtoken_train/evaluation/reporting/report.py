@@ -20,6 +20,9 @@ from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
 METHODS = {
     "fastv": "FastV",
     "visionzip": "VisionZip",
+    "fastervlm": "FasterVLM",
+    "prumerge": "PruMerge",
+    "sparsevlm": "SparseVLM",
     "quest": "Quest",
     "aircache": "AirCache",
     "h2o": "H2O",

@@ -1,0 +1,192 @@
+"""SparseVLM (Zhang et al., 2024, arXiv:2410.04417) and SparseVLM+ (``version`` 2): text rates, three layers cut.
+
+As released (Gumpest/SparseVLMs @26a5f48, ``score.py``, ``utils.py``, ``modelling_sparse_llama.py``). Raters are the
+text tokens after an image whose mean, over visual tokens, of softmax over text (V T^T of the input embeddings) exceeds
+the text's mean. The attention of layers 2, 6 and 15 (of 32) ranks the visual tokens, each time those still there: mean
+over heads and raters. Version 1 keeps the best and recycles: of those that leave, the best 30 % (and one) are clustered
+by DPC-KNN, a tenth of them (and one) as many clusters, and each cluster goes on as its mean; positions count anew.
+Version 2 recycles nothing and keeps positions; it divides attention by the dot product of two vectors of ones at those
+positions (what the rotary embedding alone prefers), and reads the ``heads`` heads that attend most to the image.
+
+Here ``keep_ratio`` is the average share of the visual tokens that all layers hold, recycled ones among them. The shares
+of the stages lie on the straight lines between the release's lists (see ``LISTS``), whose own averages are 35.9, 25.2,
+19.8 and 14.3 % (of version 2: 35.9, 25.0, 19.8 and 14.2 %; their names, 192, 128, 96 and 64 of 576, count layer 2 as
+cut and nothing as recycled); below them they go to nothing, above them to everything. A model of another depth is cut
+at layers scaled from 32, at the nearest one. The layers below the first cut hold everything, so that 9.4 % or less is
+out of reach (of 32 layers).
+
+What differs from the release: a sample ranks its own tokens, all images together; a recycled token takes the place of
+its cluster's centre instead of one behind all others; counted anew, positions end where the prompt ended, which has all
+distances of the release, also those of generated tokens, whose positions there are other ones in every layer (under
+mRoPE, rows keep their own); the noise of 1e-6 on densities is left out, the better rated of two equally dense tokens
+counts as the denser; without a rater (a text of one token, or all alike) all text rates, and the last prompt token
+where there is no text. Not done: the release's adaptive counts by matrix rank, and its training by masks.
+
+Legend: B batch, M rows, H heads, R raters of a block, D model width, V visual and T text tokens of a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import check_range
+from subtoken_train.functional.density_clusters import densities, density_clusters, distances
+from subtoken_train.functional.gather import rank_candidates
+from subtoken_train.functional.masks import top_indices
+from subtoken_train.reducers.staged import Cut, CutView, StagedReducer
+from subtoken_train.types import Region
+
+Version = Literal[1, 2]
+CUTS, DEPTH, TOKENS = (3, 7, 16), 32, 576
+"""Layers that see less than the one before, of how many; and what the lists are about."""
+LISTS: dict[int, tuple[tuple[int, int, int], ...]] = {
+    1: ((309, 204, 113), (312, 117, 39), (249, 55, 27), (82, 32, 18)),
+    2: ((300, 200, 118), (238, 108, 60), (246, 54, 28), (66, 34, 20)),
+}
+"""Tokens after each cut for 192, 128, 96 and 64 tokens; in version 1 with the recycled ones."""
+
+
+def text_raters(visual_VD: Tensor, text_TD: Tensor) -> Tensor:
+    """Which text tokens rate, bool [T], by input embeddings: those that the image is nearest to; at least one."""
+    with torch.autocast(text_TD.device.type, enabled=False):
+        mean_T = (visual_VD.float() @ text_TD.float().T).softmax(-1).mean(0)
+    raters_T = mean_T > mean_T.mean()
+    return raters_T if bool(raters_T.any()) else torch.ones_like(raters_T)
+
+
+def recycled_counts(dropped: int) -> tuple[int, int]:
+    """Of tokens that leave: how many are recycled, and into how many clusters; none of none."""
+    recycled = int(dropped * 0.3) + 1 if dropped else 0
+    return recycled, recycled // 10 + 1 if dropped else 0
+
+
+def kept_of(tokens: int, left: int) -> int:
+    """Tokens that stay themselves where ``left`` of ``tokens`` go on, recycled ones among them; at least one."""
+    fitting = (kept for kept in range(left, 0, -1) if kept + recycled_counts(tokens - kept)[1] <= left)
+    return next(fitting, left)
+
+
+def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """Clusters of what is recycled.
+
+    Args:
+        hidden_MD: states, which are clustered.
+        scores_M: what the text thinks of them.
+        dropped_M: which leave, bool.
+        clusters: how many there are to be.
+
+    Returns:
+        (centres [clusters]; where each row goes, int64 [M]: recycled ones to their centre, all others to themselves).
+    """
+    rows_M = torch.arange(len(dropped_M), device=dropped_M.device)
+    order = top_indices(scores_M.masked_fill(~dropped_M, -torch.inf), int(dropped_M.sum()))
+    recycled = order[: recycled_counts(len(order))[0]]
+    apart = distances(hidden_MD[recycled.to(hidden_MD.device)]).to(recycled.device)
+    centres, cluster = density_clusters(apart, densities(apart, clusters), clusters)
+    return recycled[centres], rows_M.scatter(0, recycled, recycled[centres][cluster])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseVLM(StagedReducer):
+    """SparseVLM.
+
+    Attributes:
+        version: 1 recycles and counts positions anew; 2 keeps positions and corrects what it ranks by.
+        heads: which attend most to the image, and rank it, in version 2; all where a layer has fewer.
+    """
+
+    name: str = "sparsevlm"
+    version: Version = 1
+    heads: int = 14
+
+    ranks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.version not in get_args(Version):
+            raise ValueError(f"sparsevlm version={self.version!r}; it has versions 1 and 2")
+        check_range("sparsevlm heads", self.heads, 1, 10_000)
+
+    def cuts(self, num_layers: int) -> tuple[int, ...]:
+        """Layers 3, 7 and 16 of 32, scaled; fewer in a model that has no room for them."""
+        found: list[int] = []
+        for cut in CUTS:
+            nearest = (2 * cut * num_layers + DEPTH) // (2 * DEPTH)
+            found.append(max(nearest, (found or [0])[-1] + 1))
+        return tuple(cut for cut in found if cut < num_layers)
+
+    def layer_shares(self, num_layers: int) -> list[Fraction]:
+        """Between the two lists whose averages are next to the keep ratio."""
+        cuts, average = self.cuts(num_layers), self.mean_share(num_layers)
+        stage_L = [sum(cut <= layer for cut in cuts) for layer in range(num_layers)]
+        lists = [[Fraction(1), *(Fraction(kept, TOKENS) for kept in kept_3)] for kept_3 in LISTS[self.version]]
+        knots = [[share_4[stage] for stage in stage_L] for share_4 in ([Fraction(1)] * 4, *lists)]
+        knots.append([Fraction(stage == 0) for stage in stage_L])
+        for more, less in pairwise(knots):
+            high, low = sum(more) / Fraction(num_layers), sum(less) / Fraction(num_layers)
+            if low < average <= high:
+                part = (average - low) / (high - low)
+                return [part * x + (1 - part) * y for x, y in zip(more, less, strict=True)]
+        raise ValueError(
+            f"sparsevlm: keep_ratio={self.keep_ratio:g} is the average over layers, and the first {cuts[0]} of "
+            f"{num_layers} layers hold every token and make {cuts[0] / num_layers:.2%} alone; raise it"
+        )
+
+    def asking(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor:
+        """The raters; a prompt without text after an image is rated by its last token."""
+        raters_BN = torch.zeros_like(prompt_BN)
+        for embeds_ND, regions_N, prompt_N, raters_N in zip(embeds_BND, regions_BN, prompt_BN, raters_BN, strict=True):
+            text = ((regions_N == Region.QUERY) & prompt_N).nonzero()[:, 0]
+            if len(text):
+                raters_N[text] = text_raters(embeds_ND[regions_N == Region.VISUAL], embeds_ND[text])
+            elif bool(prompt_N.any()):
+                raters_N[prompt_N.nonzero()[-1]] = True
+        return raters_BN
+
+    def cut_scores(self, view: CutView) -> Tensor:
+        """Mean attention of the raters, of all heads or of the chosen ones, [B, M]."""
+        assert view.asking_BM is not None
+        total_BHM: Tensor | None = None
+        asked = zip(view.attention(view.asking_BM), view.rotary_pull(view.asking_BM), strict=True)
+        for (attention_BHRM, valid_BR), pull_BRM in asked:
+            corrected = attention_BHRM if self.version == 1 else attention_BHRM / pull_BRM[:, None]
+            summed_BHM = (corrected * valid_BR[:, None, :, None]).sum(2)
+            total_BHM = summed_BHM if total_BHM is None else total_BHM + summed_BHM
+        assert total_BHM is not None
+        scores_BHM = total_BHM / view.asking_BM.sum(-1).clamp(min=1)[:, None, None]
+        if self.version == 1 or self.heads >= scores_BHM.shape[1]:
+            return scores_BHM.mean(1)
+        seeing_BH = (scores_BHM * view.visual[:, None]).sum(-1)
+        chosen_Bk = top_indices(seeing_BH, self.heads)
+        return scores_BHM.gather(1, chosen_Bk[..., None].expand(-1, -1, scores_BHM.shape[2])).mean(1)
+
+    def cut(self, view: CutView) -> Cut:
+        """The best stay; in version 1 some of the others join at their clusters' centres."""
+        if self.version == 2:
+            return super().cut(view)
+        with torch.no_grad():
+            scores_BM = self.cut_scores(view)
+            made = [self._recycled(view, scores_BM, sample) for sample in range(len(scores_BM))]
+            stays_BM, joins_BM = (torch.stack(parts) for parts in zip(*made, strict=True))
+            keep_BM = stays_BM | (~view.visual & (view.regions_BM != Region.PADDING))
+            return Cut(keep_BM, rank_candidates(scores_BM, stays_BM), joins_BM, "renumber")
+
+    def _recycled(self, view: CutView, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
+        """Visual tokens of a sample that go on, bool [M], and where each row goes, int64 [M]."""
+        visual_M, scores_M = view.visual[sample], scores_BM[sample]
+        read_M, rows_M = visual_M & view.read_BM[sample], torch.arange(len(visual_M), device=visual_M.device)
+        tokens, read = int(visual_M.sum()), int(read_M.sum())
+        left = min(tokens, max(int(view.count_B[sample]), read))
+        kept = max(read, kept_of(tokens, left)) if left < tokens else tokens
+        rank_M = rank_candidates(scores_M.masked_fill(read_M, torch.inf)[None], visual_M[None])[0]
+        kept_M = visual_M & (rank_M < kept)
+        if kept == left:
+            return kept_M, rows_M
+        centres, joins_M = recycled_rows(view.hidden_BMD[sample], scores_M, visual_M & ~kept_M, left - kept)
+        return kept_M.index_fill(0, centres, True), joins_M
