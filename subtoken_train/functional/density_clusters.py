@@ -19,7 +19,8 @@ def distances(points_NC: Tensor) -> Tensor:
 
 def densities(distance_NN: Tensor, nearest: int) -> Tensor:
     """exp(-mean of the squared distances to the ``nearest`` points, the point itself among them), [N]."""
-    return (-distance_NN.topk(nearest, largest=False).values.square().mean(-1)).exp()
+    nearest_N: Tensor = distance_NN.topk(nearest, largest=False).values.square().mean(-1)
+    return (-nearest_N).exp()
 
 
 def density_clusters(distance_NN: Tensor, density_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
