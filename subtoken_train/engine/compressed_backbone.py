@@ -130,14 +130,13 @@ class CompressedBackbone(nn.Module):
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, PassCall(batch, cache, pad_left, observer, chunks)
         neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
-        in_tower = isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None)
-        states = family.visual_states(batch, reducer.statistics if in_tower else None)
+        tower = reducer if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None) else None
+        states = family.visual_states(batch, None if tower is None else tower.statistics)
         states = on_device(states, batch.regions_BN.device)
         rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
-        if in_tower:
-            assert isinstance(reducer, TowerReducer)
+        if tower is not None:
             assert states is not None
-            hidden, keep = self._tower_reduced(reducer, batch, rows, states)
+            hidden, keep = self._tower_reduced(tower, batch, rows, states)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)
             result = self._routed_span(call, take_rows(hidden, gather), rows, 0)
         else:
@@ -205,7 +204,8 @@ class CompressedBackbone(nn.Module):
     def _decoder_reduced(self, reducer: DecoderReducer, call: PassCall, hidden: Tensor, rows: Rows) -> PromptPass:
         """Stretches of layers on ever fewer rows; below the first cut nothing is routed."""
         ranked = self.bank is not None and self.bank.config.budget == "ranked"
-        course, start = CutCourse(self.family, reducer, call, hidden, ranked or not reducer.acts), 0
+        always = ranked or self.training or not reducer.acts  # trained in parts, all processes call the same modules
+        course, start = CutCourse(self.family, reducer, call, hidden, always), 0
         spans: list[tuple[int, int, Rows]] = []
         state: RoutingState | None = None
         for cut in course.layers:

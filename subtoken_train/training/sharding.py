@@ -83,7 +83,7 @@ def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
         record_ids=["blank"],
         image_grid_I3=None if grid is None else grid.to(device),
     )
-    reads_tower = isinstance(reducer, TowerReducer) and reducer.acts
-    states = family.visual_states(blank, reducer.statistics if reads_tower else None)
+    statistics = reducer.statistics if isinstance(reducer, TowerReducer) and reducer.acts else None
+    states = family.visual_states(blank, statistics)
     assert states is not None
     family.project(torch.cat(states.tokens))
