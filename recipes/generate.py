@@ -116,8 +116,16 @@ FURTHER = {
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}
 REDUCERS = {"FastV": "fastv", "VisionZip": "visionzip", "Quest": "quest"}
-OTHER_REDUCERS = {"FasterVLM": "fastervlm", "PruMerge": "prumerge", "SparseVLM": "sparsevlm"}
+OTHER_REDUCERS = {
+    "FasterVLM": "fastervlm",
+    "PruMerge": "prumerge",
+    "SparseVLM": "sparsevlm",
+    "PyramidDrop": "pyramiddrop",
+    "FitPrune": "fitprune",
+}
 """Token reducers beyond the paper's tables; their recipes are LLaVA-1.5-7B's."""
+REACHED = {"pyramiddrop": ("46.875", "35"), "fitprune": ("50", "25")}
+"""Averages over layers of those that do not reach 12.5 % in 32 layers; PyramidDrop's own first."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +261,7 @@ def further_arms() -> Iterator[Arm]:
 def reducer_arms() -> Iterator[Arm]:
     """Of each other token reducer: the routed arms, each with its anchor."""
     for reducer in OTHER_REDUCERS.values():
-        for keep in ("25", "12.5"):
+        for keep in REACHED.get(reducer, ("25", "12.5")):
             routed = Arm("llava7b", reducer, keep, 16, 4)
             yield from (routed, replace(routed, anchor=True))
 

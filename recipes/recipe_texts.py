@@ -131,6 +131,12 @@ METHOD_NOTES = {
     stage: embeds                       # the shortened input starts again at layer 0: the paper's lengths
     layer: 2                            # L_f as FastV publishes it: ranking by layer 1's attention; the paper is silent
 """,
+    "pyramiddrop": """\
+    stages: 4                           # of 8 layers; the paper's half per stage is an average of 46.875 %
+""",
+    "fitprune": """\
+    calibration: null                   # the tables that the release prints for this very model
+""",
     "sparsevlm": """\
     version: 1                          # recycles; 2 keeps positions and corrects what it ranks by
 """,

@@ -18,7 +18,7 @@ from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed
 from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.cuts import CutCourse
-from subtoken_train.engine.prompt_pass import PromptPass, Rows, reducer_view, routing_state, rows_read
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, reducer_view, routing_state, rows_read
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
 from subtoken_train.families.family import Family
 from subtoken_train.families.placement import check_on_one_device
@@ -178,7 +178,7 @@ class CompressedBackbone(nn.Module):
                 f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
                 "reducer and routers need packed text (data.train) or prompts with a context"
             )
-        asks = (regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
+        asks = asking_rows(batch, rows)
         state = None if self.bank is None else routing_state(batch, rows, deferred=True)
         split = ContextSplit(reducer, regions, asks, self.bank, state, cache is not None, windows, rows.position)
         hidden = self._layers(call, hidden, rows, 0, self.family.shape.num_layers, split, state)
@@ -204,7 +204,8 @@ class CompressedBackbone(nn.Module):
     def _decoder_reduced(self, reducer: DecoderReducer, call: PassCall, hidden: Tensor, rows: Rows) -> PromptPass:
         """Stretches of layers on ever fewer rows; below the first cut nothing is routed."""
         ranked = self.bank is not None and self.bank.config.budget == "ranked"
-        course, start = CutCourse(self.family, reducer, call, hidden, ranked or not reducer.acts), 0
+        always = ranked or self.training or not reducer.acts  # trained in parts, all processes call the same modules
+        course, start = CutCourse(self.family, reducer, call, hidden, always), 0
         spans: list[tuple[int, int, Rows]] = []
         state: RoutingState | None = None
         for cut in course.layers:

@@ -32,7 +32,7 @@ class CutCourse:
         reducer: which cuts.
         call: what runs.
         embeds_BND: input embeddings.
-        always: make cuts that keep all, too: their ranking is read, or the machinery is tested.
+        always: make cuts that keep all, too: their ranking is read, the machinery is tested, or a model is trained.
     """
 
     def __init__(

@@ -101,6 +101,11 @@ def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
 
 
+def asking_rows(batch: Batch, rows: Rows) -> Tensor:
+    """Query rows of a pass up to the last prompt token of the turn that holds the last image, bool [B, M]."""
+    return (rows.regions_BM == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
+
+
 def routing_state(
     batch: Batch,
     rows: Rows,
@@ -120,7 +125,7 @@ def routing_state(
     regions = rows.regions_BM
     return RoutingState(
         routed_BN=in_compressed_region(regions),
-        query_BN=(regions == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None]),
+        query_BN=asking_rows(batch, rows),
         position_BN=rows.ordinal_BM,
         sample_seed_B=sample_seeds(batch.record_ids, regions.device),
         rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),

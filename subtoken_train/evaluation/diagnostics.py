@@ -21,11 +21,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from subtoken_train.engine.attention_rows import region_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import asking_rows
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import global_mask
 from subtoken_train.functional.usage import best_of_each, by_relevance, group_counts, kept_histogram, shared_pairs
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, in_compressed_region
 
 
 @dataclass
@@ -115,16 +116,18 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
     finally:
         for handle in handles:
             handle.remove()
-    state, rows = result.state, result.rows
+    state = result.state
     assert state is not None
     found = Observation({}, {}, {})
+    spread = [rows for start, stop, rows in result.spans for _ in range(start, stop)]
     for layer, mask_BNS in sorted(state.masks.items()):
+        rows = spread[layer]
         seen_BN = result.kept.get(layer, rows.visible_BM)  # what query rows attend to
-        found.routed[layer] = state.routed_BN & seen_BN
+        found.routed[layer] = in_compressed_region(rows.regions_BM) & seen_BN
         found.masks[layer], found.norms[layer] = mask_BNS, norms[layer]
         if with_relevance:
             found.relevance[layer] = region_attention(
-                backbone.family, layer, hidden[layer], seen_BN, rows.position, state.query_BN
+                backbone.family, layer, hidden[layer], seen_BN, rows.position, asking_rows(batch, rows)
             )
     return found
 
@@ -158,7 +161,6 @@ def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diag
             shared = observe(backbone, batch, with_relevance=True)
     layers = list(own.masks)
     ordered = [by_relevance(shared.masks[i], shared.relevance[i], shared.routed[i]) for i in layers]
-    kept, relevance, valid = (torch.stack(parts) for parts in zip(*ordered, strict=True))
     pairs = [shared_pairs(own.masks[i], value_norm_mask(own, i, bank), own.routed[i]) for i in layers]
     return Diagnosis(
         layers,
@@ -166,10 +168,15 @@ def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diag
         torch.stack([kept_histogram(own.masks[i], own.routed[i]) for i in layers]).cpu(),
         torch.tensor(pairs),
         torch.stack([kept_histogram(shared.masks[i], shared.routed[i]) for i in layers]).cpu(),
-        valid.sum((0, 1)).cpu(),
-        (relevance.double() * valid).sum((0, 1)).cpu(),
-        (kept * valid).sum((0, 1)).cpu(),
+        over_layers(valid for _, _, valid in ordered),
+        over_layers(relevance.double() * valid for _, relevance, valid in ordered),
+        over_layers(kept * valid for kept, _, valid in ordered),
     )
+
+
+def over_layers(layers: Iterable[Tensor]) -> Tensor:
+    """Sums over layers and samples, [R] on the CPU; a layer above a cut has fewer rows, and none of the last ranks."""
+    return pad_sequence([ranks_BR.sum(0) for ranks_BR in layers], True).sum(0).cpu()
 
 
 def _together(found: Sequence[Diagnosis]) -> Diagnosis:

@@ -5,6 +5,8 @@ Legend: N points, k clusters, C width.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ def distances(points_NC: Tensor) -> Tensor:
     points_NC = points_NC.float()
     with torch.autocast(points_NC.device.type, enabled=False):
         between_NN = torch.cdist(points_NC, points_NC, compute_mode="donot_use_mm_for_euclid_dist")
-    return between_NN / points_NC.shape[1] ** 0.5
+    return between_NN / math.sqrt(points_NC.shape[1])
 
 
 def densities(distance_NN: Tensor, nearest: int) -> Tensor:

@@ -24,6 +24,9 @@ def plain(content):
         "tiny_fastv25_s16k4_gated",
         "tinylm_quest25_s8k6",
         "llava7b_visionzip12p5_s16k4",
+        "llava7b_prumerge12p5_s16k4",
+        "llava7b_sparsevlm25_s16k4",
+        "tiny_sparsevlm50_s16k4",
         "qwenvl3b_fastv25_s16k4",
     ],
 )

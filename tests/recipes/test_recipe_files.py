@@ -127,8 +127,8 @@ def test_reducer(recipe):
         assert (reducer.name, reducer.keep_ratio) == ("none", 1)
         return
     assert reducer.name == words["reducer"]
-    stages = {"fastv": "embeds", "quest": "context", "sparsevlm": "decoder"}
-    assert reducer.stage == stages.get(reducer.name, "tower")
+    stages = {"none": "none", "fastv": "embeds", "quest": "context"}
+    assert reducer.stage == stages.get(reducer.name, "decoder" if reducer.staged else "tower")
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
     if words["anchor"] and reducer.staged:

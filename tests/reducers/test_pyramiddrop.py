@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subtoken_train.evaluation.diagnostics import diagnose
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.pyramiddrop import stage_share
 from subtoken_train.routing import RoutingConfig
@@ -190,3 +191,13 @@ def test_a_matched_anchor_holds_the_same_share():
     assert sum(anchor.layer_tokens(576, 32)) / (576 * 32) >= held
     with pytest.raises(ValueError, match=r"the first 8 of 32 layers hold every token"):
         arm.at_share(Fraction(1, 5), 32)
+
+
+def test_stretches_of_different_rows_are_diagnosed(tiny_family):
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="pyramiddrop", keep_ratio=HALF)
+    found = diagnose(backbone.eval(), [make_batch(MIXED)])
+    assert found.layers == [1, 2, 3]
+    assert found.counts_LS.sum(-1).tolist() == [4 * 96, 4 * 48, 4 * 24]
+    # 32 and 64 tokens in layer 1, half of each in layer 2, and again
+    expected = [sum(rank < tokens >> layer for layer in (1, 2, 3) for tokens in (64, 128)) for rank in range(64)]
+    assert found.rank_tokens_R.tolist()[:64] == expected

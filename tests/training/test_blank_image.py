@@ -17,6 +17,7 @@ REDUCERS = [
     {"name": "fastv", "keep_ratio": 0.25, "stage": "decoder"},
     {"name": "visionzip", "keep_ratio": 0.25},
     {"name": "visionzip", "keep_ratio": 1.0},
+    {"name": "sparsevlm", "keep_ratio": 0.6},
 ]
 ROUTING = RoutingConfig(num_groups=4, kept_groups=1)
 

@@ -13,6 +13,13 @@ KINDS = {
     "visionzip-linear": ["--model.reducer.name=visionzip"],
     "visionzip-mlp": ["--model.reducer.name=visionzip", "--model.routing.selector=mlp"],
     "visionzip-anchor": ["--model.reducer.name=visionzip", "--model.routing=null"],
+    "fastervlm-linear": ["--model.reducer.name=fastervlm"],
+    "prumerge-linear": ["--model.reducer.name=prumerge", "--model.reducer.plus=true", "--model.reducer.adaptive=true"],
+    "sparsevlm-ranked": [
+        "--model.reducer.name=sparsevlm",
+        "--model.reducer.keep_ratio=0.6",
+        "--model.routing.budget=ranked",
+    ],
     "fastv-decoder": ["--model.reducer.stage=decoder"],
     "fastv-query": ["--model.routing.query_conditioned=true"],
     "fastv-global-gated": ["--model.routing.budget=global", "--model.routing.value_gate=true"],
@@ -31,7 +38,9 @@ def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
     assert sum("lora_" in name for name in moved) == 4 * 2 * 2
 
 
-@pytest.mark.parametrize("kind", ["visionzip-mlp", "fastv-global-gated", "fastv-ranked-prior"])
+@pytest.mark.parametrize(
+    "kind", ["visionzip-mlp", "prumerge-linear", "sparsevlm-ranked", "fastv-global-gated", "fastv-ranked-prior"]
+)
 def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
     assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
