@@ -87,7 +87,7 @@ class LayoutPool(ModelPool):
             return self._current  # arms that differ in their evictions alone
         made, self._asked = self._laid_out(path, **options), (str(path), options)
         held = sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
-        self.weights[str(path), options.get("dtype")] = held
+        self.weights[str(path), (options.get("loading") or {}).get("dtype")] = held
         return made
 
     def _laid_out(self, path: str | Path, **options: Any) -> CompressedBackbone:
@@ -95,9 +95,9 @@ class LayoutPool(ModelPool):
         if plan is None:
             return super().get(path, **options)
         changed = with_selection(plan, options.get("reducer"), options.get("selector"), options.get("seed"), str(path))
-        backbone, dtype = options.get("backbone"), options.get("dtype")
+        backbone, loading = options.get("backbone"), options.get("loading") or {}
         source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
-        family = self._cleared(source if dtype is None else replace(source, dtype=dtype), changed.reducer)
+        family = self._cleared(replace(source, **loading), changed.reducer)
         with torch.device("meta"):
             self._current, _ = assemble(family, changed.lora, changed.reducer, changed.routing, changed.stage2)
         return self._current.eval()
