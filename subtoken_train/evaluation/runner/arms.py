@@ -71,8 +71,14 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     # what is no adapter would be taken for a backbone
     path = str(spec.backbone) if spec.adapter is None else pool.folder(spec.adapter)
     backbone = spec.backbone if spec.adapter is not None else None
-    options = {"selector": spec.selector, "seed": spec.seed, "loading": spec.loading}
-    return pool.get(path, backbone=backbone, reducer=_reducer(spec, pool), **options)
+    return pool.get(
+        path,
+        backbone=backbone,
+        reducer=_reducer(spec, pool),
+        selector=spec.selector,
+        seed=spec.seed,
+        loading=spec.loading,
+    )
 
 
 def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
