@@ -11,6 +11,8 @@ transformers' chat template of LLaVA-1.5 does not.
   answered is ``<s>question\n``, and its answer ends in a line break, not in ``</s>``.
 * ``mistral_instruct``: LLaVA-NeXT on Mistral, not to be chosen. ``<s>[INST] <image>\nquestion [/INST] answer</s> [INST]
   ...``, the space as transformers' chat template of that model has it (LLaVA's own stands before ``</s>``).
+* ``chatml_direct``: LLaVA-NeXT 34B (Yi), not to be chosen. ``<|im_start|>system\nAnswer the questions.<|im_end|>
+  <|im_start|>user\n<image>\nquestion<|im_end|><|im_start|>assistant\nanswer<|im_end|>...`` in one piece, no ``<s>``.
 
 A question is written as it is given, spaces around it included. Where its image markers do not stand before it, each
 with its line break, they are moved there and the space around the rest is dropped, as LLaVA's ``preprocess_multimodal``
@@ -34,6 +36,14 @@ _SYSTEM = (
     "The assistant gives helpful, detailed, and polite answers to the {user}'s questions. "
 )
 _USERS = {"vicuna_v1": "user", "llava_v1": "human"}
+_END = "<|im_end|>"
+_ANSWER_SYSTEM = f"<|im_start|>system\nAnswer the questions.{_END}"
+_AROUND = {
+    "vicuna_v1": ("USER: ", " ASSISTANT:", "", " "),
+    "mistral_instruct": ("[INST] ", " [/INST]", " ", " "),
+    "chatml_direct": ("<|im_start|>user\n", f"{_END}<|im_start|>assistant\n", "", ""),
+}
+"""What stands before a question, after it, between turns, and before an answer; ``llava_v1`` is as ``vicuna_v1``."""
 _MARKER = "<image>"
 _LEADING = re.compile(rf"(?:{_MARKER}\n)*")
 
@@ -55,7 +65,7 @@ class LlavaChat:
     """A conversation mode.
 
     Attributes:
-        template: one of ``TEMPLATES``, or ``mistral_instruct``.
+        template: one of ``TEMPLATES``, ``mistral_instruct`` or ``chatml_direct``.
         system: whether ``vicuna_v1`` has its system text: one of ``SYSTEMS``.
     """
 
@@ -83,13 +93,14 @@ class LlavaChat:
         if self.template == "plain":
             return _plain(turns, marker, bos)
         text, spans = bos + self.system_text, []
-        mistral = self.template == "mistral_instruct"
-        before, after, between = ("[INST] ", " [/INST]", " ") if mistral else ("USER: ", " ASSISTANT:", "")
+        before, after, between, space = _AROUND.get(self.template, _AROUND["vicuna_v1"])
+        if self.template == "chatml_direct":
+            text, eos = _ANSWER_SYSTEM, _END
         for number, turn in enumerate(turns):
             text += (between if number else "") + before + _asked(turn.prompt, marker) + after
             if turn.answer is not None:
                 start = len(text)
-                text += f" {turn.answer.strip()}{eos}"
+                text += f"{space}{turn.answer.strip()}{eos}"
                 spans.append((start, len(text)))
         return RenderedPrompt(text, spans, marker)
 

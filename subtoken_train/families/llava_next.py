@@ -21,10 +21,13 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, Mistral
 from subtoken_train.families.family import GivenImages
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.llava_chat import LlavaChat
-from subtoken_train.families.text_configs import llama_config, mistral_instruct_config
+from subtoken_train.families.text_configs import llama_config, mistral_instruct_config, yi_config
 from subtoken_train.families.tile_inputs import joined_tiles, pictures_per_sample
 from subtoken_train.families.tiles import TileLayout
 from subtoken_train.types import APACHE, Batch, Licence, TowerStatistics, VisualStates
+
+_YI_IMAGE_TOKEN = 64000
+"""Of the 34B model, the only one on Yi: its image token stands behind Yi's vocabulary."""
 
 
 class LlavaNextFamily(LlavaFamily):
@@ -38,11 +41,13 @@ class LlavaNextFamily(LlavaFamily):
         "llava-hf/llava-v1.6-vicuna-7b-hf": lambda: _published(llama_config(32064, 4096, 11008, 32, 32)),
         "llava-hf/llava-v1.6-vicuna-13b-hf": lambda: _published(llama_config(32064, 5120, 13824, 40, 40)),
         "llava-hf/llava-v1.6-mistral-7b-hf": lambda: _published(mistral_instruct_config(32064)),
+        "llava-hf/llava-v1.6-34b-hf": lambda: _published(yi_config(64064), _YI_IMAGE_TOKEN),
     }
     licences: ClassVar[dict[str, Licence]] = {
         "llava-hf/llava-v1.6-vicuna-7b-hf": Licence("llama2"),
         "llava-hf/llava-v1.6-vicuna-13b-hf": Licence("llama2"),
         "llava-hf/llava-v1.6-mistral-7b-hf": APACHE,
+        "llava-hf/llava-v1.6-34b-hf": APACHE,
     }
     image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
     # four tiles and the whole: the 2,880 patches of the papers, and 48 newlines
@@ -58,9 +63,10 @@ class LlavaNextFamily(LlavaFamily):
                 "supported: a class token has no place among the rows of patches; use default"
             )
         self.layout = TileLayout.of(model.config)
+        # by the language model, as the published templates; LLaVA takes llava_v1 for v1.6 on Vicuna
         mistral = model.config.text_config.model_type == "mistral"
-        # by the kind of language model, as the published templates; LLaVA takes llava_v1 for v1.6 on Vicuna
-        self.chat = LlavaChat("mistral_instruct" if mistral else "llava_v1")
+        yi = model.config.image_token_id == _YI_IMAGE_TOKEN
+        self.chat = LlavaChat("mistral_instruct" if mistral else "chatml_direct" if yi else "llava_v1")
 
     @property
     def nominal_text(self) -> dict[str, int]:
@@ -180,7 +186,7 @@ class LlavaNextFamily(LlavaFamily):
             raise ValueError(f"the image processor cuts {rows} tiles but the model {expected}")
 
 
-def _published(text: LlamaConfig | MistralConfig) -> LlavaNextConfig:
+def _published(text: LlamaConfig | MistralConfig, image_token: int = 32000) -> LlavaNextConfig:
     vision = CLIPVisionConfig(
         hidden_size=1024,
         intermediate_size=4096,
@@ -193,7 +199,7 @@ def _published(text: LlamaConfig | MistralConfig) -> LlavaNextConfig:
     return LlavaNextConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=32000,
+        image_token_index=image_token,
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
     )

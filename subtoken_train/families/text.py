@@ -39,6 +39,7 @@ class TextFamily(Family):
         "meta-llama/Llama-3.1-8B-Instruct": llama31_config,
         "mistralai/Mistral-7B-v0.1": mistral_config,
         "Qwen/Qwen2.5-7B": qwen25_config,
+        "Qwen/Qwen2.5-7B-Instruct": qwen25_config,
         "Qwen/Qwen3-8B": lambda: qwen3_config(4096, 12288, 36, 32),
         "Qwen/Qwen3-14B": lambda: qwen3_config(5120, 17408, 40, 40),
     }
@@ -48,6 +49,7 @@ class TextFamily(Family):
         "meta-llama/Llama-3.1-8B-Instruct": Licence("llama3.1"),
         "mistralai/Mistral-7B-v0.1": APACHE,
         "Qwen/Qwen2.5-7B": APACHE,
+        "Qwen/Qwen2.5-7B-Instruct": APACHE,
         "Qwen/Qwen3-8B": APACHE,
         "Qwen/Qwen3-14B": APACHE,
     }

@@ -47,6 +47,21 @@ def llama31_config() -> LlamaConfig:
     )
 
 
+def yi_config(vocabulary: int) -> LlamaConfig:
+    """Nous-Hermes-2-Yi-34B, the language model of LLaVA-NeXT 34B."""
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=7168,
+        intermediate_size=20480,
+        num_hidden_layers=60,
+        num_attention_heads=56,
+        num_key_value_heads=8,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e6},
+    )
+
+
 def qwen25_config() -> Qwen2Config:
     """Qwen2.5-7B; it names a window that no layer uses."""
     return Qwen2Config(

@@ -29,11 +29,10 @@ def test_states_before_their_rotation(name, pad_left):
     block = family.decoder.layers[0]
     with torch.no_grad():
         normed = block.input_layernorm(family.embed(batch))
-        for projection, states in (
-            (block.self_attn.q_proj, seen[0].unrotated_queries()),
-            (block.self_attn.k_proj, seen[0].unrotated_keys()),
-        ):
-            expected = projection(normed).unflatten(-1, (-1, states.shape[-1])).transpose(1, 2)
+        for side, states in (("q", seen[0].unrotated_queries()), ("k", seen[0].unrotated_keys())):
+            heads = getattr(block.self_attn, f"{side}_proj")(normed).unflatten(-1, (-1, states.shape[-1]))
+            norm = getattr(block.self_attn, f"{side}_norm", torch.nn.Identity())  # Qwen3's, of every head
+            expected = norm(heads).transpose(1, 2)
             entries = seen[0].entries_BN[:, None].expand(expected.shape[:3])
             assert torch.allclose(states[entries], expected[entries], atol=1e-4)
     following = seen[0].next_position[..., :, 0]

@@ -66,6 +66,18 @@ def test_mistrals_format_is_the_published_template(family):
     assert rendered.text == family.processor.apply_chat_template(messages, tokenize=False)
 
 
+def test_yis_format_is_the_published_template():
+    family = layout_family(BackboneConfig("llava-hf/llava-v1.6-34b-hf", dtype="bfloat16"))
+    assert (family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim) == (60, 8, 128)
+    turns = [Turn("<image>\nwhat is left?", " red "), Turn("and now?")]
+    rendered = family.chat.render(turns, "<image>", "<s>", "</s>")
+    assert rendered.text == (
+        "<|im_start|>system\nAnswer the questions.<|im_end|><|im_start|>user\n<image>\nwhat is left?<|im_end|>"
+        "<|im_start|>assistant\nred<|im_end|><|im_start|>user\nand now?<|im_end|><|im_start|>assistant\n"
+    )
+    assert [rendered.text[start:stop] for start, stop in rendered.answer_spans] == ["red<|im_end|>"]
+
+
 def test_vicunas_format_has_the_published_system_text():
     family = next_family("llama")
     assert family.render([Turn("<image>\nWhat is shown in this image?")]).text == (

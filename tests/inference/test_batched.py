@@ -70,10 +70,7 @@ def model_logits(family, sample, ids):
     """transformers' own forward of one prompt and a continuation, without a cache."""
     inputs = {"input_ids": torch.cat([sample.input_ids_BN, torch.tensor([ids])], 1)}
     if sample.pixel_values is not None:
-        inputs["pixel_values"] = sample.pixel_values
-    if sample.image_grid_I3 is not None:
-        inputs["image_grid_thw"] = sample.image_grid_I3
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == family.image_token_id).int()
+        inputs |= family.given_images(sample.pixel_values, sample.image_grid_I3, inputs["input_ids"])
     return family.model(**inputs, use_cache=False).logits[0, -len(ids) - 1 : -1]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from subtoken_train.cli.grid_check import check_lines, planned_adapter
+from subtoken_train.evaluation.runner.dry_run import dry_run
 from subtoken_train.evaluation.runner.spec import SUITES, read_grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference.written_settings import parse_keep
@@ -22,6 +24,23 @@ PAPER_GRIDS = {
     "table3_llama7b": ("3", "LLaMA-2-7B"),
     "table3_qwen7b": ("3", "Qwen2.5-7B"),
 }
+OTHER_TABLES = {
+    "aircache_table1": (3 + 3 * 5 * 4, 4),
+    "aircache_table2": (1 + 5 * 3, 3),
+    "aircache_table5": (4 + 4 + 1, 4),
+    "aircache_table6": (1 + 3 * 4 * 2 + 4, 4),
+    "aircache_table8": (3 + 3 * 5 * 4, 4),
+    "aircache_table11": (2 * 4, 4),
+    "aircache_table12": (2 * 9, 4),
+    "vlcache_table2": (2 + 2 * 4 * 7, 3),
+    "vlcache_ablation": (2 * 5, 3),
+    "tgvkv_main": (5 + 5 * 6 * 4, 6),
+    "tgvkv_video": (3 + 3 * 6 * 4, 1),
+    "tgvkv_ablation": (1 + 9, 2),
+    "kvcompose_table2_3": (3 + 3 * 7 * 8 * 2, 1),
+    "kvcompose_table4": (3 + 3 * 4 * 8, 1),
+}
+"""Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose."""
 PAPER_TASKS = {
     "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
     "2": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
@@ -64,7 +83,7 @@ def printed_budgets(table, model):
 
 def test_no_grid_is_forgotten():
     suites = [name for grids in SUITES.values() for name in grids]
-    assert sorted([*PAPER_GRIDS, *suites, "evictions_llava7b"]) == [path.stem for path in GRIDS]
+    assert sorted([*PAPER_GRIDS, *suites, *OTHER_TABLES, "evictions_llava7b"]) == [path.stem for path in GRIDS]
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
@@ -75,13 +94,13 @@ def test_grid_can_be_run(path):
         build_task(task.name, task.source, **task.options)
     assert len(set(map(repr, grid.arms))) == len(grid.arms)
     for arm in grid.arms:
-        recipe = recipe_of(arm.adapter)
-        if recipe is None:
+        if arm.adapter is None:
+            assert (arm.dtype, path.stem in OTHER_TABLES) == ("bfloat16", True)
+        elif (recipe := recipe_of(arm.adapter)) is None:
             assert (ROOT / arm.adapter / "adapter_config.json").is_file()
         else:
             content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
             assert f"{content['output_dir']}/adapter" == arm.adapter
-        arm.compression()
         assert arm.eviction_keep is None or parse_keep(str(arm.eviction_keep))[1] == "fraction"
 
 
@@ -103,3 +122,28 @@ def test_table_has_the_papers_arms(name):
     assert all(arm.adapter.startswith(f"runs/{name.partition('_')[2]}_") for arm in grid.arms)
     assert not any(arm.overrides or arm.eviction or arm.name for arm in grid.arms)
     assert [task.name for task in grid.tasks] == PAPER_TASKS[table]
+
+
+@pytest.mark.parametrize("name", OTHER_TABLES)
+def test_other_tables_have_all_their_arms(name):
+    grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
+    assert (len(grid.arms), len(grid.tasks)) == OTHER_TABLES[name]
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_dry_run_passes(path):
+    grid = read_grid(path)
+    checked = dry_run(grid, planned_adapter)
+    arms = [planned.arm for planned in checked.arms]
+    assert [arm.spec.adapter for arm in arms[: len(grid.arms)]] == [spec.adapter for spec in grid.arms]
+    asked = [arm for arm in arms[: len(grid.arms)] if arm.spec.eviction and arm.spec.selector is None]
+    for arm in asked:
+        whole = 1.0 if arm.reducer.acts or arm.routing else float(arm.spec.eviction_keep)
+        assert arm.facts.nominal_kv <= whole + 1e-9
+    assert all(planned.weights > 0 and planned.dense >= planned.kept > 0 for planned in checked.arms)
+    assert [task.samples for task in checked.tasks] == [task.task.expected_rows for task in checked.tasks]
+    lines = check_lines(grid, checked)
+    assert lines[0].startswith(f"{len(arms)} arms x {len(grid.tasks)} tasks")
+    absent = {spec.adapter for spec in grid.arms if spec.adapter and spec.adapter.startswith("runs/")}
+    said = "\n".join(lines)
+    assert all(f"adapter {name}: subtoken-train fit --config {Path(name).parent.name}" in said for name in absent)

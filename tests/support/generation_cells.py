@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prompt_batch import batch_from_inputs
 from subtoken_train.types import Batch, Region
 from tests.support.truth_cells import backbone_of, compression_of
 from tests.support.truth_models import CONTEXT, prompts
@@ -36,20 +37,18 @@ def inputs_of(model: SubTokenModel, kind: str = "three", pad_left: bool = True) 
     family = model.backbone.family
     batch = prompts(family, kind, pad_left)
     inputs = {"input_ids": batch.input_ids_BN, "attention_mask": (batch.regions_BN != Region.PADDING).long()}
-    if family.in_tiles and batch.pixel_values is not None:
-        return inputs | family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)
     if batch.pixel_values is not None:
-        inputs["pixel_values"] = batch.pixel_values
-    if batch.image_grid_I3 is not None:
-        inputs["image_grid_thw"] = batch.image_grid_I3
-        inputs["mm_token_type_ids"] = (batch.input_ids_BN == family.image_token_id).int()
+        inputs |= family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)
     return inputs
 
 
 def batch_of(model: SubTokenModel, inputs: dict) -> Batch:
     """The batch that was run last, with its pixels again."""
     assert model.last.batch.pixel_values is None
-    return replace(model.last.batch, pixel_values=inputs.get("pixel_values"))
+    given = batch_from_inputs(
+        model.backbone.family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, context_length=None
+    )
+    return replace(model.last.batch, pixel_values=given.pixel_values)
 
 
 def settings_of(model: SubTokenModel) -> dict:
