@@ -70,8 +70,9 @@ class LlavaNextFamily(LlavaFamily):
 
     @property
     def nominal_text(self) -> dict[str, int]:
-        """Our reading: LLaVA-1.5's, under the system text; ``<s>[INST]`` alone for Mistral."""
-        return super().nominal_text if self.chat.system_text else {**self.paper_text, "system": 5}
+        """Our reading: LLaVA-1.5's, with or without its system text; the 34B model's ChatML has a short one."""
+        words = super().nominal_text
+        return {**words, "system": 11} if self.chat.template == "chatml_direct" else words
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Patches and newlines of a picture of (height, width) pixels."""

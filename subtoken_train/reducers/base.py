@@ -196,7 +196,7 @@ class RankingReducer(Reducer, ABC):
 _READS: dict[TowerStatistics, str] = {
     "received": "the attention that a tower's tokens receive",
     "class": "a class token's attention",
-    "unsplit": "a class token's attention over tokens that nothing merged",
+    "unsplit": "a class token's attention in one head as wide as the layer",
 }
 
 

@@ -5,9 +5,8 @@ made them, the mean over heads (their sum here, the same order); the best r * T 
 merged and the question is not read. A tower without a class token is refused: attention received from all patches is
 not put in its place. Positions are the family's to say (LLaVA: counted anew, as released). The last token of a prompt
 that ends with its image stays, inside the budget, since the next token is read from its row.
-A picture in tiles is ranked as one, each patch by the attention of its own tile's class token; newlines go first.
 
-A picture in tiles is one image here, each token with the attention of its own tile's class token.
+A picture in tiles is ranked as one, each patch by the attention of its own tile's class token; newlines go first.
 
 There is no released output to compare with: tests hold it to a plain reading of the paper, section 3.3.
 

@@ -21,8 +21,8 @@ takes twice the count. Without an outlier the release divides by zero; here one 
 
 A picture in tiles is one image here: its tokens in the order of their placeholders, each with its own tile's attention.
 
-Not done: the release's training variants (16 neighbours; no extra token). Towers without a class token, and those whose
-tokens are merged before they leave (Qwen-VL), are refused.
+Not done: the release's training variants (16 neighbours; no extra token). Towers without a class token are refused. Of
+tokens that leave the tower merged (InternVL), the family says what they receive.
 
 Legend: T tokens of one image, C tower width, k kept tokens without the extra one.
 """

@@ -221,4 +221,4 @@ def test_an_arm_whose_images_choose_has_no_solved_anchor(capsys, tmp_path):
 def test_qwens_tower_is_refused(capsys):
     argv = ["check", "--config", "qwenvl3b_visionzip25_s16k4", "--offline", "--model.reducer.name", "prumerge"]
     assert main(argv) == 2
-    assert "attention over tokens that nothing merged, which the vision tower of qwen2_5_vl" in capsys.readouterr().err
+    assert "attention in one head as wide as the layer, which the vision tower of qwen2_5_vl" in capsys.readouterr().err

@@ -38,7 +38,7 @@ class Arm:
         shape: cache geometry.
         modality: what its model sees.
         adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
-        calibration_sha256: digest of the file that its eviction reads; None where it reads none.
+        calibration_sha256: digests of the files that its reducer and its eviction read; None where they read none.
     """
 
     spec: ArmSpec
@@ -154,7 +154,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         shape=family.shape,
         modality="text" if family.image_token_id is None else "image",
         adapter_sha256=None if spec.adapter is None else pool.digest(spec.adapter),
-        calibration_sha256=_calibration(compression),
+        calibration_sha256=_calibrations(reducer, compression),
     )
 
 
@@ -185,10 +185,10 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
     return "-".join(parts).replace("/", "_")
 
 
-def _calibration(compression: Compression) -> str | None:
-    """Digest of the file that the eviction reads."""
-    made = None if compression.eviction is None else compression.eviction.calibrated
-    return None if made is None else made.digest
+def _calibrations(reducer: Reducer, compression: Compression) -> str | None:
+    """Digests of the files that reducer and eviction read."""
+    made = [each.calibrated for each in (reducer, compression.eviction) if each is not None]
+    return "+".join(each.digest for each in made if each is not None) or None
 
 
 def adapter_name(path: str, config: AdapterConfig | None = None) -> str:

@@ -2,14 +2,15 @@
 
 Everything is checked that a run would check before the first answer, on models that are laid out on the meta device:
 names, settings, whether compression fits the backbone, anchors. What is not there yet, files of tasks, adapters and
-calibrations, is listed and no mistake. An adapter that was not trained is taken from its recipe.
+calibrations of evictions, is listed and no mistake. An adapter that was not trained is taken from its recipe. A token
+reducer's calibration must be there: it says what stays.
 
 What it does not say: seconds, and how many tokens the prompts really have (budgets are of the nominal prompt).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,8 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
         ValueError: what ``run_grid`` would refuse of arms, tasks and settings.
     """
     tasks = named_tasks(grid)
-    pool, missing = LayoutPool(planned), dict.fromkeys(spec for spec in map(_missing_file, grid.arms) if spec)
+    pool = LayoutPool(planned)
+    missing = dict.fromkeys(named for spec in grid.arms for named in _missing_files(spec).values())
     arms = prepare([_without_missing(spec) for spec in grid.arms], pool)
     check_modalities(arms, tasks)
     notes: list[str] = []
@@ -168,22 +170,20 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     )
 
 
-def _missing_file(spec: ArmSpec) -> tuple[str, str] | None:
-    """(method, file) of a calibration that an arm's eviction names and that is not there."""
-    return next(_named_files(spec), None)
-
-
-def _named_files(spec: ArmSpec) -> Iterator[tuple[str, str]]:
-    for option, value in spec.eviction_options.items():
-        if option.rpartition(".")[2] == CALIBRATION and isinstance(value, str) and not Path(value).is_file():
-            yield option.rpartition(".")[0] or str(spec.eviction), value
+def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str]]:
+    """(method, file) of calibrations that an arm's eviction names and that are not there, by the options' names."""
+    return {
+        option: (option.rpartition(".")[0] or str(spec.eviction), value)
+        for option, value in spec.eviction_options.items()
+        if option.rpartition(".")[2] == CALIBRATION and isinstance(value, str) and not Path(value).is_file()
+    }
 
 
 def _without_missing(spec: ArmSpec) -> ArmSpec:
     """The arm as it is checked while a calibration is missing: its method reads every prompt instead."""
-    absent = {value for _, value in _named_files(spec)}
+    absent = _missing_files(spec)
     return replace(
-        spec, eviction_options={key: value for key, value in spec.eviction_options.items() if value not in absent}
+        spec, eviction_options={key: value for key, value in spec.eviction_options.items() if key not in absent}
     )
 
 

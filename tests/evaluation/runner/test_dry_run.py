@@ -79,6 +79,14 @@ def test_what_is_missing_is_listed(monkeypatch, tmp_path):
     assert check_lines(grid, checked)[0].startswith("1 arms x 2 tasks, 14 answers")
 
 
+def test_settings_may_be_lists(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shares = [1.0] * ModelPool().get("checkpoints/tiny-llava").family.shape.num_layers
+    arm = {"eviction": "per_layer(snapkv)", "eviction_keep": 0.5, "eviction_options": {"shares": shares}}
+    (planned,) = dry_run(grid_of({"backbone": "checkpoints/tiny-llava", **arm}), planned_adapter).arms
+    assert planned.arm.spec.eviction_options["shares"] == shares
+
+
 @pytest.mark.parametrize(
     ("arm", "message"),
     [

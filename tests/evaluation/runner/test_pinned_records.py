@@ -19,6 +19,7 @@ from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evictions.prefixkv import LayerShares
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.inference.pool import ModelPool, load_backbone
+from subtoken_train.reducers.fitprune import PruneSchedules
 from tests.support.calibration_files import written
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 
@@ -58,17 +59,21 @@ def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, firs
         run_grid(replace(grid, arms=(second,), limit=3))
 
 
-def test_a_calibration_file_that_changed_is_noticed(scenes, tmp_path):
-    """The setting names the same path; another content gives other answers."""
+@pytest.mark.parametrize("method", ["prefixkv", "fitprune"])
+def test_a_calibration_file_that_changed_is_noticed(scenes, tmp_path, method):
+    """The setting names the same path; another content gives other answers. An eviction's or a reducer's."""
     family = load_backbone(str(WHOLE.adapter)).family
     layers, identity = family.shape.num_layers, identify(family, BackboneConfig(path="its own"))
 
     def calibrated(share):
-        numbers = LayerShares([0.5], [[share] * layers])
-        return written(tmp_path / "prefix.json", "prefixkv", numbers, identity)
+        row = [1.0, *[share] * (layers - 1)]
+        numbers = LayerShares([0.5], [[share] * layers]) if method == "prefixkv" else PruneSchedules([row])
+        return written(tmp_path / "numbers.json", method, numbers, identity)
 
     options = {"calibration": calibrated(0.5)}
-    arm = replace(EVICTED, eviction="prefixkv", eviction_options=options)
+    arm = replace(EVICTED, eviction=method, eviction_options=options)
+    if method == "fitprune":
+        arm = replace(WHOLE, name="arm", reducer=method, keep_ratio=0.9, reducer_options=options)
     grid = scenes_grid(scenes, tmp_path / "out", arm, limit=2)
     (folder,) = run_grid(grid)
     run_grid(replace(grid, limit=3))

@@ -103,7 +103,7 @@ def test_two_processes_answer_as_one(scenes, tmp_path, finished):
 def test_several_arms_take_turns_on_one_backbone(scenes, tmp_path, monkeypatch):
     loads = []
     load = pool.load_family
-    monkeypatch.setattr(pool, "load_family", lambda source: loads.append(source) or load(source))
+    monkeypatch.setattr(pool, "load_family", lambda *given: loads.append(given) or load(*given))
     together = run_grid(scenes_grid(scenes, tmp_path / "together", ROUTED, ANCHOR, WHOLE))
     assert len(loads) == 1
     for arm, folder in zip((ROUTED, ANCHOR, WHOLE), together, strict=True):
