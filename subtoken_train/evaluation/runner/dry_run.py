@@ -155,7 +155,10 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     if grid.anchors == "auto":
         arms, notes = with_anchors(arms, pool)
     wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_name(name)}") for name in pool.untrained]
-    wanted += [(f"calibration {path}", f"subtoken-train calibrate {method} --out {path}") for method, path in missing]
+    wanted += [
+        (f"calibration {path}", f"subtoken-train calibrate {method} {whose} --out {path}")
+        for method, path, whose in missing
+    ]
     wanted += [
         (f"files of {task.name}", f"subtoken-train data {task.name}")
         for task in tasks
@@ -170,10 +173,11 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     )
 
 
-def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str]]:
-    """(method, file) of calibrations that an arm's eviction names and that are not there, by the options' names."""
+def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str, str]]:
+    """(method, file, whose) of calibrations that an arm's eviction names and that are not there, by the options."""
+    whose = f"--adapter {spec.adapter}" if spec.backbone is None else f"--backbone {spec.backbone}"
     return {
-        option: (option.rpartition(".")[0] or str(spec.eviction), value)
+        option: (option.rpartition(".")[0] or str(spec.eviction), value, whose)
         for option, value in spec.eviction_options.items()
         if option.rpartition(".")[2] == CALIBRATION and isinstance(value, str) and not Path(value).is_file()
     }

@@ -72,7 +72,7 @@ def test_what_is_missing_is_listed(monkeypatch, tmp_path):
     checked = dry_run(grid, planned_adapter)
     assert dict(checked.wanted) == {
         "adapter runs/tiny_fastv25/adapter": "subtoken-train fit --config tiny_fastv25",
-        f"calibration {file}": f"subtoken-train calibrate prefixkv --out {file}",
+        f"calibration {file}": f"subtoken-train calibrate prefixkv --adapter runs/tiny_fastv25/adapter --out {file}",
         "files of chartqa": "subtoken-train data chartqa",
     }
     assert [(task.source, task.samples) for task in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
