@@ -68,7 +68,7 @@ FAMILIES_HEAD = """# Backbone families
 <!-- made by `python docs/generate.py` from the declarations in `subtoken_train/families/`; edit those -->
 
 A backbone is read by its `model_type`, in transformers' own format, without remote code. The models below are known by
-name, so that `check --offline`, `budget` and `evaluate --check` need no network; others of the same `model_type` load
+name, so that `check --offline` and `evaluate --check` need no network; others of the same `model_type` load
 alike. *Reducers* are those that fit the model (`none` and `random` always do).
 
 | backbone | model_type | pictures | licence | reducers |

@@ -27,6 +27,9 @@ def add_compression_options(parser: ArgumentParser) -> None:
         "--dtype", metavar="NAME", help="of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)"
     )
     parser.add_argument(
+        "--max-pixels", type=int, metavar="N", help="cap of an image of its own size (Qwen-VL, InternVL)"
+    )
+    parser.add_argument(
         "--key-channels", type=float, metavar="SHARE", help="share of the key channels in scope that stay (default: 1)"
     )
     parser.add_argument(
@@ -69,7 +72,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     """The options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
     from subtoken_train.inference.written_settings import parse_settings
 
-    models = ("backbone", "reducer", "keep_ratio", "selector", "dtype")
+    models = ("backbone", "reducer", "keep_ratio", "selector", "dtype", "max_pixels")
     caches = ("eviction", "eviction_keep", "eviction_every", "scope", "kv_dtype", "key_channels", "merge")
     runs = ("protocol", "prefill_chunk", "rerotate")
     given = {name: value for name in (*models, *caches, *runs) if (value := getattr(args, name, None)) is not None}

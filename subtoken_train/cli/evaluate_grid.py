@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ARM_OPTIONS = (
     "adapter", "backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "eviction_every",
     "eviction_option", "scope", "key_channels", "merge", "protocol", "prefill_chunk", "rerotate", "dtype",
+    "max_pixels",
 )  # fmt: skip
 """Options that say who answers; a grid file says it itself."""
 GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")

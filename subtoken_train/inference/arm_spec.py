@@ -31,6 +31,7 @@ NUMBERS = (
     ("keep_ratio", (int, float), "a number"),
     ("key_channels", (int, float), "a number"),
     ("eviction_every", (int,), "a whole number of tokens"),
+    ("max_pixels", (int,), "a whole number of pixels"),
 )
 """Options that are numbers, and of which types."""
 _TEXTS = (
@@ -76,6 +77,7 @@ class ArmSpec:
         prefill_chunk: rows of a prompt that run through a layer at a time; None: all.
         rerotate: turn the keys that an eviction leaves to closed-up positions.
         dtype: of the frozen weights, ``float32``, ``bfloat16`` or ``float16``; None: the adapter's, or fp32.
+        max_pixels: cap of an image, where images keep their own size; None: the adapter's, or the family's.
         seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
         written: how messages spell the options.
     """
@@ -99,6 +101,7 @@ class ArmSpec:
     prefill_chunk: int | None = None
     rerotate: bool = False
     dtype: Any = None
+    max_pixels: int | None = None
     seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 
@@ -211,8 +214,14 @@ class ArmSpec:
         ratio = 1.0 if self.keep_ratio is None else self.keep_ratio
         reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
         where = backbone or (self.backbone if self.adapter is not None else None)
-        loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device, self.dtype)
+        loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device, self.loading)
         return SubTokenModel(loaded, compression)
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What is said of how the backbone is loaded."""
+        given = {"dtype": self.dtype, "max_pixels": self.max_pixels}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def drawing(self) -> set[str]:

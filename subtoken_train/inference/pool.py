@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -94,7 +95,7 @@ class ModelPool:
         reducer: Reducer | None = None,
         selector: str | None = None,
         seed: int | None = None,
-        dtype: str | None = None,
+        loading: Mapping[str, Any] | None = None,
     ) -> CompressedBackbone:
         """An arm in evaluation mode, until the next call.
 
@@ -106,7 +107,7 @@ class ModelPool:
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
                 at the same S and K. None: the adapter's own.
             seed: of that selector where it draws; None: the adapter's.
-            dtype: of the frozen weights; None: as ``backbone`` or the adapter says.
+            loading: settings of the backbone (dtype, max_pixels) in the place of what ``backbone`` or the adapter says.
 
         Raises:
             ValueError: no such name, or settings that do not fit the adapter or its backbone.
@@ -115,12 +116,12 @@ class ModelPool:
             raise unknown_name("selector in the place of an adapter's routers", selector, get_args(FreeSelector))
         folder = self.find(path, revision)
         if folder is None:
-            return self._plain(str(path), revision, backbone, reducer, selector, dtype)
+            return self._plain(str(path), revision, backbone, reducer, selector, loading)
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
         source = _source(folder, config, backbone)
-        source = source if dtype is None else replace(source, dtype=dtype)
+        source = replace(source, **(loading or {}))
         changed = with_selection(config, reducer, selector, seed, str(path))
         family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
@@ -133,7 +134,7 @@ class ModelPool:
         backbone: BackboneConfig | str | None,
         reducer: Reducer | None,
         selector: str | None,
-        dtype: str | None,
+        loading: Mapping[str, Any] | None,
     ) -> CompressedBackbone:
         """A backbone without an adapter."""
         if isinstance(backbone, str):
@@ -143,7 +144,7 @@ class ModelPool:
                 f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
             )
         source, reducer = backbone or BackboneConfig(), reducer or build_reducer("none")
-        source = source if dtype is None else replace(source, dtype=dtype)
+        source = replace(source, **(loading or {}))
         family = self._cleared(replace(source, path=path, revision=revision or source.revision), reducer)
         self._current = CompressedBackbone(family, reducer)
         return self._placed(self._current)
@@ -183,7 +184,7 @@ def load_backbone(
     backbone: BackboneConfig | str | None = None,
     reducer: Reducer | None = None,
     device: str | None = None,
-    dtype: str | None = None,
+    loading: Mapping[str, Any] | None = None,
 ) -> CompressedBackbone:
     """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
 
@@ -192,7 +193,7 @@ def load_backbone(
     """
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
-    return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, dtype=dtype)
+    return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, loading=loading)
 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ OTHER_TABLES = {
     "kvcompose_table4": (3 + 3 * 4 * 8, 1),
 }
 """Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose."""
+UNCAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_uncapped", "table2_qwenvl7b": "table2_qwenvl7b_uncapped"}
 PAPER_TASKS = {
     "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
     "2": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
@@ -83,7 +85,9 @@ def printed_budgets(table, model):
 
 def test_no_grid_is_forgotten():
     suites = [name for grids in SUITES.values() for name in grids]
-    assert sorted([*PAPER_GRIDS, *suites, *OTHER_TABLES, "evictions_llava7b"]) == [path.stem for path in GRIDS]
+    assert sorted([*PAPER_GRIDS, *UNCAPPED.values(), *suites, *OTHER_TABLES, "evictions_llava7b"]) == [
+        path.stem for path in GRIDS
+    ]
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
@@ -147,3 +151,10 @@ def test_dry_run_passes(path):
     absent = {spec.adapter for spec in grid.arms if spec.adapter and spec.adapter.startswith("runs/")}
     said = "\n".join(lines)
     assert all(f"adapter {name}: subtoken-train fit --config {Path(name).parent.name}" in said for name in absent)
+
+
+@pytest.mark.parametrize("capped", UNCAPPED)
+def test_an_uncapped_twin_differs_by_its_cap(capped):
+    one, twin = (read_grid(RECIPES / "eval" / f"{name}.yaml") for name in (capped, UNCAPPED[capped]))
+    assert [replace(arm, max_pixels=12845056) for arm in one.arms] == list(twin.arms)
+    assert (one.tasks, one.anchors, one.limit) == (twin.tasks, twin.anchors, twin.limit)

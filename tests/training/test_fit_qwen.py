@@ -1,4 +1,4 @@
-"""A short fit of a random tiny Qwen2.5-VL: every adapter moves, nothing else does, the folder reads back."""
+"""A short fit of random tiny Qwen-VLs: every adapter moves, nothing else does, the folder reads back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from tests.support.helpers import moved_by_fit, save_backbone
-from tests.support.qwen_tiny import qwen_family
+from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
 
 KINDS = {
     "fastv-linear": ["--model.reducer.name=fastv"],
@@ -33,6 +33,21 @@ def qwen_run(tiny_run, tmp_path):
         return tiny_run(f"--model.backbone.path={folder}", *settings, "--model.optimizer.warmup_steps=0", *extra)
 
     return argv
+
+
+@pytest.mark.parametrize("make", [qwen2_family, qwen3_family])
+def test_other_qwens_fit_and_read_back(make, qwen_run, tmp_path):
+    """The last of several paths counts; the run's adapter is exactly what trained."""
+    folder = save_backbone(make(), tmp_path / "other")
+    argv = qwen_run(f"--model.backbone.path={folder}", "--model.reducer.name=visionzip")
+    cli = RecipeCLI(argv[1:])
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
+    assert len([name for name in moved if "lora_" in name]) == 4 * 2 * 2
+    assert main([*argv, f"--output_dir={tmp_path / 'run2'}"]) == 0
+    config, backbone, _ = read_adapter(tmp_path / "run2" / "adapter")
+    assert config.identity.model_type == backbone.family.model.config.model_type
+    assert all(p.abs().sum() > 0 for name, p in backbone.named_parameters() if "lora_B" in name)
 
 
 @pytest.mark.parametrize("extra", KINDS.values(), ids=KINDS)

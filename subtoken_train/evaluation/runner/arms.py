@@ -71,8 +71,14 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     # what is no adapter would be taken for a backbone
     path = str(spec.backbone) if spec.adapter is None else pool.folder(spec.adapter)
     backbone = spec.backbone if spec.adapter is not None else None
-    options = {"selector": spec.selector, "seed": spec.seed, "dtype": spec.dtype}
-    return pool.get(path, backbone=backbone, reducer=_reducer(spec, pool), **options)
+    return pool.get(
+        path,
+        backbone=backbone,
+        reducer=_reducer(spec, pool),
+        selector=spec.selector,
+        seed=spec.seed,
+        loading=spec.loading,
+    )
 
 
 def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
@@ -174,6 +180,7 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
     parts += ["rerotated"] if spec.rerotate else []
     parts += [] if spec.prefill_chunk is None else [f"chunk{spec.prefill_chunk}"]
     parts += [] if spec.dtype is None else [spec.dtype]
+    parts += [] if spec.max_pixels is None else [f"pixels{spec.max_pixels}"]
     parts += [] if spec.seed is None else [f"seed{spec.seed}"]
     return "-".join(parts).replace("/", "_")
 

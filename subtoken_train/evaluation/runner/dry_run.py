@@ -88,7 +88,7 @@ class LayoutPool(ModelPool):
             return self._current  # arms that differ in their evictions alone
         made, self._asked = self._laid_out(path, **options), (str(path), options)
         held = sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
-        self.weights[str(path), options.get("dtype")] = held
+        self.weights[str(path), (options.get("loading") or {}).get("dtype")] = held
         return made
 
     def _laid_out(self, path: str | Path, **options: Any) -> CompressedBackbone:
@@ -96,9 +96,9 @@ class LayoutPool(ModelPool):
         if plan is None:
             return super().get(path, **options)
         changed = with_selection(plan, options.get("reducer"), options.get("selector"), options.get("seed"), str(path))
-        backbone, dtype = options.get("backbone"), options.get("dtype")
+        backbone, loading = options.get("backbone"), options.get("loading") or {}
         source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
-        family = self._cleared(source if dtype is None else replace(source, dtype=dtype), changed.reducer)
+        family = self._cleared(replace(source, **loading), changed.reducer)
         with torch.device("meta"):
             self._current, _ = assemble(family, changed.lora, changed.reducer, changed.routing, changed.stage2)
         return self._current.eval()
@@ -155,7 +155,10 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     if grid.anchors == "auto":
         arms, notes = with_anchors(arms, pool)
     wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_name(name)}") for name in pool.untrained]
-    wanted += [(f"calibration {path}", f"subtoken-train calibrate {method} --out {path}") for method, path in missing]
+    wanted += [
+        (f"calibration {path}", f"subtoken-train calibrate {method} {whose} --out {path}")
+        for method, path, whose in missing
+    ]
     wanted += [
         (f"files of {task.name}", f"subtoken-train data {task.name}")
         for task in tasks
@@ -170,10 +173,11 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     )
 
 
-def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str]]:
-    """(method, file) of calibrations that an arm's eviction names and that are not there, by the options' names."""
+def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str, str]]:
+    """(method, file, whose) of calibrations that an arm's eviction names and that are not there, by the options."""
+    whose = f"--adapter {spec.adapter}" if spec.backbone is None else f"--backbone {spec.backbone}"
     return {
-        option: (option.rpartition(".")[0] or str(spec.eviction), value)
+        option: (option.rpartition(".")[0] or str(spec.eviction), value, whose)
         for option, value in spec.eviction_options.items()
         if option.rpartition(".")[2] == CALIBRATION and isinstance(value, str) and not Path(value).is_file()
     }

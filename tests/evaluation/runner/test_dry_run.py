@@ -10,8 +10,8 @@ import pytest
 from subtoken_train.cli.grid_check import check_lines, planned_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.evaluation.runner.anchors import with_anchors
-from subtoken_train.evaluation.runner.arms import prepare
-from subtoken_train.evaluation.runner.dry_run import dry_run
+from subtoken_train.evaluation.runner.arms import load_arm, prepare
+from subtoken_train.evaluation.runner.dry_run import LayoutPool, dry_run
 from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
 from subtoken_train.inference.pool import ModelPool
 from tests.support.places import ROOT
@@ -50,6 +50,17 @@ def test_a_recipe_stands_in_the_place_of_its_adapter(monkeypatch):
     assert planned.adapter_sha256 is None
 
 
+def test_an_arm_may_cap_images_otherwise():
+    grid = grid_of({"adapter": "runs/qwenvl7b_fastv25_s16k4/adapter", "max_pixels": [None, 12845056]}, anchors="none")
+    names = [planned.arm.facts.name for planned in dry_run(grid, planned_adapter).arms]
+    assert names == ["qwenvl7b_fastv25_s16k4", "qwenvl7b_fastv25_s16k4-pixels12845056"]
+    pool = LayoutPool(planned_adapter)
+    caps = [load_arm(spec, pool).family.max_pixels for spec in grid.arms]
+    assert caps == [112896, 12845056]
+    with pytest.raises(ValueError, match="scales every image to one size"):
+        dry_run(grid_of({"backbone": "checkpoints/tiny-llava", "max_pixels": 50000}), planned_adapter)
+
+
 def test_what_is_missing_is_listed(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     file = str(tmp_path / "none.json")
@@ -61,7 +72,7 @@ def test_what_is_missing_is_listed(monkeypatch, tmp_path):
     checked = dry_run(grid, planned_adapter)
     assert dict(checked.wanted) == {
         "adapter runs/tiny_fastv25/adapter": "subtoken-train fit --config tiny_fastv25",
-        f"calibration {file}": f"subtoken-train calibrate prefixkv --out {file}",
+        f"calibration {file}": f"subtoken-train calibrate prefixkv --adapter runs/tiny_fastv25/adapter --out {file}",
         "files of chartqa": "subtoken-train data chartqa",
     }
     assert [(task.source, task.samples) for task in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
