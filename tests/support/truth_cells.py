@@ -172,8 +172,7 @@ def _eviction_fits(cell: Cell) -> bool:
 def full_matrix() -> list[Cell]:
     """Every allowed choice of what the model computes, and every choice of what acts on its cache.
 
-    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed. Of all
-    of them ``MOST_CELLS`` are drawn.
+    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed.
     """
     models = ["family", "reducer", "selector", "layout", "groups", "budget"]
     others = [name for name in FACTORS if name not in models]
@@ -181,8 +180,7 @@ def full_matrix() -> list[Cell]:
     return random.Random(1).sample(cells, min(MOST_CELLS, len(cells)))
 
 
-MOST_CELLS = 4000
-"""Of some 12,000, which would take half an hour."""
+MOST_CELLS = 4000  # drawn of some 12,000, which would take half an hour
 PLAIN_CELL = {
     "family": "llama",
     "reducer": "none",
