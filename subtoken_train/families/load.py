@@ -206,7 +206,7 @@ def _original_format(source: str, revision: str | None) -> str | None:
         kind = PreTrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
     except Exception:  # what cannot be read is said by whoever asks
         return None
-    known = [family.originals[kind] for family in FAMILIES.values() if kind in family.originals]
+    known = [name for family in FAMILIES.values() for own, name in family.originals.items() if own == kind]
     if not known:
         return None
     return (
