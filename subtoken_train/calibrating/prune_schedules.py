@@ -127,10 +127,6 @@ class BearableCuts(DecoderReducer):
         """What stays is not known before."""
         return [tokens] * num_layers
 
-    def cut_scores(self, view: CutView) -> Tensor:
-        """Nothing is ranked here."""
-        raise NotImplementedError
-
     def cut(self, view: CutView) -> Cut:
         """Note what leaves, and let it go."""
         visual_BM, masses = view.visual, attention_masses(view)

@@ -21,7 +21,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, Mistral
 from subtoken_train.families.family import GivenImages
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.llava_chat import LlavaChat
-from subtoken_train.families.text_configs import llama_config, mistral_instruct_config, yi_config
+from subtoken_train.families.text_configs import llama_config, mistral_config, yi_config
 from subtoken_train.families.tile_inputs import joined_tiles, pictures_per_sample
 from subtoken_train.families.tiles import TileLayout
 from subtoken_train.types import APACHE, Batch, Licence, TowerStatistics, VisualStates
@@ -40,7 +40,7 @@ class LlavaNextFamily(LlavaFamily):
     published: ClassVar[dict[str, Callable[[], Any]]] = {
         "llava-hf/llava-v1.6-vicuna-7b-hf": lambda: _published(llama_config(32064, 4096, 11008, 32, 32)),
         "llava-hf/llava-v1.6-vicuna-13b-hf": lambda: _published(llama_config(32064, 5120, 13824, 40, 40)),
-        "llava-hf/llava-v1.6-mistral-7b-hf": lambda: _published(mistral_instruct_config(32064)),
+        "llava-hf/llava-v1.6-mistral-7b-hf": lambda: _published(mistral_config(32064, window=None, theta=1e6)),
         "llava-hf/llava-v1.6-34b-hf": lambda: _published(yi_config(64064), _YI_IMAGE_TOKEN),
     }
     licences: ClassVar[dict[str, Licence]] = {

@@ -94,23 +94,8 @@ def qwen3_config(width: int, mlp: int, layers: int, heads: int) -> Qwen3Config:
     )
 
 
-def mistral_config() -> MistralConfig:
-    """Mistral-7B-v0.1, whose layers all attend in a window of 4,096 positions."""
-    return MistralConfig(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=32768,
-        rms_norm_eps=1e-5,
-        sliding_window=4096,
-    )
-
-
-def mistral_instruct_config(vocabulary: int) -> MistralConfig:
-    """Mistral-7B-Instruct-v0.2, the language model of a LLaVA-NeXT: no window."""
+def mistral_config(vocabulary: int = 32000, window: int | None = 4096, theta: float = 1e4) -> MistralConfig:
+    """Mistral-7B-v0.1; without a window, at a base of 1e6, the Instruct-v0.2 of a LLaVA-NeXT."""
     return MistralConfig(
         vocab_size=vocabulary,
         hidden_size=4096,
@@ -120,6 +105,6 @@ def mistral_instruct_config(vocabulary: int) -> MistralConfig:
         num_key_value_heads=8,
         max_position_embeddings=32768,
         rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-        sliding_window=None,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        sliding_window=window,
     )

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from subtoken_train.errors import check_range, check_word
 from subtoken_train.reducers.base import RankingReducer, ReducerView
-from subtoken_train.reducers.staged import CutView, DecoderReducer, attention_paid
+from subtoken_train.reducers.staged import CutView, RankedCuts, attention_paid
 
 FastVStage = Literal["embeds", "decoder"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastV(RankingReducer, DecoderReducer):
+class FastV(RankingReducer, RankedCuts):
     """FastV.
 
     Attributes:

@@ -20,6 +20,7 @@ tokens, and what is missing goes to the next best of the ranking: a reading, for
 takes twice the count. Without an outlier the release divides by zero; here one token counts as such.
 
 A picture in tiles is one image here: its tokens in the order of their placeholders, each with its own tile's attention.
+Newlines among them go first, and nothing is merged into them, unless the budget exceeds all patches.
 
 Not done: the release's training variants (16 neighbours; no extra token). Towers without a class token are refused. Of
 tokens that leave the tower merged (InternVL), the family says what they receive.
@@ -135,14 +136,20 @@ class PruMerge(TowerReducer):
         assert states.received is not None
         assert states.keys is not None
         tokens, slots = [], []
-        for tokens_TC, received_T, keys_Td in zip(states.tokens, states.received, states.keys, strict=True):
-            tokens.append(merged_tokens(tokens_TC, received_T, keys_Td, self._chosen(received_T)))
-            slots.append(torch.arange(len(tokens_TC), device=tokens_TC.device) < len(tokens[-1]))
+        for image, placeholders_TC in enumerate(states.tokens):
+            most = self.kept_tokens(len(placeholders_TC)) - 1
+            tokens_TC, received_T, keys_Td = placeholders_TC, states.received[image], states.keys[image]
+            if states.tiles is not None:
+                patch_T = states.tiles[image] >= 0
+                if most <= int(patch_T.sum()):  # newlines hold nothing to merge into; they stay where all patches do
+                    tokens_TC, received_T, keys_Td = tokens_TC[patch_T], received_T[patch_T], keys_Td[patch_T]
+            tokens.append(merged_tokens(tokens_TC, received_T, keys_Td, self._chosen(received_T, most)))
+            slots.append(torch.arange(len(placeholders_TC), device=tokens_TC.device) < len(tokens[-1]))
         return MergedStates(tokens, slots)
 
-    def _chosen(self, received_T: Tensor) -> Tensor:
-        """Which tokens of an image stay, [k]."""
-        tokens, most = len(received_T), self.kept_tokens(len(received_T)) - 1
+    def _chosen(self, received_T: Tensor, most: int) -> Tensor:
+        """Which tokens of an image stay, at most ``most``, [k]."""
+        tokens = len(received_T)
         if not self.adaptive:
             return chosen_count(received_T, most) if self.plus else chosen_tokens(received_T, most, None)
         share = max(outliers(received_T), int(self.plus)) / tokens

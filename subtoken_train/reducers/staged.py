@@ -99,8 +99,8 @@ class DecoderReducer(Reducer, ABC):
         return next(iter(self.cuts(num_layers)), 0)
 
     @abstractmethod
-    def cut_scores(self, view: CutView) -> Tensor:
-        """A score for every row, [B, M]; among visual tokens the highest stay."""
+    def cut(self, view: CutView) -> Cut:
+        """Which rows stay."""
 
     def asking(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
         """Rows that later cuts ask, chosen before layer 0; None where the cuts need none.
@@ -112,6 +112,14 @@ class DecoderReducer(Reducer, ABC):
         """
         return None
 
+
+class RankedCuts(DecoderReducer):
+    """Every cut ranks the visual tokens by a score."""
+
+    @abstractmethod
+    def cut_scores(self, view: CutView) -> Tensor:
+        """A score for every row, [B, M]; among visual tokens the highest stay."""
+
     def cut(self, view: CutView) -> Cut:
         """The best visual tokens stay; a visual row that a token is read from stays, inside the budget."""
         with torch.no_grad():
@@ -119,7 +127,7 @@ class DecoderReducer(Reducer, ABC):
             return Cut(*keep_ranked(scores_BM, view.regions_BM, view.read_BM, view.count_B, self.ranks))
 
 
-class StagedReducer(DecoderReducer):
+class StagedReducer(RankedCuts):
     """Cuts several times; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
 
     staged: ClassVar[bool] = True

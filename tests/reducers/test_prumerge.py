@@ -135,6 +135,29 @@ def test_an_image_without_outliers_keeps_the_extra_token_alone():
     assert len(spread.tokens[0]) == len({0, 13, 26}) + 1
 
 
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("plus", [False, True])
+def test_nothing_is_merged_into_newlines(plus, ratio):
+    """Newlines of a picture in tiles hold a mark alone, which what merged into them would lose."""
+    generator = torch.Generator().manual_seed(0)
+    tiles = torch.tensor(([0] * 3 + [-1]) * 12)
+    patch = tiles >= 0
+    tokens, keys = (torch.randn(48, 6, generator=generator) * patch[:, None] for _ in range(2))
+    tokens = torch.cat([tokens, (~patch)[:, None].float()], 1)
+    received = torch.rand(48, generator=generator) * patch
+    states = VisualStates([tokens], None, [received], [keys], tiles=[tiles])
+    reducer = build_reducer("prumerge", ratio, plus=plus)
+    merged = reducer.merge(states, [torch.zeros(48, dtype=torch.bool)])
+    count = min(reducer.kept_tokens(48), 48)
+    assert len(merged.tokens[0]) == int(merged.slots[0].sum()) == count
+    whole = count - 1 > int(patch.sum())
+    assert bool(merged.tokens[0][:, -1].any()) == whole
+    if not whole:
+        alone = VisualStates([tokens[patch]], None, [received[patch]], [keys[patch]])
+        chosen = reducer._chosen(received[patch], count - 1)
+        assert torch.equal(merged.tokens[0], merged_tokens(alone.tokens[0], received[patch], keys[patch], chosen))
+
+
 def test_bf16_sums_are_taken_in_fp32():
     states = VisualStates(
         [torch.ones(301, 2, dtype=torch.bfloat16)], None, [torch.full((301,), 0.5)], [torch.ones(301, 2)]
