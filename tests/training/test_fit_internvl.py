@@ -6,50 +6,23 @@ import pytest
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from benchmarks import memory_models, training_memory
-from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.cli.main import main
-from subtoken_train.cli.recipe import RecipeCLI
-from tests.support.helpers import moved_by_fit, save_backbone
 from tests.support.internvl_tiny import internvl_family
+from tests.support.seeing_fits import IN_TOWER_BF16, argv_of, assert_moves_exactly_the_trainables, read_back
 
-KINDS = {
-    "fastv-linear": ["--model.reducer.name=fastv"],
-    "visionzip-mlp-checkpointing-bf16": [
-        "--model.reducer.name=visionzip",
-        "--model.routing.selector=mlp",
-        "--model.gradient_checkpointing=true",
-        "--trainer.precision=bf16-mixed",
-    ],
-}
-
-
-@pytest.fixture
-def internvl_run(tiny_run, tmp_path):
-    """As ``tiny_run``: three steps on the same scenes, whose images are five tiles of four visual tokens here."""
-    folder = save_backbone(internvl_family(), tmp_path / "internvl")
-
-    def argv(*extra: str) -> list[str]:
-        settings = ["--data.max_length=512", "--model.reducer.keep_ratio=0.5", "--trainer.max_steps=3"]
-        return tiny_run(f"--model.backbone.path={folder}", *settings, "--model.optimizer.warmup_steps=0", *extra)
-
-    return argv
+KINDS = {"fastv-linear": ["--model.reducer.name=fastv"], "visionzip-mlp-checkpointing-bf16": IN_TOWER_BF16}
 
 
 @pytest.mark.parametrize("extra", KINDS.values(), ids=KINDS)
-def test_three_steps_move_exactly_the_trainables(internvl_run, extra):
-    cli = RecipeCLI(internvl_run(*extra)[1:])
-    moved = moved_by_fit(cli)
-    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
-    assert len([name for name in moved if "lora_" in name]) == 3 * 2 * 2
+def test_three_steps_move_exactly_the_trainables(tiny_run, tmp_path, extra):
+    """Scenes are five tiles of four visual tokens here."""
+    assert_moves_exactly_the_trainables(argv_of(tiny_run, tmp_path, internvl_family(), *extra), 3)
 
 
-def test_the_adapter_folder_reads_back_with_its_cap(internvl_run, tmp_path):
-    assert main(internvl_run("--model.backbone.max_pixels=3000", "--model.reducer.name=visionzip")) == 0
-    config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
-    assert config.identity.model_type == "internvl"
+def test_the_adapter_folder_reads_back_with_its_cap(tiny_run, tmp_path):
+    extra = ("--model.backbone.max_pixels=3000", "--model.reducer.name=visionzip")
+    config, backbone = read_back(argv_of(tiny_run, tmp_path, internvl_family(), *extra), tmp_path, "internvl")
     assert config.backbone.max_pixels == 3000
     assert backbone.family.most_tiles == 2
-    assert all(p.abs().sum() > 0 for name, p in backbone.named_parameters() if "lora_B" in name)
 
 
 def larger() -> InternVLForConditionalGeneration:
