@@ -140,7 +140,7 @@ def test_logits_are_transformers_own(family, kind):
         assert torch.equal(logits, expected)
     gathered = compress(family, name="fastv", keep_ratio=1.0)
     forced = gathered.logits(gathered.run(batch, force_gather=True))
-    torch.testing.assert_close(forced, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(forced, expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
+from subtoken_train.reducers.fitprune import PruneSchedules
+from tests.support.calibration_files import written
 from tests.support.helpers import moved_by_fit
 
 KINDS = {
@@ -20,6 +25,7 @@ KINDS = {
         "--model.reducer.keep_ratio=0.6",
         "--model.routing.budget=ranked",
     ],
+    "pyramiddrop-linear": ["--model.reducer.name=pyramiddrop", "--model.reducer.keep_ratio=0.6"],
     "fastv-decoder": ["--model.reducer.stage=decoder"],
     "fastv-query": ["--model.routing.query_conditioned=true"],
     "fastv-global-gated": ["--model.routing.budget=global", "--model.routing.value_gate=true"],
@@ -39,7 +45,16 @@ def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
 
 
 @pytest.mark.parametrize(
-    "kind", ["visionzip-mlp", "prumerge-linear", "sparsevlm-ranked", "fastv-global-gated", "fastv-ranked-prior"]
+    "kind",
+    [
+        "visionzip-mlp",
+        "fastervlm-linear",
+        "prumerge-linear",
+        "sparsevlm-ranked",
+        "pyramiddrop-linear",
+        "fastv-global-gated",
+        "fastv-ranked-prior",
+    ],
 )
 def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
     assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0
@@ -49,3 +64,23 @@ def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
         config.routing.budget,
         config.routing.value_gate,
     )
+
+
+def test_fitprune_trains_by_its_calibration_and_reads_back(tiny_run, tiny_family, tmp_path):
+    backbone = BackboneConfig(str(tmp_path / "backbone"))
+    schedule = PruneSchedules([[1.0, 0.5, 0.25, 0.25]])
+    file = written(tmp_path / "schedules.json", "fitprune", schedule, identify(load_family(backbone), backbone))
+    argv = tiny_run(
+        "--trainer.max_steps=3",
+        "--model.optimizer.warmup_steps=0",
+        "--model.reducer.name=fitprune",
+        "--model.reducer.keep_ratio=0.5",
+        f"--model.reducer.calibration={file}",
+    )
+    cli = RecipeCLI(argv[1:])
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
+    assert sum("lora_" in name for name in moved) == 4 * 2 * 2
+    assert main([*argv, f"--output_dir={tmp_path / 'again'}"]) == 0
+    config, backbone, _ = read_adapter(tmp_path / "again" / "adapter")
+    assert (config.reducer.name, backbone.reducer.calibration) == ("fitprune", file)
