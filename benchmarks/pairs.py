@@ -38,7 +38,11 @@ def interleaved(
 
 def ratio(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[float, float, float]:
     """Median over rounds of ours / theirs, with its 95 % bootstrap interval."""
-    values = np.array(seconds[ours]) / np.array(seconds[theirs])
+    return middle(np.array(seconds[ours]) / np.array(seconds[theirs]))
+
+
+def middle(values: np.ndarray) -> tuple[float, float, float]:
+    """Median, with its 95 % bootstrap interval."""
     rng = np.random.default_rng(0)
     medians = np.median(values[rng.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
