@@ -69,7 +69,7 @@ def able(length: int, most: int) -> dict[str, list[str]]:
 def rounds(
     workers: Mapping[str, Worker], sides: dict[str, list[str]], count: int, alone: int, warmup: int, **message: Any
 ) -> tuple[Rounds, dict[str, Any]]:
-    """Ask every side for every method in ``count`` rounds (``alone``: of a method with one side): answers, and the last."""
+    """Ask each side for each method, ``count`` rounds (``alone`` for a method of one side): all answers, the last."""
     answers: dict[str, Any] = {name: {side: [] for side in able_sides} for name, able_sides in sides.items()}
     for turn in range(warmup + count):
         for name in in_turns(sides, turn):
