@@ -28,7 +28,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,11 @@ def eager_bytes(length: int) -> int:
     return 2 * 4 * SHAPE["num_attention_heads"] * length * 2 * length
 
 
-def able(length: int, most: int) -> dict[str, list[str]]:
-    """Method -> the sides that run it at this length."""
+def able(length: int, most: int, methods: Sequence[str] = tuple(METHODS)) -> dict[str, list[str]]:
+    """Method -> the sides that run it at this length; the plain pass is always there to be compared with."""
     both, alone = ["ours", "kvpress"], ["ours"]
-    return {name: alone if "kvcompose" in name and eager_bytes(length) > most else both for name in METHODS}
+    chosen = [name for name in METHODS if name in (PLAIN, *methods)]
+    return {name: alone if "kvcompose" in name and eager_bytes(length) > most else both for name in chosen}
 
 
 def rounds(
@@ -82,9 +83,11 @@ def rounds(
     return taken, last
 
 
-def measure(workers: Mapping[str, Worker], length: int, count: int, most: int) -> list[dict[str, Any]]:
+def measure(
+    workers: Mapping[str, Worker], length: int, count: int, sides: dict[str, list[str]]
+) -> list[dict[str, Any]]:
     """All methods at one length: a row each."""
-    sides, load = able(length, most), [os.getloadavg()[0]]
+    load = [os.getloadavg()[0]]
     filled, last = rounds(workers, sides, count, 1, WARMUP if length == min(ROUNDS) else 0, do="fill")
     passes = {
         name: {side: [each["seconds"] for each in found] for side, found in of.items()} for name, of in filled.items()
@@ -157,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kvpress", required=True, help="the python of an environment with kvpress 0.5.4")
     parser.add_argument("--lengths", nargs="+", type=int, help="default: those that the record does not have")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rounds", type=int, help="default: by length")
     parser.add_argument("--memory", type=float, default=6.0, help="GiB that eager attention may hold")
     parser.add_argument("--out", type=Path, default=RECORD)
@@ -171,7 +175,8 @@ def main() -> None:
                 "kvpress": Worker(args.kvpress, "-m", "benchmarks.peers_kvpress", *words),
             }
             count = args.rounds or ROUNDS.get(length, min(ROUNDS.values()))
-            rows = merged(rows, measure(workers, length, count, int(args.memory * 2**30)))
+            made = measure(workers, length, count, able(length, int(args.memory * 2**30), args.methods))
+            rows = merged(rows, [row for row in made if row["method"] in args.methods])
             versions = {side: worker.versions for side, worker in workers.items()}
             for worker in workers.values():
                 worker.close()

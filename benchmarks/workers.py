@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,10 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """Let it end."""
+        """Let it end, if it has not."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
 
     def _answer(self) -> Any:
