@@ -1,4 +1,4 @@
-"""Where the fused kernels find a layer's packed entries: addresses of rows, and stretches of entries that share a program.
+"""Where the fused kernels find a layer's packed entries: addresses of rows, and the stretches that programs take.
 
 Made once when a layer is packed (and anew where its blocks change), never in a step. A *stretch* is a run of entries of
 one row; its program leaves sums in a *slot* per head, and all slots of a head are joined at the end.
@@ -17,8 +17,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from subtoken_train.kernels.bit_index import pack_bits, unpack_bits
 from subtoken_train.kernels.dense import stored_flags
-from subtoken_train.kernels.flag_bits import pack_flags, unpack_flags
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
 
 SHORTEST = 128  # entries of a stretch, at least
@@ -83,20 +83,21 @@ class RowTable:
     nbytes: int = 0
 
 
-def unserved(blocks: Sequence[Block], width: int, new: int) -> str | None:
+def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
     """Why the fused kernels cannot read these blocks, in words; None: they can.
 
     Args:
         blocks: of one layer.
-        width: of a head.
-        new: tokens that are new.
+        query_BHqd: what asks.
     """
+    new, width = query_BHqd.shape[2:]
     if width > 256:
-        return f"heads of {width} channels; they serve up to 256"
+        return f"heads of {width} channels (up to 256)"
+    if query_BHqd.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"{query_BHqd.dtype}"
     if new == 1 and any(block.pages is not None for block in blocks):
         return "pages that each step chooses"
-    kinds = {_bits(payload) for block in blocks for payload in block.payloads if len(payload.data)}
-    if len(kinds) > 1:
+    if len({_bits(payload) for block in blocks for payload in block.payloads}) > 1:
         return "entries of unlike precision in one layer"
     return None
 
@@ -182,24 +183,30 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
         Field.STRETCHES: (-(-part.entries // stretch), 0),
     }
     if isinstance(values, Payload):
-        return dict.fromkeys(Field, (0, 0)) | columns | {
-            Field.VALUES: of_rows(values.data), Field.VALUE_SCALES: of_rows(values.scale)
-        }
+        return (
+            dict.fromkeys(Field, (0, 0))
+            | columns
+            | {Field.VALUES: of_rows(values.data), Field.VALUE_SCALES: of_rows(values.scale)}
+        )
     flags, piece_bit = values.index, values.piece_bit
     if flags.dtype != torch.uint8:
-        flags, piece_bit = pack_flags(stored_flags(values)), torch.arange(len(piece_bit), device=flags.device).int()
+        flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=flags.device).int()
         held += [flags, piece_bit]
-    starts = _starts(unpack_flags(flags, part.entries), piece_bit, values.offsets, stretch)
+    starts = _starts(unpack_bits(flags, part.entries), piece_bit, values.offsets, stretch)
     held.append(starts)
     pieces = values.pieces
-    return dict.fromkeys(Field, (0, 0)) | columns | {
-        Field.VALUES: (pieces.data.data_ptr(), 0),
-        Field.VALUE_SCALES: (0 if pieces.scale is None else pieces.scale.data_ptr(), 0),
-        Field.FLAGS: of_rows(flags),
-        Field.FLAG_BYTES: (flags.shape[-1], 0),
-        Field.PIECE_BIT: (piece_bit.data_ptr(), 0),
-        Field.STARTS: of_rows(starts),
-    }
+    return (
+        dict.fromkeys(Field, (0, 0))
+        | columns
+        | {
+            Field.VALUES: (pieces.data.data_ptr(), 0),
+            Field.VALUE_SCALES: (0 if pieces.scale is None else pieces.scale.data_ptr(), 0),
+            Field.FLAGS: of_rows(flags),
+            Field.FLAG_BYTES: (flags.shape[-1], 0),
+            Field.PIECE_BIT: (piece_bit.data_ptr(), 0),
+            Field.STARTS: of_rows(starts),
+        }
+    )
 
 
 def _starts(flags_RSM: Tensor, piece_bit: Tensor, offsets: Tensor, stretch: int) -> Tensor:

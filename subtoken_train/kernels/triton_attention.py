@@ -6,20 +6,21 @@ Legend: B batch, H query heads, h key-value heads, q new tokens, d head width, T
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from subtoken_train.kernels.fused_state import Workspace
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.row_table import RowTable
 from subtoken_train.kernels.tail import Tail
 from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
 
-BLOCK = 64  # entries of a tile
 TAIL_STRETCH = 512  # tail places of a program
+STAGES = 2  # tiles that are loaded ahead
 MOST_NEW = 16  # tokens of a launch; more go in several
 
 ELEMENTS = {
@@ -31,26 +32,7 @@ ELEMENTS = {
 }
 
 
-@dataclass
-class Workspace:
-    """Scratch of the fused kernels, shared by a cache's layers; grows where a launch needs more, and stays."""
-
-    held: dict[torch.device, Tensor] = field(default_factory=dict)
-
-    def take(self, size: int, device: torch.device) -> Tensor:
-        """``size`` numbers in fp32, whatever they were."""
-        there = self.held.get(device)
-        if there is None or len(there) < size:
-            there = self.held[device] = torch.empty(size, dtype=torch.float32, device=device)
-        return there[:size]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are held."""
-        return sum(x.nbytes for x in self.held.values())
-
-
-def fused_attention(
+def fused_decoding(
     query_BHqd: Tensor,
     table: RowTable,
     tail: Tail,
@@ -70,10 +52,12 @@ def fused_attention(
     """
     batch, heads, new, width = query_BHqd.shape
     out_BqHd = query_BHqd.new_empty(batch, new, heads, width)
-    for start in range(0, new, MOST_NEW):
-        stop = min(start + MOST_NEW, new)
-        rows = query_BHqd[:, :, start:stop], out_BqHd[:, start:stop]
-        _launch(*rows, new - stop, table, tail, scale, reach, workspace)
+    device = query_BHqd.device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where Triton launches
+        for start in range(0, new, MOST_NEW):
+            stop = min(start + MOST_NEW, new)
+            rows = query_BHqd[:, :, start:stop], out_BqHd[:, start:stop]
+            _launch(*rows, new - stop, table, tail, scale, reach, workspace)
     return out_BqHd.transpose(1, 2)
 
 
@@ -113,13 +97,28 @@ def _launch(
         BITS=table.bits, KEY_DTYPE=ELEMENTS[table.key_dtype], VALUE_DTYPE=ELEMENTS[table.value_dtype],
         ALIGNED=table.aligned, CUT=table.cut,
         PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
-        TILE=tile, BLOCK=BLOCK, KEY_TILE=max(16, _power(width)), PIECE_COUNT=pieces,
-        PIECE_TILE=max(_power(table.piece), 16 // pieces),
+        TILE=tile, BLOCK=entries_of_tile(width, pieces, query_BHqd.dtype), KEY_TILE=max(16, _power(width)),
+        PIECE_COUNT=pieces, PIECE_TILE=max(_power(table.piece), 16 // pieces), num_stages=STAGES,
+        num_warps=warps(query_BHqd.dtype),
     )  # fmt: skip
     join_stretches[(batch * kv_heads, group * new)](
         sums, peaks, table.owners, table.slots, tail_stretches,
         out_BqHd, out_BqHd.stride(0), out_BqHd.stride(2), out_BqHd.stride(1), **shape, TILE=_power(width),
     )  # fmt: skip
+
+
+def entries_of_tile(width: int, pieces: int, dtype: torch.dtype) -> int:
+    """Entries of a tile: as many as leave keys, values and their places in registers and shared memory.
+
+    By compiling for compute capability 8.0 and 9.0: none of these spills registers in half precision.
+    """
+    vector = _power(width) * dtype.itemsize
+    return 16 if vector > 512 else 32 if vector > 256 or pieces > 32 else 64
+
+
+def warps(dtype: torch.dtype) -> int:
+    """Warps of a program."""
+    return 8 if dtype == torch.float32 else 4
 
 
 def _power(number: int) -> int:

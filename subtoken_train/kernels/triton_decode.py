@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from subtoken_train.kernels.row_table import Field
-from subtoken_train.kernels.triton_loads import load_pieces, load_vectors
+from subtoken_train.kernels.triton_entries import routed_entries, tail_entries, whole_entries
+from subtoken_train.kernels.triton_tiles import load_queries, value_channels
 
 FIELDS: tl.constexpr = tl.constexpr(len(Field))
 KEYS: tl.constexpr = tl.constexpr(int(Field.KEYS))
@@ -25,10 +26,6 @@ CHANNELS: tl.constexpr = tl.constexpr(int(Field.CHANNELS))
 VALUES: tl.constexpr = tl.constexpr(int(Field.VALUES))
 VALUE_SCALES: tl.constexpr = tl.constexpr(int(Field.VALUE_SCALES))
 FLAGS: tl.constexpr = tl.constexpr(int(Field.FLAGS))
-FLAG_BYTES: tl.constexpr = tl.constexpr(int(Field.FLAG_BYTES))
-PIECE_BIT: tl.constexpr = tl.constexpr(int(Field.PIECE_BIT))
-STARTS: tl.constexpr = tl.constexpr(int(Field.STARTS))
-STRETCHES: tl.constexpr = tl.constexpr(int(Field.STRETCHES))
 POSITIONS: tl.constexpr = tl.constexpr(int(Field.POSITIONS))
 ENTRIES: tl.constexpr = tl.constexpr(int(Field.ENTRIES))
 SAMPLE: tl.constexpr = tl.constexpr(int(Field.SAMPLE))
@@ -37,41 +34,8 @@ SLOTS: tl.constexpr = tl.constexpr(int(Field.SLOTS))
 
 
 @triton.jit
-def _softmax(scores, seen, peak, total, sums):
-    """Weights of one more tile, and the running maximum, total and sums brought to its scale (base 2)."""
-    scores = tl.where(seen, scores, float("-inf"))
-    highest = tl.maximum(peak, tl.max(scores, 1))
-    base = tl.where(highest == float("-inf"), 0.0, highest)  # nothing seen so far: no NaN
-    weights, shrink = tl.exp2(scores - base[:, None]), tl.exp2(peak - base)
-    return weights, highest, total * shrink + tl.sum(weights, 1), sums * shrink[:, None]
-
-
-@triton.jit
-def _scores(
-    asked, keys, scales, vector, inside, channel, stored, width, positions, entry, own, window, scale,
-    BITS: tl.constexpr, WINDOW: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Scores [r, n] of one tile of stored keys, and which of its entries each query row sees, [r, n] or [1, n]."""
-    key = load_vectors(keys, scales, vector, inside, channel, stored, width, BITS, DTYPE)
-    scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
-    seen = inside[None, :]
-    if WINDOW:
-        stands = tl.load(positions + entry, mask=inside, other=0)
-        seen = seen & (own[:, None] - stands[None, :] < window)
-    return scores, seen
-
-
-@triton.jit
-def _value_channels(WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr):
-    """Value channels in the order of a tile's columns, piece by piece, and which columns are any."""
-    column = tl.arange(0, PIECE_COUNT * PIECE_TILE)
-    channel = column // PIECE_TILE * PIECE + column % PIECE_TILE
-    return channel, (column % PIECE_TILE < PIECE) & (channel < WIDTH)
-
-
-@triton.jit
 def _packed(
-    program, query, query_b, query_h, query_q, row_r, token_r, own_r, rows, items, first_position, window, scale,
+    program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window, scale,
     peak, total, sums,
     STRETCH: tl.constexpr, ROW_HEADS: tl.constexpr, GROUP: tl.constexpr, NEW: tl.constexpr, WIDTH: tl.constexpr,
     PIECE: tl.constexpr, BITS: tl.constexpr, KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr,
@@ -79,7 +43,6 @@ def _packed(
     PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
     """A stretch of packed entries: (slot, maximum, total, sums) of the tile's query rows."""
-    dtype = query.dtype.element_ty
     channel_k = tl.arange(0, KEY_TILE)
     item, of_row = items + program // ROW_HEADS * 4, program % ROW_HEADS
     row, first = rows + tl.load(item).to(tl.int64) * FIELDS, tl.load(item + 1)
@@ -100,89 +63,25 @@ def _packed(
     else:
         key_width: tl.constexpr = WIDTH
     stored_k = channel_k < key_width
-    heads_r = (tl.load(row + HEAD) + of_row) * GROUP + row_r // NEW
-    query_r = query + sample * query_b + heads_r * query_h + token_r * query_q
-    mask = (row_r < GROUP * NEW)[:, None] & stored_k[None, :]
-    asked = tl.load(query_r[:, None] + source_k[None, :], mask=mask, other=0)
+    head = tl.load(row + HEAD) + of_row
+    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, source_k, stored_k, GROUP, NEW)
     if WINDOW:
         own_r += tl.load(first_position + sample).to(tl.int32)
     before = of_row.to(tl.int64) * entries  # vectors of the row's heads before this one
     stop = tl.minimum(first + STRETCH, entries)
-    flags = tl.load(row + FLAGS)
-    if flags != 0:
-        flag_bytes, flags_of = tl.load(row + FLAG_BYTES), flags.to(tl.pointer_type(tl.uint8))
-        piece_p, within_w = tl.arange(0, PIECE_COUNT), tl.arange(0, PIECE_TILE)
-        owned_p, numbered_p = piece_p < WIDTH // PIECE, of_row * (WIDTH // PIECE) + piece_p
-        bit_p = tl.load(tl.load(row + PIECE_BIT).to(tl.pointer_type(tl.int32)) + numbered_p, mask=owned_p, other=0)
-        starts = tl.load(row + STARTS).to(tl.pointer_type(tl.int32)) + tl.load(item + 2)
-        next_p = tl.load(starts + numbered_p * tl.load(row + STRETCHES), mask=owned_p, other=0)
-        for start in range(first, stop, BLOCK):
-            entry = start + tl.arange(0, BLOCK)
-            inside = entry < stop
-            scores, seen = _scores(
-                asked, keys, key_scales, before + entry, inside, channel_k, stored_k, key_width, positions, entry,
-                own_r, window, scale, BITS, WINDOW, dtype,
-            )  # fmt: skip
-            weights, peak, total, sums = _softmax(scores, seen, peak, total, sums)
-            byte = flags_of + bit_p[None, :] * flag_bytes + (entry // 8)[:, None]
-            bits = tl.load(byte, mask=inside[:, None] & owned_p[None, :], other=0).to(tl.int32)
-            stored = (bits >> (entry % 8)[:, None]) & 1
-            number = next_p[None, :] + tl.cumsum(stored, 0) - stored
-            next_p += tl.sum(stored, 0)
-            value = load_pieces(values, value_scales, number, stored, within_w, PIECE, BITS, dtype)
-            value = tl.reshape(value, [BLOCK, PIECE_COUNT * PIECE_TILE])
-            sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
+    if tl.load(row + FLAGS) != 0:
+        peak, total, sums = routed_entries(
+            asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r,
+            window, scale, channel_k, stored_k, key_width, peak, total, sums,
+            WIDTH, PIECE, BITS, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
+        )  # fmt: skip
     else:
-        channel_v, real_v = _value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
-        for start in range(first, stop, BLOCK):
-            entry = start + tl.arange(0, BLOCK)
-            inside = entry < stop
-            scores, seen = _scores(
-                asked, keys, key_scales, before + entry, inside, channel_k, stored_k, key_width, positions, entry,
-                own_r, window, scale, BITS, WINDOW, dtype,
-            )  # fmt: skip
-            weights, peak, total, sums = _softmax(scores, seen, peak, total, sums)
-            value = load_vectors(values, value_scales, before + entry, inside, channel_v, real_v, WIDTH, BITS, dtype)
-            sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
+        peak, total, sums = whole_entries(
+            asked, keys, key_scales, values, value_scales, before, first, stop, positions, own_r, window, scale,
+            channel_k, stored_k, key_width, peak, total, sums,
+            WIDTH, PIECE, BITS, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
+        )  # fmt: skip
     return slot.to(tl.int64), peak, total, sums
-
-
-@triton.jit
-def _late(
-    late, query, query_b, query_h, query_q, row_r, token_r, own_r, tail_keys, tail_values, tail_b, tail_h, tail_t,
-    tail_start, count, window, slots, tail_stretches, scale, peak, total, sums,
-    TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, NEW: tl.constexpr, WIDTH: tl.constexpr,
-    PIECE: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
-    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
-):  # fmt: skip
-    """The same of a stretch of the tail, which is causal; a padded place sees itself."""
-    dtype = query.dtype.element_ty
-    channel_k = tl.arange(0, KEY_TILE)
-    channel_v, real_v = _value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
-    owner, first = late // tail_stretches, late % tail_stretches * TAIL_STRETCH
-    sample, head = (owner // KV_HEADS).to(tl.int64), owner % KV_HEADS
-    query_r = query + sample * query_b + (head * GROUP + row_r // NEW) * query_h + token_r * query_q
-    mask = (row_r < GROUP * NEW)[:, None] & (channel_k < WIDTH)[None, :]
-    asked = tl.load(query_r[:, None] + channel_k[None, :], mask=mask, other=0)
-    of_head, own = sample * tail_b + head * tail_h, own_r[:, None]
-    stop = tl.minimum(first + TAIL_STRETCH, count)
-    for start in range(first, stop, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        inside = place < stop
-        of_place = of_head + place.to(tl.int64)[:, None] * tail_t
-        there = inside[:, None] & (channel_k < WIDTH)[None, :]
-        key = tl.load(tail_keys + of_place + channel_k[None, :], mask=there, other=0).to(dtype)
-        scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
-        seen = inside[None, :] & (place[None, :] <= own)
-        if PADDED:
-            seen = (seen & (place[None, :] >= tl.load(tail_start + sample))) | (place[None, :] == own)
-        if WINDOW:
-            seen = seen & (own - place[None, :] < window)
-        weights, peak, total, sums = _softmax(scores, seen, peak, total, sums)
-        valued = inside[:, None] & real_v[None, :]
-        value = tl.load(tail_values + of_place + channel_v[None, :], mask=valued, other=0).to(dtype)
-        sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
-    return (slots + late).to(tl.int64), peak, total, sums
 
 
 @triton.jit(do_not_specialize=["length", "later", "packed_programs", "window", "slots", "tail_stretches"])
@@ -205,26 +104,25 @@ def attend_stretch(
     """
     program = tl.program_id(0)
     row_r = tl.program_id(1) * TILE + tl.arange(0, TILE)  # of the head's GROUP * NEW query rows
-    token_r = row_r % NEW
     peak = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     sums = tl.zeros([TILE, PIECE_COUNT * PIECE_TILE], tl.float32)
     count = tl.load(written).to(tl.int32) if FIXED else length
-    own_r = count - later - NEW + token_r  # places of the new tokens in the tail
+    own_r = count - later - NEW + row_r % NEW  # places of the new tokens in the tail
     if program < packed_programs:
         slot, peak, total, sums = _packed(
-            program, query, query_b, query_h, query_q, row_r, token_r, own_r, rows, items, first_position, window,
+            program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window,
             scale, peak, total, sums, STRETCH, ROW_HEADS, GROUP, NEW, WIDTH, PIECE, BITS, KEY_DTYPE, VALUE_DTYPE,
             ALIGNED, CUT, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
     else:
-        slot, peak, total, sums = _late(
-            program - packed_programs, query, query_b, query_h, query_q, row_r, token_r, own_r, tail_keys, tail_values,
+        slot, peak, total, sums = tail_entries(
+            program - packed_programs, query, query_b, query_h, query_q, row_r, own_r, tail_keys, tail_values,
             tail_b, tail_h, tail_t, tail_start, count, window, slots, tail_stretches, scale, peak, total, sums,
             TAIL_STRETCH, KV_HEADS, GROUP, NEW, WIDTH, PIECE, PADDED, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
     out, real_r = slot * (GROUP * NEW) + row_r, row_r < GROUP * NEW
-    channel_v, real_v = _value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
+    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
     tl.store(part_sums + out[:, None] * WIDTH + channel_v[None, :], sums, mask=real_r[:, None] & real_v[None, :])
     tl.store(part_peaks + out * 2, peak, mask=real_r)
     tl.store(part_peaks + out * 2 + 1, total, mask=real_r)
