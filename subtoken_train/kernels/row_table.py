@@ -136,7 +136,9 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int) ->
     values = [part.payloads[1] for _, part in parts]
     made = [x for x in held if isinstance(x, Tensor)]
     return RowTable(
-        *tensors,
+        rows=tensors[0],
+        items=tensors[1],
+        owners=tensors[2],
         stretch=stretch,
         slots=slots,
         heads=heads,
@@ -212,9 +214,10 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
 def _starts(flags_RSM: Tensor, piece_bit: Tensor, offsets: Tensor, stretch: int) -> Tensor:
     """The number of the first piece that each stretch stores, int32 [R, P, J]."""
     padded = torch.nn.functional.pad(flags_RSM, (0, -flags_RSM.shape[-1] % stretch))
-    counts_RSJ = padded.unflatten(-1, (-1, stretch)).sum(-1)
+    counts_RSJ = padded.view(*padded.shape[:2], -1, stretch).sum(-1)
     before_RPJ = (counts_RSJ.cumsum(-1) - counts_RSJ).index_select(1, piece_bit)
-    return (before_RPJ + offsets.view(len(flags_RSM), -1, 1)).int()
+    starts_RPJ: Tensor = (before_RPJ + offsets.view(len(flags_RSM), -1, 1)).int()
+    return starts_RPJ
 
 
 def _slots(
