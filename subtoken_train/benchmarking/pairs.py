@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,21 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each action, in turns: every round runs each of them once, in an order that alternates."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
-    for turn in range(warmup + pairs):
-        names = list(actions) if turn % 2 == 0 else list(actions)[::-1]
-        for name in names:
-            _synchronise()
-            start = clock()
-            actions[name]()
-            _synchronise()
-            if turn >= warmup:
-                seconds[name].append(clock() - start)
+    for name, counts in turns(list(actions), pairs, warmup):
+        synchronise()
+        start = clock()
+        actions[name]()
+        synchronise()
+        if counts:
+            seconds[name].append(clock() - start)
     return seconds
+
+
+def turns(names: Sequence[str], pairs: int, warmup: int) -> Iterator[tuple[str, bool]]:
+    """Whose turn it is, and whether it counts: every round has each name once, in an order that alternates."""
+    for turn in range(warmup + pairs):
+        for name in names if turn % 2 == 0 else names[::-1]:
+            yield name, turn >= warmup
 
 
 def ratio(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[float, float, float]:
@@ -75,6 +80,7 @@ def write(record: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _synchronise() -> None:
+def synchronise() -> None:
+    """Wait for the GPU, where there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
