@@ -17,17 +17,18 @@ from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.cache.pack import with_index
+from subtoken_train.kernels.dense import dense_keys, dense_values, stored_flags
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
 
 
 def read_keys(blocks: list[Block], rows: int) -> Tensor:
     """Keys of all rows in the order of storage, [R, c, M, d]; 0 in cut channels, and after a row's last entry."""
-    return _dense(blocks, rows, _keys)
+    return _dense(blocks, rows, dense_keys)
 
 
 def read_values(blocks: list[Block], rows: int) -> Tensor:
     """Their values, 0 where a piece is not stored."""
-    return _dense(blocks, rows, _values)
+    return _dense(blocks, rows, lambda part, *_: dense_values(part))
 
 
 def _dense(blocks: list[Block], rows: int, read: Callable[[BlockPart, Block, int], Tensor]) -> Tensor:
@@ -38,35 +39,6 @@ def _dense(blocks: list[Block], rows: int, read: Callable[[BlockPart, Block, int
         held = torch.cat([read(part, block, dense.shape[-1]).to(dense.dtype) for part in block.parts], 2)
         dense[slice(None) if block.rows is None else block.rows, :, : held.shape[2]] = held
     return dense
-
-
-def _keys(part: BlockPart, block: Block, width: int) -> Tensor:
-    keys = part.keys.read()
-    if not part.cut:
-        return keys
-    assert block.channels is not None
-    index = block.channels.long()[:, :, None].expand_as(keys)
-    return keys.new_zeros(*keys.shape[:3], width).scatter(3, index, keys)
-
-
-def _values(part: BlockPart, block: Block, width: int) -> Tensor:
-    values = part.values
-    if isinstance(values, Payload):
-        return values.read()
-    flags_RPM, pieces = _flags(values), values.pieces.read()
-    dense = pieces.new_zeros(*flags_RPM.shape, pieces.shape[-1])
-    dense[flags_RPM] = pieces
-    by_head = dense.view(len(dense), block.heads, -1, part.entries, pieces.shape[-1])
-    return by_head.transpose(2, 3).reshape(len(dense), block.heads, part.entries, width)
-
-
-def _flags(values: RoutedValues) -> Tensor:
-    """Which pieces each entry stores, bool [R, P, M]."""
-    bounds = torch.tensor(values.bounds, device=values.offsets.device)
-    bag_n = torch.arange(len(values.offsets), device=bounds.device).repeat_interleave(bounds.diff())
-    flags = torch.zeros(len(values.offsets), values.entries, dtype=torch.bool, device=bounds.device)
-    flags[bag_n, values.places().long() % values.entries] = True
-    return flags.view(-1, len(values.piece_bit), values.entries)
 
 
 def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_R: Tensor, bits: int) -> list[Block]:
@@ -138,7 +110,7 @@ def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
     keys, values = _take(part.keys, index_RM), part.values
     if isinstance(values, Payload):
         return BlockPart(keys, _take(values, index_RM), part.cut)
-    flags_RPM = _flags(values)
+    flags_RPM = stored_flags(values)
     stays_n = mark_RM[:, None].expand_as(flags_RPM)[flags_RPM]
     kept_RPM = flags_RPM.gather(2, index_RM[:, None].expand(-1, flags_RPM.shape[1], -1))
     return BlockPart(keys, _found(values.pieces.select(stays_n), kept_RPM, values.piece_bit, keys), part.cut)
@@ -167,7 +139,7 @@ def _joined(parts: list[BlockPart], axis: int = 2) -> BlockPart:
     values = [part.values for part in parts if isinstance(part.values, RoutedValues)]
     if not values:
         return BlockPart(keys, _concatenated([_payload(part) for part in parts], axis), parts[0].cut)
-    flags_RPM, pieces = torch.cat([_flags(each) for each in values]), _concatenated([x.pieces for x in values], 0)
+    flags_RPM, pieces = torch.cat([stored_flags(each) for each in values]), _concatenated([x.pieces for x in values], 0)
     return BlockPart(keys, _found(pieces, flags_RPM, values[0].piece_bit, keys), parts[0].cut)
 
 

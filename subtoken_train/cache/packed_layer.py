@@ -21,9 +21,10 @@ from transformers.cache_utils import CacheLayerMixin
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
 from subtoken_train.cache.entries import keep_entries
 from subtoken_train.cache.entry_record import EntryRecord
-from subtoken_train.kernels.naive import packed_attention
+from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
+from subtoken_train.kernels.tail import Tail
 
 SLACK = 64  # tokens by which a full tail grows
 
@@ -91,7 +92,6 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
         """Attention of the last q tokens over everything stored, [B, H, q, d]; ``update`` comes first."""
-        keys, values = (tail[:, :, : self.tail_length] for tail in (self.keys, self.values))
         if self.record is not None:
             self.record.note(query_BHqd)
         blocks = self.blocks
@@ -102,7 +102,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             assert self.begins_B is not None
             first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
             reach = Reach(self.window, first_B)
-        return packed_attention(query_BHqd, blocks, keys, values, scale, self.tail_start_B, reach)
+        tail = Tail(self.keys, self.values, self.tail_length, self.tail_start_B)
+        return attend(query_BHqd, blocks, tail, scale, reach)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""

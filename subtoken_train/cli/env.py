@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from importlib.metadata import PackageNotFoundError, version
 
 from subtoken_train import __version__
+from subtoken_train.kernels.choice import choose_kernel
 
 HELP = "Versions and hardware, for bug reports."
 
@@ -40,14 +41,21 @@ def installed_version(package: str) -> str:
 
 
 def environment() -> dict[str, str | int | None]:
-    """What a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one."""
+    """What a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one.
+
+    ``kernel`` is the path that decoding takes here (``kernels/choice.py``), taking a driver for a device.
+
+    Raises:
+        ValueError: a path is forced that cannot run.
+    """
     return {
         "subtoken_train": __version__,
         "python": platform.python_version(),
         **{package: installed_version(package) for package in PACKAGES},
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "nvidia_smi": shutil.which("nvidia-smi"),
+        "nvidia_smi": (driver := shutil.which("nvidia-smi")),
+        "kernel": str(choose_kernel("cuda" if driver else "cpu")),
     }
 
 

@@ -1,1 +1,1 @@
-"""Attention on packed storage: ``naive`` is vectorised pure torch, for every device, and the ground truth."""
+"""Attention on packed storage: ``dispatch`` says which path runs, ``reference`` what all of them must equal."""

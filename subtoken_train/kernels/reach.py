@@ -31,18 +31,18 @@ class Reach:
         first_R = self.first_B if heads == 1 else self.first_B.repeat_interleave(heads)
         return Reach(self.size, first_R if rows is None else first_R[rows])
 
-    def hidden(self, block: Block, tail: int, new: int, columns: int) -> Tensor:
+    def hidden(self, block: Block, tail: int, own_q: Tensor, columns: int) -> Tensor:
         """What the query rows of a block do not see for the window's sake, bool [R, 1, N, G].
 
         Args:
             block: whose parts have positions.
             tail: T.
-            new: tokens that are new, the last of the tail.
+            own_q: places of the q new tokens in the tail.
             columns: G.
         """
         first_R1 = self.first_B[:, None]
         places_T = torch.arange(tail, device=first_R1.device)
         stored = [part.position_RM for part in block.parts if part.position_RM is not None]
         position_RN = torch.cat([*stored, first_R1 + places_T], 1)
-        own_RG = first_R1 + places_T[tail - new :].repeat(columns // new)
+        own_RG = first_R1 + own_q.repeat(columns // len(own_q))
         return (own_RG[:, None, None] - position_RN[:, None, :, None]) >= self.size

@@ -5,14 +5,19 @@ import torch
 
 from subtoken_train.cache.by_sample import sample_shares, select_samples
 from subtoken_train.cache.paging import PageReading, with_pages
-from subtoken_train.kernels.naive import packed_attention
+from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
+from subtoken_train.kernels.tail import Tail
 from tests.support.helpers import random_scores
 
 
 def block_of(rows, length, heads=2, numbers=None, seed=0, bits=0):
     keys, values = random_scores(seed, rows, heads, length, 4), random_scores(seed + 1, rows, heads, length, 4)
     return Block(numbers, [BlockPart(Payload.store(keys, bits), Payload.store(values, bits))])
+
+
+def only(states):
+    return Tail(states, states, states.shape[2])
 
 
 def marks(*spans, length):
@@ -69,10 +74,10 @@ def test_a_choice_of_samples_takes_their_pages_along():
     blocks = with_pages([block_of(3, 16)], reading)
     chosen = select_samples(blocks, [2, 1, 1], kv_heads=2)
     query, tail = random_scores(3, 3, 4, 1, 4), random_scores(4, 3, 2, 1, 4)
-    before = packed_attention(query[[2, 1, 1]], chosen, tail, tail, 0.5)
+    before = packed_attention(query[[2, 1, 1]], chosen, only(tail), 0.5)
     for i, sample in enumerate([2, 1, 1]):
         alone = select_samples(blocks, [sample], kv_heads=2)
-        found = packed_attention(query[[sample]], alone, tail[[i]], tail[[i]], 0.5)
+        found = packed_attention(query[[sample]], alone, only(tail[[i]]), 0.5)
         assert torch.allclose(before[[i]], found, atol=1e-6)
 
 
@@ -92,8 +97,9 @@ def test_several_tokens_at_a_time_read_everything():
     query, tail = random_scores(3, 1, 2, 3, 4), random_scores(4, 1, 2, 3, 4)
     plain = Block(None, block.parts)
     assert torch.equal(
-        packed_attention(query, [paged], tail, tail, 0.5), packed_attention(query, [plain], tail, tail, 0.5)
+        packed_attention(query, [paged], only(tail), 0.5),
+        packed_attention(query, [plain], only(tail), 0.5),
     )
     one, tail = query[:, :, :1], tail[:, :, :1]
-    read = packed_attention(one, [paged], tail, tail, 0.5)
-    assert not torch.allclose(read, packed_attention(one, [plain], tail, tail, 0.5))
+    read = packed_attention(one, [paged], only(tail), 0.5)
+    assert not torch.allclose(read, packed_attention(one, [plain], only(tail), 0.5))

@@ -13,9 +13,11 @@ from subtoken_train.inference.accounting import account
 from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
-from subtoken_train.kernels.naive import packed_attention
+from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reach import Reach
+from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
+from subtoken_train.kernels.tail import Tail
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import WINDOW, text_batch, text_family
@@ -24,9 +26,10 @@ from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 CELL = PLAIN_CELL | {"family": "qwen2_window", "batch": "three_left"}
 
 
+@pytest.mark.parametrize("attend", [packed_attention, reference_attention])
 @pytest.mark.parametrize("new", [1, 3])
 @pytest.mark.parametrize("shared", [True, False])
-def test_attention_in_a_window_is_a_plain_loop(new, shared):
+def test_attention_in_a_window_is_a_plain_loop(new, shared, attend):
     """Entries with gaps between them, tails that start at unlike positions and one that is padded."""
     torch.manual_seed(0)
     heads, entries, tail, size = 2, 9, 5, 8
@@ -36,7 +39,7 @@ def test_attention_in_a_window_is_a_plain_loop(new, shared):
     begins, padded = torch.tensor([20, 22]), torch.tensor([0, 2])
     own = [keys, values] if shared else [x.flatten(0, 1)[:, None] for x in (keys, values)]
     block = Block(None, [BlockPart(Payload.store(own[0]), Payload.store(own[1]), False, places)])
-    got = packed_attention(query, [block], tail_keys, tail_values, 0.25, padded, Reach(size, begins - padded))
+    got = attend(query, [block], Tail(tail_keys, tail_values, tail, padded), 0.25, Reach(size, begins - padded))
     for b in range(2):
         for head in range(4):
             row = places[b if shared else b * heads + head // 2].tolist()

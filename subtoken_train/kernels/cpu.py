@@ -1,4 +1,4 @@
-"""Attention of new tokens on packed storage, in pure torch.
+"""Attention of new tokens on packed storage in pure torch, tuned for CPUs; it runs on every device.
 
 Keys are read where they lie; of the values only stored pieces are read, and nothing of the values' full size is ever
 made. The only index work of a step is to gather the probabilities that meet the stored pieces.
@@ -19,43 +19,22 @@ from torch import Tensor
 from subtoken_train.kernels.paged import read_pages
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
+from subtoken_train.kernels.tail import Tail
 
 FEW = 2  # query rows of a head up to which a CPU multiplies matrices in a batch faster than one alone
 MANY = 4  # query rows of a head from which one product per piece beats one bag per query row
 
 
 def packed_attention(
-    query_BHqd: Tensor,
-    blocks: Sequence[Block],
-    tail_keys_BhTd: Tensor,
-    tail_values_BhTd: Tensor,
-    scale: float,
-    tail_start_B: Tensor | None = None,
-    reach: Reach | None = None,
+    query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail, scale: float, reach: Reach | None = None
 ) -> Tensor:
-    """Attention of the last q tokens over packed entries and the tail, [B, H, q, d].
-
-    Args:
-        query_BHqd: rotated queries of the new tokens.
-        blocks: the prompt's entries; every row of the batch is in exactly one block. All are seen by every new token.
-        tail_keys_BhTd: keys of everything since the prompt, the q new tokens last; causal.
-        tail_values_BhTd: their values.
-        scale: factor of the scores.
-        tail_start_B: first real token of each sample's tail, where tails are padded on the left; padding is seen by
-            nothing but itself.
-        reach: a window, in which every new token sees entries and tail; None: all of them.
-
-    Everything is computed in the queries' dtype; under autocast in autocast's, and so is the result, as in torch's own
-    attention.
-    """
-    device = query_BHqd.device.type
-    if torch.is_autocast_enabled(device):
-        lower = query_BHqd.to(torch.get_autocast_dtype(device))
-        with torch.autocast(device, enabled=False):
-            return packed_attention(lower, blocks, tail_keys_BhTd, tail_values_BhTd, scale, tail_start_B, reach)
-    tail_keys_BhTd, tail_values_BhTd = tail_keys_BhTd.to(query_BHqd.dtype), tail_values_BhTd.to(query_BHqd.dtype)
+    """Attention of the last q tokens over packed entries and the tail, [B, H, q, d]; arguments as of ``attend``."""
+    tail_keys_BhTd, tail_values_BhTd = (x.to(query_BHqd.dtype) for x in (tail.keys, tail.values))
+    tail_start_B = tail.start_B
     batch, heads, new, width = query_BHqd.shape
     kv_heads = tail_keys_BhTd.shape[1]
+    sees_all = new == 1 and tail.start_B is None and tail.written is None and reach is None
+    own = None if sees_all else tail.own_places(new)
     grouped = query_BHqd.reshape(batch, kv_heads, heads // kv_heads * new, width)
     out = grouped.new_empty(grouped.shape)  # contiguous, whatever the queries' strides are
     lone: list[Block] = []
@@ -70,19 +49,24 @@ def packed_attention(
         start = tail_start_B if shared or tail_start_B is None else tail_start_B.repeat_interleave(kv_heads)
         near = None if reach is None else reach.of_rows(block.rows, 1 if shared else kv_heads)
         if block.rows is None:
-            return _attend(block, by_row, scale, new, start, near).reshape(query_BHqd.shape)
+            return _attend(block, by_row, scale, own, start, near).reshape(query_BHqd.shape)
         start = None if start is None else start[block.rows]
-        result = _attend(block, [x.index_select(0, block.rows) for x in by_row], scale, new, start, near)
+        result = _attend(block, [x.index_select(0, block.rows) for x in by_row], scale, own, start, near)
         (out if shared else out.view(-1, 1, *out.shape[2:])).index_copy_(0, block.rows, result)
     if lone:
         start = None if tail_start_B is None else tail_start_B.repeat_interleave(kv_heads)
         states = [x.flatten(0, 1) for x in (grouped, tail_keys_BhTd, tail_values_BhTd)]
-        _attend_heads(lone, states, scale, new, start, out.view(-1, *out.shape[2:]))
+        _attend_heads(lone, states, scale, own, start, out.view(-1, *out.shape[2:]))
     return out.reshape(query_BHqd.shape)
 
 
 def _attend_heads(
-    blocks: Sequence[Block], states: Sequence[Tensor], scale: float, new: int, start_R: Tensor | None, out_RGd: Tensor
+    blocks: Sequence[Block],
+    states: Sequence[Tensor],
+    scale: float,
+    own_q: Tensor | None,
+    start_R: Tensor | None,
+    out_RGd: Tensor,
 ) -> None:
     """Heads of unequal counts, a block each: what ``_attend`` does, with few operations for each head.
 
@@ -91,7 +75,7 @@ def _attend_heads(
     """
     query_RGd, tail_keys, tail_values = states
     query_RGd = query_RGd * scale
-    tail = _causal((tail_keys @ query_RGd.mT)[:, None], new, start_R).unbind(0)
+    tail = _causal((tail_keys @ query_RGd.mT)[:, None], own_q, start_R).unbind(0)
     queries, rows = query_RGd[:, None, None].unbind(0), [block.numbers[0] for block in blocks if block.numbers]
     logits: list[Tensor] = []
     for block, row in zip(blocks, rows, strict=True):
@@ -134,23 +118,29 @@ def _scores_of_head(query_11Gd: Tensor, part: BlockPart) -> list[Tensor]:
 
 
 def _attend(
-    block: Block, states: Sequence[Tensor], scale: float, new: int, start_R: Tensor | None, reach: Reach | None
+    block: Block,
+    states: Sequence[Tensor],
+    scale: float,
+    own_q: Tensor | None,
+    start_R: Tensor | None,
+    reach: Reach | None,
 ) -> Tensor:
     """One block's rows: scores over all its parts, one softmax, then each part's values, [R, c, G * q, d].
 
     ``states`` are the rows' queries [R, c, G * q, d] and their tail's keys and values [R, c, T, d].
     """
     query, tail_keys, tail_values = states
-    if block.pages is not None and new == 1:
+    if block.pages is not None and (own_q is None or len(own_q) == 1):
         block = read_pages(block, query)
     query = query * scale
     thin = query if block.channels is None else _channels_of(query, block.channels)
     stretches = [_scores(thin if part.cut else query, part.keys) for part in block.parts]
     logits = [scores for of_part in stretches for scores in of_part]
-    logits.append(_causal(tail_keys @ query.transpose(-1, -2), new, start_R))
+    logits.append(_causal(tail_keys @ query.transpose(-1, -2), own_q, start_R))
     scores = torch.cat(logits, dim=2)
     if reach is not None:
-        scores = scores.masked_fill(reach.hidden(block, tail_keys.shape[2], new, query.shape[2]), -torch.inf)
+        assert own_q is not None
+        scores = scores.masked_fill(reach.hidden(block, tail_keys.shape[2], own_q, query.shape[2]), -torch.inf)
     joined = scores.softmax(2, dtype=torch.float32).to(query.dtype)
     weights = joined.split_with_sizes([*(part.entries for part in block.parts), tail_keys.shape[2]], 2)
     out: Tensor = weights[-1].transpose(-1, -2) @ tail_values
@@ -186,16 +176,17 @@ def _scores(query_RcGd: Tensor, keys: Payload) -> list[Tensor]:
     return [vectors @ turned for _, vectors in _stretches(keys, turned.dtype)]
 
 
-def _causal(scores_RcTG: Tensor, new: int, start_R: Tensor | None) -> Tensor:
-    """Hide from each of the last ``new`` tokens those that come after it; the query axis is G * new, new fastest.
+def _causal(scores_RcTG: Tensor, own_q: Tensor | None, start_R: Tensor | None) -> Tensor:
+    """Hide from each new token, which stands at its own place, those that come after it; None: nothing is hidden.
 
-    Padding before ``start_R`` is hidden too; a row of padding sees itself, because one that sees nothing turns NaN.
+    The query axis is G * new, new fastest. Padding before ``start_R`` is hidden too; a row of padding sees itself,
+    because one that sees nothing turns NaN.
     """
-    if new == 1 and start_R is None:
+    if own_q is None:
         return scores_RcTG
     length, columns = scores_RcTG.shape[2:]
     places_T = torch.arange(length, device=scores_RcTG.device)[:, None]
-    own_G = length - new + torch.arange(new, device=scores_RcTG.device).repeat(columns // new)
+    own_G = own_q.repeat(columns // len(own_q))
     hidden = places_T > own_G
     if start_R is not None:
         hidden = hidden | (places_T < start_R[:, None, None, None]) & (places_T != own_G)

@@ -27,9 +27,13 @@ def compare(state, query_heads: int, tail: int, new: int, seed: int, bound: floa
     tail_key, tail_value = (states(seed + i, len(state.key), kv_heads, tail, width, dtype) for i in (1, 2))
     query = states(seed + 3, len(state.key), kv_heads * query_heads, new, width, dtype)
     layer.update(tail_key, tail_value)
-    got = layer.attend(query, width**-0.5)
-    assert got.dtype == dtype
-    assert (got.float() - masked_attention(state, query, tail_key, tail_value)).abs().max() < bound
+    expected = masked_attention(state, query, tail_key, tail_value)
+    for path in ("cpu", "reference"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SUBTOKEN_KERNEL", path)
+            got = layer.attend(query, width**-0.5)
+        assert got.dtype == dtype
+        assert (got.float() - expected).abs().max() < bound
 
 
 @settings(max_examples=120, deadline=None)

@@ -1,0 +1,58 @@
+"""Which path attends over packed storage, and why; said here and nowhere else. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+VARIABLE = "SUBTOKEN_KERNEL"
+"""Environment variable that forces a path."""
+PATHS = ("reference", "cpu", "triton")
+"""Everything written out; pure torch, tuned for CPUs and running anywhere; fused kernels."""
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """A path and the reason for it, in words.
+
+    Attributes:
+        path: one of ``PATHS``.
+        why: follows "because".
+        forced: whether ``SUBTOKEN_KERNEL`` names it.
+    """
+
+    path: str
+    why: str
+    forced: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.why})"
+
+
+def choose_kernel(device: str) -> KernelChoice:
+    """The path for storage on a device of a type (``cuda``, ``cpu``, ...).
+
+    Raises:
+        ValueError: ``SUBTOKEN_KERNEL`` names no path, or ``triton`` where it cannot run.
+    """
+    forced, there = os.environ.get(VARIABLE), find_spec("triton") is not None
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if forced:
+        if forced not in PATHS:
+            raise ValueError(f"{VARIABLE}={forced}: no such path; take one of {', '.join(PATHS)}, or unset it")
+        if forced == "triton" and not there:
+            raise ValueError(
+                f"{VARIABLE}=triton: triton is not installed; pip install 'subtoken_train[gpu]', or unset it"
+            )
+        if forced == "triton" and device != "cuda" and not interpreted:
+            raise ValueError(
+                f"{VARIABLE}=triton: the cache lies on {device!r}, and these kernels run on CUDA; unset it, or set "
+                "TRITON_INTERPRET=1 to interpret them, slowly"
+            )
+        return KernelChoice(forced, f"{VARIABLE} says so", forced=True)
+    if device != "cuda":
+        return KernelChoice("cpu", f"the device is {device}")
+    if not there:
+        return KernelChoice("cpu", "triton is not installed")
+    return KernelChoice("triton", "the device is cuda")
