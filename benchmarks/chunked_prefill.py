@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from subtoken_train.benchmarking.pairs import hardware, write
+from benchmarks.pairs import hardware, write
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction

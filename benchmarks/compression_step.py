@@ -27,8 +27,8 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from benchmarks.pairs import cell, hardware, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH
-from subtoken_train.benchmarking.pairs import cell, hardware, ratio, write
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.evictions import build_eviction

@@ -25,7 +25,7 @@ from typing import Any
 import datasets
 from torch.utils.data import DataLoader, get_worker_info
 
-from subtoken_train.benchmarking.pairs import hardware, write
+from benchmarks.pairs import hardware, write
 from subtoken_train.datasets.record_index import open_index
 from subtoken_train.datasets.records import InstructionRecords
 

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
+from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
-from subtoken_train.benchmarking.pairs import cell, hardware, interleaved, ratio, write
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention

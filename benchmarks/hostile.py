@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.benchmarking.pairs import hardware
+from benchmarks.pairs import hardware
 from tests.hostile.campaign import plan, run_cases
 from tests.hostile.case import Expect, Outcome, Verdict
 from tests.hostile.figures import counts, table

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.pairs import hardware, write
 from benchmarks.run_server import RunServer
-from subtoken_train.benchmarking.pairs import hardware, write
 
 ROOT = Path(__file__).resolve().parent.parent
 FILLER_LEAVES = 200_000  # bytes: log lines still fit, a checkpoint does not

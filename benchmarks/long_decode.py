@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from subtoken_train.benchmarking.pairs import hardware, interleaved, ratio, write
+from benchmarks.pairs import hardware, interleaved, ratio, write
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS
-from subtoken_train.benchmarking.pairs import cell, hardware, interleaved, ratio, write
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.paging import PageReading, with_pages

@@ -24,8 +24,8 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaModel
 from transformers.masking_utils import create_causal_mask
 
+from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH, llama_config
-from subtoken_train.benchmarking.pairs import cell, hardware, interleaved, ratio, write
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.prompt_pass import layer_plan

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.decode import GROUPS, KEPT, LAYERS, Decoder
+from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS
-from subtoken_train.benchmarking.pairs import cell, hardware, interleaved, ratio, write
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.prompt_pass import layer_plan

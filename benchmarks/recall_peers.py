@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.pairs import hardware, write
 from benchmarks.recall_sets import compare_sets
-from subtoken_train.benchmarking.pairs import hardware, write
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from subtoken_train.benchmarking import pairs
+from benchmarks import pairs
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 RESULTS = FOLDER / "results"

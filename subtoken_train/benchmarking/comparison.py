@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from subtoken_train.benchmarking.copy_share import copy_shares
+from subtoken_train.benchmarking.dense_sides import dense_sides
 from subtoken_train.benchmarking.rounds import measure, ratios
-from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
+from subtoken_train.benchmarking.sides import PackedSide, Side
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -72,12 +71,6 @@ def hardware() -> dict[str, Any]:
         "gpu": gpu,
         "torch": torch.__version__,
     }
-
-
-def write(record: Mapping[str, Any], path: Path) -> None:
-    """Write a record as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def synchronise() -> None:

@@ -29,8 +29,8 @@ from subtoken_train.benchmarking.sides import HeldBytes, PackedSide, Side
 Clock = Callable[[], float]
 PEAK_ON_GPU = "torch.cuda.max_memory_allocated over prompt and steps: weights, prompts, cache, activations"
 PEAK_ELSEWHERE = (
-    "peak of live tensors over prompt and steps: weights, prompts, cache, activations; a kernel's own scratch memory is "
-    "not seen"
+    "peak of live tensors over prompt and steps: weights, prompts, cache, activations; a kernel's own scratch memory "
+    "is not seen"
 )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from subtoken_train.benchmarking.comparison import Subject
     from subtoken_train.benchmarking.random_backbones import Shrink
     from subtoken_train.benchmarking.synthetic_prompts import PromptParts
-    from subtoken_train.cli.benchmark_source import Source
+    from subtoken_train.cli.benchmark_source import BenchmarkSource
 
 HELP = """Time prompts and decoding on this machine, and count bytes.
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         check_positions(source.layout.family, parts, args.new_tokens)
     subject = Subject.of(source.load(device), source.compression)
     record = _head(args, source, subject)
-    print(plain(record["title"]), flush=True)
+    print(plain(f"{record['title']}; kernel {record['kernel']}"), flush=True)
     if args.table8:
         from subtoken_train.benchmarking.latency_protocol import departures
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rows(
-    args: argparse.Namespace, source: Source, subject: Subject, prompts: list[PromptParts]
+    args: argparse.Namespace, source: BenchmarkSource, subject: Subject, prompts: list[PromptParts]
 ) -> Iterator[dict[str, Any]]:
     """Measured rows, each printed as it is there."""
     from subtoken_train.benchmarking.benchmark_table import row_lines
@@ -123,11 +123,12 @@ def _rows(
                 yield row
 
 
-def _head(args: argparse.Namespace, source: Source, subject: Subject) -> dict[str, Any]:
+def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
     """What a record says of the run."""
     from subtoken_train.benchmarking.pairs import hardware
     from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU
     from subtoken_train.cli.env import environment
+    from subtoken_train.kernels.choice import choose_kernel
 
     family, dtype = subject.family, source.backbone.dtype
     on_gpu, layers = family.device.type == "cuda", family.shape.num_layers
@@ -143,6 +144,7 @@ def _head(args: argparse.Namespace, source: Source, subject: Subject) -> dict[st
         "dtype": dtype,
         "random": args.random,
         "layers": layers,
+        "kernel": str(choose_kernel(family.device.type)),
         "peak_bytes_are": PEAK_ON_GPU if on_gpu else PEAK_ELSEWHERE,
         "rows": [],
     }

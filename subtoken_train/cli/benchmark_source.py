@@ -25,7 +25,7 @@ from subtoken_train.reducers import build_reducer
 
 
 @dataclass(frozen=True)
-class Source:
+class BenchmarkSource:
     """A model that can be looked at without its weights.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source:
     load: Callable[[torch.device], CompressedBackbone]
 
 
-def source_of(args: Namespace, shrink: Shrink) -> Source:
+def source_of(args: Namespace, shrink: Shrink) -> BenchmarkSource:
     """What the options name, with its compression; no weights of a backbone are read.
 
     Args:
@@ -62,7 +62,7 @@ def _spec(args: Namespace, **model: Any) -> ArmSpec:
     return ArmSpec(**{**arm_options(args), **model}, written="flag")
 
 
-def _adapter(args: Namespace) -> Source:
+def _adapter(args: Namespace) -> BenchmarkSource:
     spec = _spec(args, adapter=args.adapter)
     if spec.overrides:
         raise ValueError(
@@ -82,14 +82,16 @@ def _adapter(args: Namespace) -> Source:
             return put(random_family(backbone, Shrink(), device)).to(device).eval()
         return spec.load(str(device)).backbone
 
-    return Source(_adapter_words(args, config), backbone, put(layout_family(backbone)), spec.compression(), load)
+    return BenchmarkSource(
+        _adapter_words(args, config), backbone, put(layout_family(backbone)), spec.compression(), load
+    )
 
 
 def _adapter_words(args: Namespace, config: AdapterConfig) -> str:
     return f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
 
 
-def _backbone(args: Namespace, shrink: Shrink) -> Source:
+def _backbone(args: Namespace, shrink: Shrink) -> BenchmarkSource:
     if find_adapter(args.model, None) is not None:
         raise ValueError(f"--model {args.model} is an adapter; write --adapter {args.model}")
     spec = _spec(args, backbone=args.model)
@@ -102,10 +104,10 @@ def _backbone(args: Namespace, shrink: Shrink) -> Source:
         return spec.load(str(device)).backbone
 
     layout = CompressedBackbone(layout_family(backbone, shrink.apply if args.random else None), reducer)
-    return Source(f"backbone {args.model}", backbone, layout, spec.compression(), load)
+    return BenchmarkSource(f"backbone {args.model}", backbone, layout, spec.compression(), load)
 
 
-def _recipe(args: Namespace, shrink: Shrink) -> Source:
+def _recipe(args: Namespace, shrink: Shrink) -> BenchmarkSource:
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.training.preflight import lay_out
 
@@ -126,4 +128,4 @@ def _recipe(args: Namespace, shrink: Shrink) -> Source:
             layout = module.lay_out(layout_family(backbone, shrink.apply))[0]
     else:
         layout = lay_out(module)
-    return Source(f"recipe {args.config}, untrained, on {backbone.path}", backbone, layout, compression, load)
+    return BenchmarkSource(f"recipe {args.config}, untrained, on {backbone.path}", backbone, layout, compression, load)

@@ -36,6 +36,7 @@ COMMANDS = (
     "evaluate",
     "report",
     "generate",
+    "benchmark",
     "calibrate",
     "diagnose",
     "export",

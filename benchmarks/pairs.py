@@ -1,0 +1,18 @@
+"""Interleaved timing of two or more things (the package's own, ``benchmarking/pairs.py``), and a program's record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.benchmarking.pairs import cell, hardware, interleaved, ratio
+
+__all__ = ["cell", "hardware", "interleaved", "ratio", "write"]
+
+
+def write(record: Mapping[str, Any], path: Path) -> None:
+    """Write a record as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
