@@ -96,9 +96,10 @@ def run(args: argparse.Namespace) -> int:
         print(plain(f"Table 8 of the paper{', scaled: ' + said if said else ', as it is described'}"), flush=True)
     for row in _rows(args, source, subject, prompts):
         record["rows"].append(row)
+        if args.out:  # what was measured stays, whatever comes after it
+            write_whole(Path(args.out), json.dumps(record, indent=1) + "\n")
     if args.out:
-        write_whole(Path(args.out), json.dumps(record, indent=1) + "\n")
-        print(f"written to {args.out}")
+        print(plain(f"written to {args.out}"))
     return 0
 
 
@@ -166,7 +167,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--layers takes layers off a backbone that is drawn: it needs --random, and no --adapter")
     if args.table8:
         _check_protocol_options(args)
-    if args.out:
+    if args.out is not None:
         check_new([Path(args.out)], args.overwrite)
         _check_writable(Path(args.out))
 

@@ -120,7 +120,8 @@ def _recipe(args: Namespace, shrink: Shrink) -> BenchmarkSource:
     compression = _spec(args, backbone=backbone.path).compression()
 
     def load(device: torch.device) -> CompressedBackbone:
-        parts = module.lay_out(random_family(backbone, shrink, device))[0] if args.random else module.parts
+        drawn = module.lay_out(random_family(backbone, shrink, device))[0] if args.random else None
+        parts: CompressedBackbone = module.parts if drawn is None else drawn
         return parts.to(device).eval()
 
     if args.random:

@@ -20,8 +20,7 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int) -> Redu
         num_layers: of the model.
 
     Raises:
-        ValueError: there is none: no token reducer, one whose count is not fixed, or layers below its cut that alone
-            cost more.
+        ValueError: there is none: no token reducer, or one whose count is not fixed.
     """
     if reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
