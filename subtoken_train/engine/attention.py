@@ -3,7 +3,8 @@
 One function per implementation that it wraps (``subtoken_sdpa``, ``subtoken_flash_attention_2``, ...), set for the
 language model only. A prompt's pass runs the wrapped implementation unchanged, or the context split where one is given,
 and then shows rotated queries, keys and values to whoever observes; decoding reads packed storage. Rows that go on
-after others of their layer (``engine/chunks.py``) say by ``seen_BN`` what they see, instead of a mask.
+after others of their layer (``engine/chunks.py``), and layers with windows, say by ``seen`` what they see, instead of a
+mask.
 
 The context split is what the ``context`` stage of a reducer changes in a layer. Context rows attend to all context
 before them, with whole values. Query rows (and the answer after them) see the kept context tokens only, with routed
@@ -27,16 +28,16 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.functional.causal_attention import causal_attention
+from subtoken_train.families.attention_kinds import PREFIX
+from subtoken_train.functional.causal_attention import Seen, causal_attention
+from subtoken_train.functional.fused_attention import fused_kernels
 from subtoken_train.functional.window import SlidingWindow, in_window
 from subtoken_train.reducers.context import ContextReducer, ContextView
 from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region
 
-PREFIX = "subtoken_"
-"""Of the names of registered attention functions."""
 ROW_BLOCK = 512
-"""Rows that go on after others whose mask exists at a time."""
+"""Rows whose mask exists at a time."""
 
 
 @dataclass
@@ -77,6 +78,7 @@ class ContextSplit:
         self.visible_BN, self.context_BN = regions_BN != Region.PADDING, regions_BN == Region.CONTEXT
         reads_whole_BN = self.context_BN | (regions_BN == Region.SYSTEM)
         self.late_BN = self.visible_BN & ~reads_whole_BN
+        self.unpadded = bool(self.visible_BN.all())
         self.whole_end = int((reads_whole_BN.any(0) * (places_N + 1)).max())
         self.late_start = int(torch.where(self.late_BN.any(0), places_N, len(places_N)).min())
         self.asks_counts: list[int] = self.asks_BN.sum(-1).tolist()
@@ -85,6 +87,11 @@ class ContextSplit:
             held_BN = self.context_BN if size is None else self.context_BN & self._in_reach(size)
             self.contexts[size] = held_BN, held_BN.sum(-1).tolist()
         self._elsewhere: dict[torch.device, ContextSplit] = {}
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether late rows see all before them, but for what left a window."""
+        return self.unpadded and self.reducer is None
 
     def _in_reach(self, size: int) -> Tensor:
         """Rows that the first late row of their sample, or what follows it, still sees in a window, bool [B, N]."""
@@ -159,12 +166,10 @@ def split_attention(
     value: Tensor,
     scale: float,
     dropout: float,
-    block: int | None = None,
 ) -> Tensor:
     """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values.
 
-    The q rows are the last of N. Where they are not all rows of the prompt, ``split.ahead`` has the layer. ``block``
-    rows have a mask at a time; None: all.
+    The q rows are the last of N. Where they are not all rows of the prompt, ``split.ahead`` has the layer.
     """
     late_values = split.ahead.get(layer)
     if late_values is None:
@@ -172,17 +177,16 @@ def split_attention(
     seen_BN, length, start = split.seen[layer], key.shape[2], key.shape[2] - query.shape[2]
     window = split.window(layer)
 
-    def attend(first: int, stop: int, values: Tensor, keys_BN: Tensor) -> Tensor:
-        rows = query[:, :, first - start : stop - start]
-        seen = key[:, :, :stop], values[:, :, :stop], keys_BN[:, :stop]
-        return causal_attention(rows, *seen, scale, block or length, dropout, window)
+    def attend(first: int, stop: int, values: Tensor, keys_BN: Tensor | None) -> Tensor:
+        rows, seen = query[:, :, first - start : stop - start], Seen(keys_BN, window).until(stop)
+        return causal_attention(rows, key[:, :, :stop], values[:, :, :stop], seen, scale, ROW_BLOCK, dropout)
 
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
     if start < (whole_end := min(split.whole_end, length)):
-        whole = attend(start, whole_end, value, split.visible_BN)
+        whole = attend(start, whole_end, value, None if split.unpadded else split.visible_BN)
         out = torch.cat([whole, out[:, :, whole_end - start :]], dim=2)
     if (late_start := max(split.late_start, start)) < length:
-        late = attend(late_start, length, late_values, seen_BN)
+        late = attend(late_start, length, late_values, None if split.sees_all else seen_BN)
         late = torch.cat([out[:, :, : late_start - start], late], dim=2)
         out = torch.where(split.late_BN[:, None, start:length, None], late, out)
     return out.transpose(1, 2).contiguous()
@@ -203,13 +207,14 @@ def use_packed_attention(config: Any) -> None:
         return
     if name not in ALL_ATTENTION_FUNCTIONS:
         raise ValueError(f"attention {name!r} cannot read a packed cache; load the backbone with attention: sdpa")
-    AttentionInterface.register(PREFIX + name, _wrapping(ALL_ATTENTION_FUNCTIONS[name]))
+    AttentionInterface.register(PREFIX + name, _wrapping(name))
     AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     config._attn_implementation = PREFIX + name
 
 
-def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _wrapping(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Transformers' attention interface around another implementation."""
+    wrapped: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS[name]
 
     def attention(
         module: nn.Module,
@@ -220,22 +225,20 @@ def _wrapping(wrapped: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[
         scaling: float | None = None,
         context_split: ContextSplit | None = None,
         observer: Observer | None = None,
-        seen_BN: Tensor | None = None,
-        window: SlidingWindow | None = None,
+        seen: Seen | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if isinstance(key, PackedLayer):
             return key.attend(query, scale).transpose(1, 2), None
         assert not isinstance(value, PackedLayer)
-        layer: int = module.layer_idx  # type: ignore[assignment]
+        layer, dropout = int(module.layer_idx), float(options.get("dropout", 0.0))  # type: ignore[arg-type]
         if context_split is not None:
-            dropout = float(options.get("dropout", 0.0))
-            block = None if seen_BN is None else ROW_BLOCK
-            split = split_attention(context_split.on(query.device), layer, query, key, value, scale, dropout, block)
+            split = split_attention(context_split.on(query.device), layer, query, key, value, scale, dropout)
             result: tuple[Tensor, Tensor | None] = (split, None)
-        elif seen_BN is not None:
-            rows = causal_attention(query, key, value, seen_BN, scale, ROW_BLOCK, window=window)
+        elif seen is not None or (name == "sdpa" and attention_mask is None and not fused_kernels(query, key, value)):
+            # without a mask transformers leaves key heads shared, which in fp32 no fused kernel takes
+            rows = causal_attention(query, key, value, seen or Seen(), scale, ROW_BLOCK, dropout)
             result = rows.transpose(1, 2).contiguous(), None
         else:
             result = wrapped(module, query, key, value, attention_mask, scaling=scaling, **options)

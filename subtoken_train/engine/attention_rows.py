@@ -62,9 +62,12 @@ def scouted_row(
             below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer, deep_nBND=deep)
         else:
             below = hidden_BND[:, :length]
+            unpadded = bool(visible.all())
             for lower in range(layer):
                 dense = family.dense_cache()  # of one layer
-                below = run_chunks(family, dense, lower, below, visible, position, size, deep_nBND=deep)
+                below = run_chunks(
+                    family, dense, lower, below, visible, position, size, deep_nBND=deep, unpadded=unpadded
+                )
         row = attention_row(family, layer, below, visible, position, row_B)
     return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
 

@@ -21,6 +21,7 @@ from transformers import Cache
 from subtoken_train.engine.attention import ContextSplit, Observer, runs_sdpa
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.family import Family
+from subtoken_train.functional.causal_attention import Seen
 from subtoken_train.routing.bank import RoutingState
 
 LayerFinished = Callable[[int, Rows, Tensor | None], None]
@@ -74,6 +75,7 @@ def run_chunks(
     state: RoutingState | None = None,
     deep_nBND: Tensor | None = None,
     earlier_BM: Tensor | None = None,
+    unpadded: bool = False,
 ) -> Tensor:
     """One layer's output for rows that stand after what its cache holds, [B, n, D].
 
@@ -90,25 +92,30 @@ def run_chunks(
         state: of the routers; routed ahead.
         deep_nBND: what the first layers add to their outputs, of the n rows.
         earlier_BM: positions of the cache's rows, in a layer with a window; None: it holds none yet.
+        unpadded: whether all of ``seen_BN`` is known to be seen; then no mask is made where none is needed.
     """
     block, config = family.decoder.layers[layer], family.decoder.config
     before = seen_BN.shape[1] - hidden_BND.shape[1]
     out_BND = torch.empty_like(hidden_BND)
     options: dict[str, Any] = {"observer": observer}
     options |= {} if split is None else {"context_split": split}
+    window = None
     if family.windows[layer] is not None:
-        places = position if earlier_BM is None else torch.cat([earlier_BM, position], 1)
-        options["window"] = family.window(layer, places)
+        window = family.window(layer, position if earlier_BM is None else torch.cat([earlier_BM, position], 1))
+    all_seen = Seen(None if unpadded else seen_BN, window)
     for start in range(0, hidden_BND.shape[1], size):
         part = slice(start, min(start + size, hidden_BND.shape[1]))
         if state is not None:
             state.part = part.start, part.stop
-        rows, places, seen = hidden_BND[:, part], position[..., part], seen_BN[:, : before + part.stop]
+        rows, places = hidden_BND[:, part], position[..., part]
         deep = None if deep_nBND is None else deep_nBND[:, :, part]
         if runs_sdpa(config):
-            out_BND[:, part] = family.through([block], rows, None, places, cache, deep, seen_BN=seen, **options)
+            options["seen"] = all_seen.until(before + part.stop)
+            out_BND[:, part] = family.through([block], rows, None, places, cache, deep, **options)
         else:
-            out_BND[:, part] = family.run_layers(rows, seen, places, cache, layer, layer + 1, deep, **options)
+            out_BND[:, part] = family.run_layers(
+                rows, seen_BN[:, : before + part.stop], places, cache, layer, layer + 1, deep, **options
+            )
     return out_BND
 
 

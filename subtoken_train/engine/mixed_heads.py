@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.families.family import Family
+from subtoken_train.functional.fused_attention import fused_attention
 
 NAME = "subtoken_mixed_heads"
 """Of the attention function in transformers' table."""
@@ -41,7 +41,7 @@ class HeadMix:
     sinks: int
     recent: int
     visible_BN: Tensor
-    full_B1NN: Tensor = field(init=False)
+    full_B1NN: Tensor | None = field(init=False)
     streaming_B1NN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class HeadMix:
         near_BNN = place_BN[:, :, None] - place_BN[:, None] < self.recent
         held_BNN = near_BNN | (place_BN[:, None] <= self.sinks)
         itself_NN = torch.eye(len(rows_N), dtype=torch.bool, device=place_BN.device)  # a padding row would be NaN
-        self.full_B1NN = (causal_BNN | itself_NN)[:, None]
+        self.full_B1NN = None if bool(self.visible_BN.all()) else (causal_BNN | itself_NN)[:, None]
         self.streaming_B1NN = (causal_BNN & held_BNN | itself_NN)[:, None]
 
 
@@ -68,11 +68,9 @@ def _mixed_attention(
     """Transformers' attention interface; [B, H, N, d] queries, [B, h, N, d] keys and values to [B, N, H, d]."""
     assert head_mix is not None
     shared = query.shape[1] // key.shape[1]
-    settings: dict[str, Any] = {"scale": scaling, "enable_gqa": shared > 1}
-    full, streaming = (
-        F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **settings)
-        for mask in (head_mix.full_B1NN, head_mix.streaming_B1NN)
-    )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    masks = head_mix.full_B1NN, head_mix.streaming_B1NN
+    full, streaming = (fused_attention(query, key, value, scale, mask) for mask in masks)
     layer: int = module.layer_idx  # type: ignore[assignment]
     alpha_H11 = head_mix.alpha_Lh[layer].repeat_interleave(shared)[:, None, None].to(full.dtype)
     mixed = alpha_H11 * full + (1 - alpha_H11) * streaming

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -82,6 +83,11 @@ class Rows:
         ordinal = take_rows(self.ordinal_BM, index)
         deep = None if self.deep_nBMD is None else torch.stack([take_rows(each, index) for each in self.deep_nBMD])
         return Rows(take_rows(self.index_BM, index), valid, position, ordinal, regions, following, deep), index
+
+    @cached_property
+    def unpadded(self) -> bool:
+        """Whether no row is padding; read from the device once."""
+        return bool(self.visible_BM.all())
 
     def in_window(self, size: int | None) -> Rows:
         """As a layer with a window of ``size`` holds them: rows that nothing after the prompt sees are no entries.

@@ -110,6 +110,7 @@ def _in_chunks(
             split,
             state,
             rows.deep_nBMD,
+            unpadded=rows.unpadded,
         )
         states, groups_BMS = call.cache.layers[layer], None
         if split is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+PREFIX = "subtoken_"
+"""Of the names of attention functions that also read packed storage."""
 WINDOWED = ("mistral", "qwen2", "qwen3")
 """Language models whose windows are served."""
 _GEMMA = "its windowed layers turn positions by a rotary base of their own, and one base for all layers is served here"

@@ -14,6 +14,8 @@ from transformers import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from subtoken_train.families.attention_kinds import PREFIX
+from subtoken_train.functional.causal_attention import Seen
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.functional.window import SlidingWindow
@@ -140,7 +142,8 @@ class DecoderStack:
         mask: Any = full
         if any(sizes := set(self.windows[start:stop])):
             assert attention_mask_BN.shape[1] == hidden_BND.shape[1]
-            mask = {size: _windowed(full, attention_mask_BN, position_ids, size) for size in sizes}
+            in_blocks = decoder.config._attn_implementation == f"{PREFIX}sdpa"
+            mask = {size: _windowed(full, attention_mask_BN, position_ids, size, in_blocks) for size in sizes}
         return self.through(decoder.layers[start:stop], hidden_BND, mask, position_ids, cache, deep_nBND, **options)
 
     def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
@@ -163,19 +166,24 @@ class DecoderStack:
     ) -> Tensor:
         """Some decoder layers, one after another, under a mask as transformers makes it, or one for each window.
 
+        Where an attention makes its own masks, ``Seen`` stands in a mask's place.
+
         ``deep_nBND``: what the first n layers of the model add to their outputs (``Rows.deep_nBMD``). Where the layers
         lie on several devices, what comes out lies where ``hidden`` did.
         """
         home = hidden.device
         position_embeddings = self.decoder.rotary_emb(hidden, position_ids)
         for layer in layers:
+            own = mask[self.windows[layer.self_attn.layer_idx]] if isinstance(mask, dict) else mask
+            seen = {"seen": own} if isinstance(own, Seen) else {}
             hidden = layer(
                 hidden,
-                attention_mask=mask[self.windows[layer.self_attn.layer_idx]] if isinstance(mask, dict) else mask,
+                attention_mask=None if seen else own,
                 position_ids=_text_positions(position_ids),
                 past_key_values=cache,
                 use_cache=cache is not None,
                 position_embeddings=position_embeddings,
+                **seen,
                 **options,
             )
             if deep_nBND is not None and (index := layer.self_attn.layer_idx) < len(deep_nBND):
@@ -188,14 +196,21 @@ class DecoderStack:
         return logits.to(hidden_BND.device)
 
 
-def _windowed(full: Tensor | None, visible_BN: Tensor, position_BN: Tensor, size: int | None) -> Tensor | None:
-    """A layer's mask, bool [B, 1, N, N]: that of full attention where no row stands out of another's window."""
+def _windowed(
+    full: Tensor | None, visible_BN: Tensor, position_BN: Tensor, size: int | None, in_blocks: bool
+) -> Tensor | Seen | None:
+    """A layer's mask, bool [B, 1, N, N]: that of full attention where no row stands out of another's window.
+
+    ``in_blocks``: what it would be made of, for an attention that has the mask of a block of rows at a time.
+    """
     visible_BN = visible_BN.bool()
     last = torch.iinfo(position_BN.dtype).max
     first_B = position_BN.masked_fill(~visible_BN, last).amin(-1)
     extent_B = position_BN.masked_fill(~visible_BN, 0).amax(-1) - first_B + 1
     if size is None or bool((extent_B < size).all()):
         return full
+    if in_blocks:  # of full attention there is no mask where nothing is padding
+        return Seen(None if full is None else visible_BN, SlidingWindow(size, position_BN))
     rows_N = torch.arange(position_BN.shape[1], device=position_BN.device)
     allowed_BNN = SlidingWindow(size, position_BN).of_rows(0, len(rows_N)) & visible_BN[:, None]
     # a row of padding sees itself: one that sees nothing can turn NaN

@@ -32,9 +32,9 @@ class SlidingWindow:
     size: int
     position_BN: Tensor
 
-    def of_rows(self, first: int, stop: int) -> Tensor:
-        """Which of the rows before ``stop`` lie in the windows of rows ``first`` to ``stop``, bool [B, q, stop]."""
-        return in_window(self.position_BN[:, first:stop], self.position_BN[:, :stop], self.size)
+    def of_rows(self, first: int, stop: int, left: int = 0) -> Tensor:
+        """Which of rows ``left`` to ``stop`` lie in the windows of rows ``first`` to ``stop``, bool [B, q, N]."""
+        return in_window(self.position_BN[:, first:stop], self.position_BN[:, left:stop], self.size)
 
     def of_index(self, index_BW: Tensor) -> Tensor:
         """Which rows lie in the windows of chosen ones, bool [B, W, N]."""

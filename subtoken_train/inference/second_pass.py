@@ -146,12 +146,12 @@ def second_pass(
         observe: sees layer after layer.
         positions: per layer those of the cache's rows, [B, N]; needed where a layer has a window.
     """
-    hidden_BSD = task.hidden_BSD
+    hidden_BSD, unpadded = task.hidden_BSD, bool(torch.stack([each.all() for each in (*entries, task.rows_BS)]).all())
     for layer, entries_BN in enumerate(entries):
         states = cache.layers[layer]
         keys, values = states.keys, states.values
         earlier = None if positions is None else positions[layer]
-        hidden_BSD, query_BHSd, scale = _layer(family, cache, layer, entries_BN, task, hidden_BSD, earlier)
+        hidden_BSD, query_BHSd, scale = _layer(family, cache, layer, entries_BN, task, hidden_BSD, earlier, unpadded)
         observe(layer, query_BHSd, states.keys, values, scale, task.rows_BS)
         states.keys, states.values = keys, values
 
@@ -164,6 +164,7 @@ def _layer(
     task: TaskRows,
     hidden_BSD: Tensor,
     earlier: Tensor | None,
+    unpadded: bool,
 ) -> tuple[Tensor, Tensor, float]:
     """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
     notes = QueryNotes()
@@ -179,5 +180,6 @@ def _layer(
         notes,
         deep_nBND=task.deep_nBSD,
         earlier_BM=earlier,
+        unpadded=unpadded,
     )
     return out_BSD, notes.taken(), notes.scale

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.functional.causal_attention import causal_attention
+from subtoken_train.functional.causal_attention import Seen, causal_attention
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
@@ -15,7 +15,7 @@ def test_it_is_softmax_over_what_stands_before(rows, block):
     key, value = torch.randn(2, 3, 2, 11, 8, generator=generator).unbind(0)
     seen = torch.ones(3, 11).bool()
     seen[0, :6], seen[1, 7:], seen[2] = False, False, torch.arange(11) % 2 == 0
-    found = causal_attention(query, key, value, seen, 0.3, block)
+    found = causal_attention(query, key, value, Seen(seen), 0.3, block)
     for sample in range(3):
         for row in range(rows):
             place = 11 - rows + row
