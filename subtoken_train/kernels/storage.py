@@ -107,7 +107,7 @@ class RoutedValues:
         piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
         entries: M.
         heads: c.
-        bounds: the offsets and n, on the host: read from the device once, not in every step.
+        bounds: the offsets and n, on the host: read from the device once where they are not given, not in every step.
     """
 
     index: Tensor
@@ -116,10 +116,11 @@ class RoutedValues:
     piece_bit: Tensor
     entries: int
     heads: int
-    bounds: list[int] = field(init=False)
+    bounds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
+        if not self.bounds:
+            self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
 
     def places(self) -> Tensor:
         """The place of every stored piece's probability, int64 or int32 [n], in the order of ``pieces``."""
@@ -127,7 +128,7 @@ class RoutedValues:
             return self.index
         bit = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=self.index.device)
         flags_RSM = (self.index[..., None] & bit).ne(0).flatten(-2)[..., : self.entries]
-        return places_of(flags_RSM.index_select(1, self.piece_bit), self.heads)
+        return places_of(flags_RSM.index_select(1, self.piece_bit), self.heads, len(self.pieces.data))
 
     @property
     def index_bytes(self) -> int:
@@ -135,10 +136,10 @@ class RoutedValues:
         return self.index.nbytes + self.offsets.nbytes + self.piece_bit.nbytes
 
 
-def places_of(flags_RPM: Tensor, heads: int) -> Tensor:
-    """(row * c + head) * M + entry of every stored piece, int64 [n], from what is stored."""
+def places_of(flags_RPM: Tensor, heads: int, count: int) -> Tensor:
+    """(row * c + head) * M + entry of every stored piece, int64 [n], from what is stored, n of them."""
     _, pieces, entries = flags_RPM.shape
-    stored = flags_RPM.flatten().nonzero().squeeze(1)
+    stored = torch.nonzero_static(flags_RPM.flatten(), size=count).squeeze(1)
     per_head = pieces // heads * entries
     return stored.div(per_head, rounding_mode="floor") * entries + stored % entries
 
@@ -200,17 +201,18 @@ class Block:
         channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
             [R, c, k]; None where no part is cut.
         pages: of the only part, which is stored whole: what one new token reads of it; None: all.
-        numbers: the rows on the host; None where ``rows`` is.
+        numbers: the rows on the host, read from the device once; None where ``rows`` is.
     """
 
     rows: Tensor | None
     parts: list[BlockPart]
     channels: Tensor | None = None
     pages: PageIndex | None = None
-    numbers: list[int] | None = field(init=False)
+    numbers: list[int] | None = None
 
     def __post_init__(self) -> None:
-        self.numbers = None if self.rows is None else self.rows.tolist()
+        if self.numbers is None and self.rows is not None:
+            self.numbers = self.rows.tolist()
 
     @property
     def num_rows(self) -> int:
