@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.plan_marks import PlanMarks, RowCounts, plan_marks, read_counts
+from subtoken_train.kernels.bit_index import pack_bits
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues, places_of
 from subtoken_train.types import LayerPlan, Layout
 
@@ -156,16 +157,7 @@ def with_index(
     counts = flags_RPM.sum(-1).flatten()
     stored, offsets = len(pieces.data), (counts.cumsum(0) - counts).int()
     if offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
-        index = _pack_bits(flags_RSM)
+        index = pack_bits(flags_RSM)
     else:
         index = places_of(flags_RPM, heads, stored).to(torch.int32)
     return RoutedValues(index, pieces, offsets, piece_bit.int(), flags_RSM.shape[-1], heads, bounds or [])
-
-
-def _pack_bits(flags_RSM: Tensor) -> Tensor:
-    """Eight flags a byte, the first in the lowest bit, uint8 [R, S, ceil(M / 8)]."""
-    missing = -flags_RSM.shape[-1] % 8
-    padded_RSM = torch.nn.functional.pad(flags_RSM.to(torch.uint8), (0, missing))
-    places = torch.arange(8, dtype=torch.uint8, device=flags_RSM.device)
-    packed: Tensor = (padded_RSM.view(*padded_RSM.shape[:2], -1, 8) << places).sum(-1, dtype=torch.uint8)
-    return packed

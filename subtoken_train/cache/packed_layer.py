@@ -10,7 +10,6 @@ tokens, d head width, q new tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,7 +95,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.record.note(query_BHqd)
         blocks = self.blocks
         if not self.chooses_pages:
-            blocks = [block if block.pages is None else replace(block, pages=None) for block in blocks]
+            blocks = [block.in_full for block in blocks]
         reach = None
         if self.window is not None and self.extent + self.tail_length > self.window:
             assert self.begins_B is not None

@@ -98,7 +98,7 @@ def _attend_heads(
             if part.entries
         ]
         sums.append(sum(of_parts[1:], of_parts[0])[0] if of_parts else torch.zeros_like(queries[0][0]))
-    index = torch.tensor(rows, device=out_RGd.device)
+    index = torch.cat([block.rows for block in blocks if block.rows is not None])
     out_RGd[index] = torch.cat(tails).mT @ tail_values[index] + torch.cat(sums)
 
 

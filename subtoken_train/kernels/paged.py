@@ -76,7 +76,7 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
     keys, values = (Picked(x.data, x.scale, x.dtype, entry_RcM) for x in (part.keys, part.values))
     chosen = BlockPart(keys, values)
     left_over = BlockPart(part.keys.narrow(2, whole, left), part.values.narrow(2, whole, left))
-    return Block(block.rows, [chosen, left_over])
+    return Block(block.rows, [chosen, left_over], numbers=block.numbers)
 
 
 def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:

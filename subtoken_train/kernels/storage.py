@@ -12,12 +12,13 @@ an entry, P pieces of an entry in all heads of the row, w channels of a piece, n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from subtoken_train.kernels.bit_index import places_in_bits, prepare_bits
 from subtoken_train.kernels.page_index import PageIndex
 
 CHUNK = 2048  # entries of a rounded payload that are read back at a time
@@ -121,14 +122,14 @@ class RoutedValues:
     def __post_init__(self) -> None:
         if not self.bounds:
             self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
+        if self.index.dtype == torch.uint8:
+            prepare_bits(self.index.device)
 
     def places(self) -> Tensor:
-        """The place of every stored piece's probability, int64 or int32 [n], in the order of ``pieces``."""
+        """The place of every stored piece's probability, int32 [n], in the order of ``pieces``."""
         if self.index.dtype == torch.int32:
             return self.index
-        bit = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=self.index.device)
-        flags_RSM = (self.index[..., None] & bit).ne(0).flatten(-2)[..., : self.entries]
-        return places_of(flags_RSM.index_select(1, self.piece_bit), self.heads, len(self.pieces.data))
+        return places_in_bits(self.index, self.piece_bit, self.heads, self.entries, len(self.pieces.data))
 
     @property
     def index_bytes(self) -> int:
@@ -213,6 +214,11 @@ class Block:
     def __post_init__(self) -> None:
         if self.numbers is None and self.rows is not None:
             self.numbers = self.rows.tolist()
+
+    @cached_property
+    def in_full(self) -> Block:
+        """The same without pages: every entry is read."""
+        return self if self.pages is None else replace(self, pages=None)
 
     @property
     def num_rows(self) -> int:

@@ -1,0 +1,70 @@
+"""Caches of every kind that a decode step meets: sets of entries, indices, precisions, windows, pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from subtoken_train.cache import pack
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.opening import open_prompts
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of
+
+
+@dataclass(frozen=True)
+class StepCell:
+    """A filled cache.
+
+    Attributes:
+        cell: factors of ``truth_cells``, where they are not those of ``PLAIN_CELL``.
+        places: whether stored pieces are found by places, or by bits.
+        compression: changes what the cell says.
+    """
+
+    cell: dict[str, str]
+    places: bool = True
+    compression: dict[str, Any] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def filled(self) -> tuple[CompressedBackbone, PackedCache, torch.Tensor]:
+        """The model, the cache and the first tokens [B, 1]."""
+        cell = {**PLAIN_CELL, "eviction": "none", "batch": "three_left", "protocol": "query_aware", **self.cell}
+        backbone = backbone_of(cell)
+        compression = Compression(**{**vars(compression_of(cell)), **self.compression})
+        cache = PackedCache(backbone.family.shape.num_layers)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pack, "MAX_INDEX", 1e9 if self.places else 0.0)
+            opened = open_prompts(backbone, batch_of(cell), cache, compression, cell["protocol"])
+        return backbone, cache, opened.logits_BV.argmax(-1)[:, None]
+
+
+ROUTED = {"selector": "linear"}
+CELLS = {
+    "whole": StepCell({}),
+    "one": StepCell({"batch": "one"}),
+    "places": StepCell(ROUTED),
+    "bits": StepCell(ROUTED, places=False),
+    "per_head_bits": StepCell(ROUTED | {"layout": "per_head"}, places=False),
+    "own_heads": StepCell(ROUTED | {"eviction": "own_sets"}),
+    "own_heads_bits": StepCell(ROUTED | {"eviction": "own_sets"}, places=False),
+    "shared_set": StepCell(ROUTED | {"eviction": "shared_set"}, places=False),
+    "int8": StepCell(ROUTED | {"precision": "int8"}),
+    "int4_own_heads": StepCell(ROUTED | {"precision": "int4", "eviction": "own_sets", "groups": "2/1"}, places=False),
+    "bf16": StepCell(ROUTED | {"precision": "bf16"}),
+    "images": StepCell(ROUTED | {"family": "llava_gqa", "reducer": "fastv_decoder"}),
+    "mrope": StepCell(ROUTED | {"family": "qwen2_5_vl", "eviction": "own_sets"}),
+    "window": StepCell(ROUTED | {"family": "qwen2_window"}),
+    "window_own_heads": StepCell(ROUTED | {"family": "qwen2_window", "eviction": "own_sets"}, places=False),
+    "pages": StepCell({"eviction": "quest_steps"}),
+    "padded_tail": StepCell(ROUTED | {"protocol": "context_first"}, places=False),
+    "padded_tail_own_heads": StepCell(ROUTED | {"protocol": "context_first", "eviction": "own_sets"}),
+    "cut_keys": StepCell(ROUTED | {"keys": "cut"}),
+    "cut_keys_own_heads": StepCell(ROUTED | {"keys": "cut", "eviction": "own_sets"}, places=False),
+    "online": StepCell(ROUTED | {"eviction": "snapkv"}, compression={"every": 30, "keep": 40, "unit": "tokens"}),
+    "online_h2o": StepCell({"eviction": "h2o"}, compression={"every": 30, "keep": 40, "unit": "tokens"}),
+}
