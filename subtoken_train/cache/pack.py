@@ -7,6 +7,7 @@ piece.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -65,7 +66,9 @@ def pack_layer(
     alike: dict[tuple[int, ...], list[int]] = {}
     for row, own in enumerate(counts.kinds):
         alike.setdefault(own, []).append(row)
-    parted = [None] if len(alike) == 1 else _order(marks).split([len(members) for members in alike.values()])
+    parted: Sequence[Tensor | None] = [None]
+    if len(alike) > 1:
+        parted = torch.split(_order(marks), [len(members) for members in alike.values()])
     blocks = []
     for rows, (sizes, members) in zip(parted, alike.items(), strict=True):
 
