@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subtoken_train.cache.plan_marks import PlanMarks, RowCounts, plan_marks, read_counts
 from subtoken_train.kernels.bit_index import pack_bits
+from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues, places_of
 from subtoken_train.types import LayerPlan, Layout
 
@@ -159,7 +160,8 @@ def with_index(
     flags_RPM, heads = flags_RSM.index_select(1, piece_bit), keys.data.shape[1]
     counts = flags_RPM.sum(-1).flatten()
     stored, offsets = len(pieces.data), (counts.cumsum(0) - counts).int()
-    if offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
+    fused = choose_kernel(flags_RSM.device.type).path == "triton"  # reads bits
+    if fused or offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = pack_bits(flags_RSM)
     else:
         index = places_of(flags_RPM, heads, stored).to(torch.int32)
