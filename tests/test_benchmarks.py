@@ -37,6 +37,9 @@ def tables() -> dict[str, str]:
         "compression_step": importlib.import_module("benchmarks.compression_step").table(
             json.loads((RESULTS / "speed/compression_step.json").read_text())
         ),
+        "peers": importlib.import_module("benchmarks.peers").table(
+            json.loads((RESULTS / "speed/peers-cpu-float32.json").read_text())
+        ),
         "recall_peers": importlib.import_module("benchmarks.recall_peers").table(
             json.loads((RESULTS / "recall_peers.json").read_text())
         ),
@@ -44,7 +47,8 @@ def tables() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["decode", "prefill", "memory", "chunked", "training", "eviction", "compression_step", "recall_peers"]
+    "name",
+    ["decode", "prefill", "memory", "chunked", "training", "eviction", "compression_step", "peers", "recall_peers"],
 )
 def test_the_page_shows_the_records(tables, name):
     text = (FOLDER / "README.md").read_text()
