@@ -134,10 +134,11 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
     family, dtype = subject.family, source.backbone.dtype
     on_gpu, layers = family.device.type == "cuda", family.shape.num_layers
     weights = "random weights" if args.random else "its own weights"
-    lora = "with LoRA" if hasattr(family.model, "peft_config") else "without LoRA"
+    arm = "the arms of Table 8" if args.table8 else subject.words
+    lora = "with LoRA" if args.table8 or hasattr(family.model, "peft_config") else "without LoRA"
     place, cut = hardware(), "" if args.layers is None else " (--layers)"
     return {
-        "title": f"{source.words}: {subject.words}; {weights}, {lora}, {layers} layers{cut}, {dtype} on "
+        "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers{cut}, {dtype} on "
         f"{place['gpu'] if on_gpu else place['cpu']}",
         "hardware": place,
         "versions": environment(),
