@@ -43,7 +43,9 @@ def test_all_sides_stand_beside_it_and_where_it_ran_is_said(routed):
     assert routed["dtype"] == "float32"
     assert routed["hardware"]["cpu"]
     assert routed["versions"]["torch"]
-    assert routed["kernel"] == "cpu (the device is cpu)"
+    kernels = {name: side["kernel"] for name, side in row["sides"].items()}
+    assert kernels["routed"] == kernels["anchor"] == "cpu (the device is cpu)"
+    assert kernels["dynamic"] == "transformers' own"
     assert "live tensors" in routed["peak_bytes_are"]
     assert row["load_average"] >= 0
     assert all(note.startswith("load average") for note in row["notes"])
@@ -199,6 +201,13 @@ def test_mistakes_are_said_before_weights_are_read(words, said, capsys, monkeypa
     message = capsys.readouterr().err
     assert said in message
     assert len(message.strip().splitlines()) == 1
+
+
+def test_a_forced_path_that_cannot_run_is_said_first(capsys, monkeypatch):
+    monkeypatch.setenv("SUBTOKEN_KERNEL", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert main(["benchmark", "--adapter", VLM, "--device", "cpu"]) == 2
+    assert "SUBTOKEN_KERNEL=triton: the cache lies on 'cpu'" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
