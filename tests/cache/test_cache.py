@@ -7,7 +7,8 @@ import torch
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.packed_layer import SLACK, PackedLayer
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.cache.tail_room import SLACK
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 

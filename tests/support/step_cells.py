@@ -24,17 +24,24 @@ class StepCell:
         cell: factors of ``truth_cells``, where they are not those of ``PLAIN_CELL``.
         places: whether stored pieces are found by places, or by bits.
         compression: changes what the cell says.
+        layers: of a language model; None: as many as the family has in the matrix.
+        device: where the model is.
     """
 
     cell: dict[str, str]
     places: bool = True
     compression: dict[str, Any] = field(default_factory=dict)
+    layers: int | None = None
+    device: str = "cpu"
 
     @torch.no_grad()
     def filled(self) -> tuple[CompressedBackbone, PackedCache, torch.Tensor]:
         """The model, the cache and the first tokens [B, 1]."""
         cell = {**PLAIN_CELL, "eviction": "none", "batch": "three_left", "protocol": "query_aware", **self.cell}
-        backbone = backbone_of(cell)
+        if self.layers is None and self.device == "cpu":
+            backbone = backbone_of(cell)
+        else:
+            backbone = self._own_backbone(cell)
         compression = Compression(**{**vars(compression_of(cell)), **self.compression})
         cache = PackedCache(backbone.family.shape.num_layers)
         with pytest.MonkeyPatch.context() as patch:
