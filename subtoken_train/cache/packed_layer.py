@@ -18,13 +18,15 @@ from torch import Tensor
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
 from subtoken_train.cache.entries import keep_entries
 from subtoken_train.cache.entry_record import EntryRecord
+from subtoken_train.cache.stored_prompt import StoredPrompt
 from subtoken_train.cache.tail_room import TailRoom
 from subtoken_train.kernels.dispatch import attend
+from subtoken_train.kernels.fused_state import Workspace
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
 
 
-class PackedLayer(TailRoom):
+class PackedLayer(StoredPrompt, TailRoom):
     """One layer: packed blocks of the prompt, and the tail.
 
     ``record`` is None where nothing is evicted while decoding. Under a ``window`` every token sees what stands less
@@ -35,9 +37,8 @@ class PackedLayer(TailRoom):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks: list[Block] = []
+    def __init__(self, workspace: Workspace | None = None) -> None:
+        super().__init__(workspace)
         self.prompt_length = 0
         self.settled_length = 0  # tokens that were in the tail before it was packed
         self.record: EntryRecord | None = None
@@ -79,7 +80,7 @@ class PackedLayer(TailRoom):
             assert self.begins_B is not None
             first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
             reach = Reach(self.window, first_B)
-        return attend(query_BHqd, blocks, self.tail, scale, reach)
+        return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""
@@ -180,19 +181,4 @@ class PackedLayer(TailRoom):
 
     def reset(self) -> None:
         """Empty again."""
-        self.__init__()  # type: ignore[misc]
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the prompt's keys and values."""
-        return sum(payload.nbytes for block in self.blocks for payload in block.payloads)
-
-    @property
-    def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
-        return sum(block.index_bytes for block in self.blocks)
-
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
-        return sum(block.unread_bytes for block in self.blocks)
+        self.__init__(self.fused.workspace)  # type: ignore[misc]

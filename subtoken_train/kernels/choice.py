@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 
 VARIABLE = "SUBTOKEN_KERNEL"
@@ -36,8 +37,12 @@ def choose_kernel(device: str) -> KernelChoice:
     Raises:
         ValueError: ``SUBTOKEN_KERNEL`` names no path, or ``triton`` where it cannot run.
     """
-    forced, there = os.environ.get(VARIABLE), find_spec("triton") is not None
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return _chosen(device, os.environ.get(VARIABLE), os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@lru_cache
+def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
+    there = find_spec("triton") is not None
     if forced:
         if forced not in PATHS:
             raise ValueError(f"{VARIABLE}={forced}: no such path; take one of {', '.join(PATHS)}, or unset it")

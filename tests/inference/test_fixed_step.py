@@ -7,7 +7,6 @@ import torch
 from transformers import CompileConfig
 
 from subtoken_train.cache.tail_room import SLACK
-from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import decode
 from tests.support.host_reads import host_reads
