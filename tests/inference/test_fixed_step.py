@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import CompileConfig
@@ -11,6 +13,7 @@ from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import decode
 from tests.support.host_reads import host_reads
 from tests.support.step_cells import CELLS, StepCell
+from tests.support.truth_models import TEXT
 
 SERVED = [name for name, cell in CELLS.items() if "every" not in cell.compression]
 ROUTED = {"selector": "linear"}
@@ -89,12 +92,14 @@ def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", SERVED)
 @torch.no_grad()
-def test_every_kind_compiles(name, backend):
-    config = CompileConfig(fullgraph=True, backend=backend, mode=None)
-    compare(CELLS[name], 5, 0.05 if name == "bf16" else 1e-5, compile_config=config)
+def test_every_kind_compiles(name):
+    cell = CELLS[name]
+    if cell.cell.get("family", "llama") in TEXT:
+        cell = replace(cell, layers=1)
+    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    compare(cell, 5, 0.05 if name == "bf16" else 1e-5, compile_config=config)
 
 
 @torch.no_grad()
@@ -122,3 +127,20 @@ def test_what_is_not_served_is_one_message():
     backbone, cache, _ = CELLS["online"].filled()
     with pytest.raises(ValueError, match="leave eviction_every out"):
         FixedStep(backbone, cache, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", SERVED)
+@torch.no_grad()
+def test_a_captured_step_is_a_plain_step(name):
+    """Over the places where a plain tail would grow."""
+    compare(replace(CELLS[name], device="cuda"), SLACK + 20, 0.05 if name == "bf16" else 1e-4, cuda_graph=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["own_heads", "window"])
+@torch.no_grad()
+def test_a_step_compiled_to_reduce_overhead_is_a_plain_step(name):
+    compare(replace(SHORT[name], device="cuda"), SLACK + 20, 1e-4, compile_config=CompileConfig(fullgraph=True))
