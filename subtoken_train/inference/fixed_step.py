@@ -13,7 +13,7 @@ Legend: B batch, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
+from types import FunctionType, MethodType, TracebackType
 from typing import Self
 
 import torch
@@ -69,8 +69,7 @@ class FixedStep:
         self._captures = cuda_graph
         self._run: Callable[[Tensor], Tensor] = self._step
         if compile_config is not None:
-            # other caches' steps count for themselves, or torch would give up after a few
-            self._run = torch.compile(self._step, isolate_recompiles=True, **compile_config.to_dict())
+            self._run = torch.compile(self._own_step(), **compile_config.to_dict())
 
     def _check(self, compile_config: CompileConfig | None, cuda_graph: bool) -> None:
         if self.tokens < 1:
@@ -129,6 +128,11 @@ class FixedStep:
         self.cache.count(1)
         return logits
 
+    def _own_step(self) -> Callable[[Tensor], Tensor]:
+        """The step as a function with code of its own, by which torch counts compilations and gives up after a few."""
+        shared = type(self)._step
+        return MethodType(FunctionType(shared.__code__.replace(), shared.__globals__), self)
+
     def _step(self, ids_B1: Tensor) -> Tensor:
         family, written = self.backbone.family, self.cache.written
         assert written is not None
@@ -144,7 +148,8 @@ class FixedStep:
         counters = self._position, self.cache.written
         before = [counter.clone() for counter in counters]
         self._ids_B1 = torch.zeros(self._position.shape[-2], 1, dtype=torch.long, device=self.device)
-        stream, graph = torch.cuda.Stream(self.device), torch.cuda.CUDAGraph()
+        stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
         try:
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):

@@ -168,7 +168,8 @@ def tokens_appended(settings: Mapping[str, Any], own: GenerationConfig, given: i
     new, whole = (setting(name, settings, own) for name in ("max_new_tokens", "max_length"))
     if new is None and whole is None:
         return None
-    return max(0, given - held + (whole - given if new is None else new) - 1)
+    last = int(whole if new is None else given + new)
+    return max(0, last - held - 1)
 
 
 def _refusal(name: str, value: Any, why: str) -> ValueError:

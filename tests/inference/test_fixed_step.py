@@ -66,7 +66,10 @@ def test_room_is_made_once_and_nothing_is_read():
 @pytest.mark.parametrize(("name", "backend"), [("own_heads", "eager"), ("pages", "aot_eager"), ("window", "eager")])
 @torch.no_grad()
 def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend):
-    """Over the places where a plain tail would grow; a break in the graph would raise."""
+    """Over the places where a plain tail would grow; a break in the graph would raise, and so would a second graph.
+
+    Other caches' steps count for themselves.
+    """
     made = []
 
     def counting(graph, inputs):
@@ -79,6 +82,7 @@ def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend):
     config = CompileConfig(fullgraph=True, backend=counting, mode=None)
     tokens = SLACK + 20
     with (
+        torch._dynamo.config.patch(recompile_limit=1),
         FixedStep(backbone, compiled, tokens, compile_config=config) as ours,
         FixedStep(backbone, uncompiled, tokens) as theirs,
     ):
