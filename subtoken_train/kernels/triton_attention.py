@@ -86,14 +86,14 @@ def _launch(
     tile = min(max(16, _power(group * new)), 32 if width > 128 else 64)
     pieces = _power(width // table.piece)
     none = table.owners  # stands where nothing is read
-    shape: dict[str, Any] = {"KV_HEADS": kv_heads, "GROUP": group, "NEW": new, "WIDTH": width}
+    shape: dict[str, Any] = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width}
     attend_stretch[(programs + late, -(-group * new // tile))](
         query_BHqd, *query_BHqd.stride()[:3],
         keys, values, *keys.stride()[:3], none if tail.start_B is None else tail.start_B,
         none if tail.written is None else tail.written, tail.length, later,
         table.rows, table.items, programs, none if reach is None else reach.first_B, 0 if reach is None else reach.size,
-        sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e),
-        **shape, TAIL_STRETCH=TAIL_STRETCH, STRETCH=table.stretch, ROW_HEADS=table.heads, PIECE=table.piece,
+        sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e), new, table.stretch,
+        **shape, TAIL_STRETCH=TAIL_STRETCH, ROW_HEADS=table.heads, PIECE=table.piece,
         BITS=table.bits, KEY_DTYPE=ELEMENTS[table.key_dtype], VALUE_DTYPE=ELEMENTS[table.value_dtype],
         ALIGNED=table.aligned, CUT=table.cut,
         PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
@@ -101,9 +101,11 @@ def _launch(
         PIECE_COUNT=pieces, PIECE_TILE=max(_power(table.piece), 16 // pieces), num_stages=STAGES,
         num_warps=warps(query_BHqd.dtype),
     )  # fmt: skip
-    join_stretches[(batch * kv_heads, group * new)](
-        sums, peaks, table.owners, table.slots, tail_stretches,
+    rows = min(16, _power(group * new))
+    join_stretches[(batch * kv_heads, -(-group * new // rows))](
+        sums, peaks, table.owners, table.slots, tail_stretches, new,
         out_BqHd, out_BqHd.stride(0), out_BqHd.stride(2), out_BqHd.stride(1), **shape, TILE=_power(width),
+        ROWS=rows,
     )  # fmt: skip
 
 
