@@ -116,8 +116,16 @@ def prompts(given: Settings, length: int) -> dict[str, Any]:
     """A prompt's pass with routers, or with statistics, plan and packing, over the plain one."""
     sizes, methods = given.sizes, list(prefill.WINDOWED)
     row = prefill.measure(length, sizes.layers, sizes.pairs, methods, given.device, given.dtype)
-    held = {name: figures for name, figures in row["ratios"].items() if name == "routed" or length >= LONG}
-    return {**row, "goals": [goal(f"pass, {name}, {length:,} tokens", x[0], 1.03) for name, x in held.items()]}
+    tokens = f"{length:,} tokens"
+    held = {
+        name: figures for name, figures in row["ratios"].items() if name in ("routed", "unrouted") or length >= LONG
+    }
+    goals = [goal(f"pass, {name}, {tokens}", figures[0], 1.03) for name, figures in held.items()]
+    beside = row["beside"]
+    goals.append(goal(f"pass, routed / unrouted, {tokens}", beside["routed / unrouted"][0], 1.03))
+    # a scout's own: the keys of one more layer, a tenth of it
+    goals.append(goal(f"scout / its layers, {tokens}", beside["scout / its layers"][0], 1.05))
+    return {**row, "goals": goals}
 
 
 def training(given: Settings, name: str) -> dict[str, Any]:
