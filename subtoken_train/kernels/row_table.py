@@ -93,8 +93,9 @@ class RowTable:
     @classmethod
     def of_facts(cls, rows: Tensor, items: Tensor, owners: Tensor, facts: list[int]) -> RowTable:
         """A table again; it holds no blocks, so that another must live as long."""
-        *counts, key, value, aligned, cut = facts
-        return cls(rows, items, owners, *counts, DTYPES[key], DTYPES[value], aligned, bool(cut))
+        stretch, slots, heads, piece, bits, key, value, aligned, cut = facts
+        fixed = stretch, slots, heads, piece, bits, DTYPES[key], DTYPES[value], aligned, bool(cut)
+        return cls(rows, items, owners, *fixed)
 
 
 def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:

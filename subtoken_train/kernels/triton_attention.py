@@ -54,7 +54,9 @@ def fused_decoding(
         first_B, size = (None, 0) if reach is None else (reach.first_B, reach.size)
         states = query_BHqd, tail.room_keys_BhTd, tail.room_values_BhTd, tail.start_B, tail.written, first_B
         length = tail.length if tail.written is None else 0  # or every token would make a graph
-        return _in_graph(*states, table.rows, table.items, table.owners, table.facts(), length, size, scale)
+        tensors = table.rows, table.items, table.owners
+        result: Tensor = _in_graph(*states, *tensors, table.facts(), length, size, scale)
+        return result
     batch, heads, new, width = query_BHqd.shape
     out_BqHd = query_BHqd.new_empty(batch, new, heads, width)
     device = query_BHqd.device
