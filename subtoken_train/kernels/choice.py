@@ -36,8 +36,10 @@ def choose_kernel(device: str) -> KernelChoice:
     Raises:
         ValueError: ``SUBTOKEN_KERNEL`` names no path, or ``triton`` where it cannot run.
     """
-    forced, there = os.environ.get(VARIABLE), find_spec("triton") is not None
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    forced = os.environ.get(VARIABLE)
+    if not forced and device != "cuda":  # asked in every step: looking for a package takes as long as a short attention
+        return KernelChoice("cpu", f"the device is {device}")
+    there, interpreted = find_spec("triton") is not None, os.environ.get("TRITON_INTERPRET") == "1"
     if forced:
         if forced not in PATHS:
             raise ValueError(f"{VARIABLE}={forced}: no such path; take one of {', '.join(PATHS)}, or unset it")
@@ -51,8 +53,6 @@ def choose_kernel(device: str) -> KernelChoice:
                 "TRITON_INTERPRET=1 to interpret them, slowly"
             )
         return KernelChoice(forced, f"{VARIABLE} says so", forced=True)
-    if device != "cuda":
-        return KernelChoice("cpu", f"the device is {device}")
     if not there:
         return KernelChoice("cpu", "triton is not installed")
     return KernelChoice("triton", "the device is cuda")

@@ -89,7 +89,7 @@ def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
                 for dense_states, stored in zip((key, value), block.parts[0].payloads, strict=True):
                     dense_states[sample, head, keep[sample, head]] = stored.read()[i, part]
     expected = masked_attention(state, query, tail_key, tail_value, key, value)
-    for chunk in (storage.CHUNK, 4, 1):
+    for chunk in (storage.CHUNK, 200, 1):
         monkeypatch.setattr(storage, "CHUNK", chunk)
         assert (layer.attend(query, 8**-0.5) - expected).abs().max() < 1e-5
 
