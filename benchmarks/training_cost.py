@@ -33,10 +33,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.live_tensors import LiveTensors
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.training_arms import Loop, Turns, our_fit, plain_trainer
 from benchmarks.training_cases import CASES, UNREDUCED, Case
+from subtoken_train.benchmarking.live_tensors import LiveTensors
 from subtoken_train.cli.quiet import quiet_libraries
 
 ROOT = Path(__file__).resolve().parents[1]

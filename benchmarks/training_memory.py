@@ -24,9 +24,9 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.live_tensors import LiveTensors, tensors_of
 from benchmarks.memory_models import EMBEDDED, SIZES, TEXT_MODELS, save_model
 from benchmarks.pairs import hardware, write
+from subtoken_train.benchmarking.live_tensors import LiveTensors, tensors_of
 from subtoken_train.cli.quiet import quiet_libraries
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

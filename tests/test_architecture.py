@@ -20,7 +20,7 @@ ROOMS = [
     {"artifact"},
     {"datasets", "inference"},
     {"training", "evaluation"},
-    {"calibrating"},
+    {"calibrating", "benchmarking"},
     {"cli"},
     {"plugins", "__main__"},
 ]

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples
 from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.kernels.fused_state import Workspace
 
 
 class Evictor(Protocol):
@@ -35,10 +36,12 @@ class PackedCache(Cache):  # type: ignore[misc]
         origin_B: which prompt each sample's packed entries belong to. Beams of a prompt are alike, so that reordering
             them moves the tails only, unless there is an evictor.
         evictor: evicts while tokens are decoded, by the layers' records; None: nothing does.
+        workspace: scratch of the fused kernels, of all layers.
     """
 
     def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[PackedLayer() for _ in range(num_layers)])
+        self.workspace = Workspace()
+        super().__init__(layers=[PackedLayer(self.workspace) for _ in range(num_layers)])
         self.next_position: Tensor | None = None
         self.origin_B: Tensor | None = None
         self.evictor: Evictor | None = None
@@ -84,6 +87,18 @@ class PackedCache(Cache):  # type: ignore[misc]
         """Every sample ``repeats`` times in a row; an empty cache stays empty."""
         if self.origin_B is not None:
             self._select(repeated_samples(len(self.origin_B), repeats))
+
+    def prepare(self) -> None:
+        """Make what the fused kernels need of a prompt's entries, once all layers are filled."""
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            layer.prepare()
+
+    @property
+    def kernel_bytes(self) -> int:
+        """Bytes of the fused kernels' tables and scratch; 0 where others run."""
+        tables = (layer.fused.table for layer in self.layers if isinstance(layer, PackedLayer))
+        return self.workspace.nbytes + sum(table.nbytes for table in tables if table is not None)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget tokens of the tail, see ``PackedLayer.crop``."""

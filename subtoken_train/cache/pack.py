@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.kernels.bit_index import pack_bits
+from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues, places_of
 from subtoken_train.types import LayerPlan, Layout
 
@@ -165,6 +166,7 @@ def with_index(pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payl
     flags_RPM, heads = flags_RSM.index_select(1, piece_bit), keys.data.shape[1]
     counts = flags_RPM.sum(-1).flatten()
     index = places_of(flags_RPM, heads).to(torch.int32)
-    if index.nbytes > MAX_INDEX * (keys.nbytes + pieces.nbytes):
+    fused = choose_kernel(index.device.type).path == "triton"  # reads bits
+    if fused or index.nbytes > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = pack_bits(flags_RSM)
     return RoutedValues(index, pieces, (counts.cumsum(0) - counts).int(), piece_bit.int(), flags_RSM.shape[-1], heads)

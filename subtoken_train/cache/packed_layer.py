@@ -15,12 +15,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
 from subtoken_train.cache.entries import keep_entries
 from subtoken_train.cache.entry_record import EntryRecord
+from subtoken_train.cache.stored_prompt import StoredPrompt
 from subtoken_train.kernels.dispatch import attend
+from subtoken_train.kernels.fused_state import Workspace
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
 from subtoken_train.kernels.tail import Tail
@@ -28,7 +29,7 @@ from subtoken_train.kernels.tail import Tail
 SLACK = 64  # tokens by which a full tail grows
 
 
-class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
+class PackedLayer(StoredPrompt):
     """One layer: packed blocks of the prompt, and the tail.
 
     ``record`` is None where nothing is evicted while decoding. Under a ``window`` every token sees what stands less
@@ -39,9 +40,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     is_croppable = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks: list[Block] = []
+    def __init__(self, workspace: Workspace | None = None) -> None:
+        super().__init__(workspace)
         self.prompt_length = 0
         self.tail_length = 0
         self.tail_start_B: Tensor | None = None
@@ -102,7 +102,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
             reach = Reach(self.window, first_B)
         tail = Tail(self.keys, self.values, self.tail_length, self.tail_start_B)
-        return attend(query_BHqd, blocks, tail, scale, reach)
+        return attend(query_BHqd, blocks, tail, scale, reach, self.fused)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""
@@ -207,22 +207,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Empty again."""
-        self.__init__()  # type: ignore[misc]
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the prompt's keys and values."""
-        return sum(payload.nbytes for block in self.blocks for payload in block.payloads)
-
-    @property
-    def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
-        return sum(block.index_bytes for block in self.blocks)
-
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
-        return sum(block.unread_bytes for block in self.blocks)
+        self.__init__(self.fused.workspace)  # type: ignore[misc]
 
     @property
     def tail_bytes(self) -> tuple[int, int]:

@@ -25,6 +25,7 @@ COMMANDS = {
     "evaluate": "score an adapter, or a backbone, on a data file",
     "report": "tables, curves and one HTML page from results",
     "generate": "answer one prompt from a compressed cache",
+    "benchmark": "time prompts and steps, beside anchor and full cache",
     "calibrate": "numbers of a backbone that a method reads",
     "diagnose": "what an adapter's routers do with their budget",
     "export": "adapter folder or merged weights from a run, and the Hub",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,10 +84,17 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     return model.eval()
 
 
-def layout_family(config: BackboneConfig) -> Family:
-    """The architecture on the meta device: names, shapes and counts, no weights, no network for known Hub ids.
+def layout_family(
+    config: BackboneConfig, change: Callable[[Any], None] | None = None, device: str | torch.device = "meta"
+) -> Family:
+    """The architecture without the weights of ``config``: names, shapes and counts, no network for known Hub ids.
 
     Its weights have the shapes of the unquantised ones.
+
+    Args:
+        config: which one.
+        change: what is changed in its configuration first; None: nothing.
+        device: where it is laid out; on another one than ``meta`` weights are drawn at random.
     """
     check_backbone(config)
     model_config = published_config(config.path)
@@ -94,9 +102,13 @@ def layout_family(config: BackboneConfig) -> Family:
         with _asked(config):
             model_config = _read_config(config)
     family = _family_of(model_config, config)
+    if change is not None:
+        change(model_config)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             model = family.auto_model.from_config(model_config, dtype=dtype_of(config))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # sizes that do not fit each other
         raise _unreadable("the configuration", config, error) from error
     laid_out = _put_together(family, model, None, config)

@@ -38,6 +38,7 @@ class CacheReport:
         plan_bytes: what describes the prompts beside the cache: their ids and regions, and the plan.
         statistics_bytes: what evicting while decoding needs: which entries are stored, what the method noted of them,
             and the queries of the last tokens.
+        kernel_bytes: tables and scratch of the fused kernels; 0 where others run.
         evictions: how often generated tokens were evicted; ``ledger`` says what the prompt's own eviction left.
         unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
     """
@@ -51,13 +52,15 @@ class CacheReport:
     dense_bytes: int
     plan_bytes: int
     statistics_bytes: int = 0
+    kernel_bytes: int = 0
     evictions: int = 0
     unread_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """Everything the cache holds."""
-        return self.payload_bytes + self.index_bytes + self.tail_bytes + self.slack_bytes + self.statistics_bytes
+        stored = self.payload_bytes + self.index_bytes + self.tail_bytes
+        return stored + self.slack_bytes + self.statistics_bytes + self.kernel_bytes
 
     @property
     def realised_fraction(self) -> float:
@@ -85,11 +88,12 @@ class CacheReport:
         online = ""
         if self.statistics_bytes:
             online = f"; {self.evictions:,} evictions while decoding, statistics {self.statistics_bytes:,} bytes"
+        kernels = f", kernels' tables and scratch {self.kernel_bytes:,} bytes" if self.kernel_bytes else ""
         took = share_words(held / self.dense_bytes, 1)
         took += f"; a step of decoding reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
         return (
             f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {compressed}; "
-            f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{online}"
+            f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{kernels}{online}"
         )
 
 
@@ -125,6 +129,7 @@ def report(
         dense_bytes=(int(tokens_B.sum()) + generated * len(origin_B)) * shape.token_bytes,
         plan_bytes=_bytes(vars(prompts).values()) + sum(map(_plan_bytes, plan.layers)),
         statistics_bytes=sum(layer.record.nbytes for layer in layers if layer.record is not None),
+        kernel_bytes=cache.kernel_bytes,
         evictions=0 if cache.evictor is None else cache.evictor.evictions,
         unread_bytes=sum(layer.unread_bytes for layer in layers),
     )

@@ -120,7 +120,7 @@ class ModelPool:
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
-        source = _source(folder, config, backbone)
+        source = adapter_backbone(folder, config, backbone)
         source = replace(source, **(loading or {}))
         changed = with_selection(config, reducer, selector, seed, str(path))
         family = self._cleared(source, changed.reducer)
@@ -205,10 +205,10 @@ def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
     folder = find_adapter(path, None)
     if folder is None:
         return family_class(BackboneConfig(path=str(path)))
-    return family_class(_source(folder, read_config(folder), backbone))
+    return family_class(adapter_backbone(folder, read_config(folder), backbone))
 
 
-def _source(folder: Path, config: AdapterConfig, backbone: BackboneConfig | str | None) -> BackboneConfig:
+def adapter_backbone(folder: Path, config: AdapterConfig, backbone: BackboneConfig | str | None) -> BackboneConfig:
     """Where the backbone of an adapter is read from."""
     source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
     source = config.backbone if source is None else source

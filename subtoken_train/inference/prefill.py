@@ -26,6 +26,7 @@ from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.online_eviction import evict_while_decoding
 from subtoken_train.inference.page_reading import add_pages, check_reading
 from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
+from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.types import Batch, Plan, Region
 
 
@@ -68,6 +69,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     compression.check(family)
     compression.check_prompts(prompts)
     check_length(prompts, family)
+    choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run is said before the prompt runs
     check_reading(backbone, compression)
     use_packed_attention(family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
@@ -82,6 +84,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     following = result.rows.next_position if rerotation is None else rerotation.next_position
     cache.next_position = following.to(prompts.regions_BN.device)
     packer.begin_tails(cache.next_position)
+    cache.prepare()
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)

@@ -25,6 +25,12 @@ def pack_bits(flags_RSM: Tensor) -> Tensor:
     return packed
 
 
+def unpack_bits(packed_RSm: Tensor, entries: int) -> Tensor:
+    """The flags of ``pack_bits``, bool [R, S, M]."""
+    places = torch.arange(8, dtype=torch.uint8, device=packed_RSm.device)
+    return (packed_RSm[..., None] >> places & 1).bool().flatten(-2)[..., :entries]
+
+
 def prepare_bits(device: torch.device) -> None:
     """Make the tables of a device, once, before a step reads them."""
     if device not in _tables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 
 VARIABLE = "SUBTOKEN_KERNEL"
@@ -36,10 +37,12 @@ def choose_kernel(device: str) -> KernelChoice:
     Raises:
         ValueError: ``SUBTOKEN_KERNEL`` names no path, or ``triton`` where it cannot run.
     """
-    forced = os.environ.get(VARIABLE)
-    if not forced and device != "cuda":  # asked in every step: looking for a package takes as long as a short attention
-        return KernelChoice("cpu", f"the device is {device}")
-    there, interpreted = find_spec("triton") is not None, os.environ.get("TRITON_INTERPRET") == "1"
+    return _chosen(device, os.environ.get(VARIABLE), os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@lru_cache
+def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
+    there = find_spec("triton") is not None
     if forced:
         if forced not in PATHS:
             raise ValueError(f"{VARIABLE}={forced}: no such path; take one of {', '.join(PATHS)}, or unset it")
@@ -53,6 +56,8 @@ def choose_kernel(device: str) -> KernelChoice:
                 "TRITON_INTERPRET=1 to interpret them, slowly"
             )
         return KernelChoice(forced, f"{VARIABLE} says so", forced=True)
+    if device != "cuda":
+        return KernelChoice("cpu", f"the device is {device}")
     if not there:
         return KernelChoice("cpu", "triton is not installed")
     return KernelChoice("triton", "the device is cuda")

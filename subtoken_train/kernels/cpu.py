@@ -111,10 +111,8 @@ def _attend(
 
 def _softmax(scores_xNG: Tensor) -> Tensor:
     """Over N, in fp32."""
-    rows, length, columns = scores_xNG.shape
-    flat, dtype = (
-        scores_xNG.view(rows, length) if columns == 1 else scores_xNG,
-        scores_xNG.dtype,
-    )  # a last axis is faster
-    weights = flat.softmax(1) if dtype == torch.float32 else flat.softmax(1, dtype=torch.float32).to(dtype)
-    return weights.view(rows, length, columns)
+    (rows, length, columns), dtype = scores_xNG.shape, scores_xNG.dtype
+    if columns == 1:  # the last axis is the fast one
+        scores_xNG = scores_xNG.view(rows, length)
+    wide = scores_xNG.softmax(1) if dtype == torch.float32 else scores_xNG.softmax(1, dtype=torch.float32).to(dtype)
+    return wide.view(rows, length, columns)

@@ -5,20 +5,32 @@ Legend: B batch, H query heads, q new tokens, d head width.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.choice import choose_kernel
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.kernels.choice import VARIABLE, choose_kernel
 from subtoken_train.kernels.cpu import packed_attention
+from subtoken_train.kernels.fused_state import FusedState
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.reference import reference_attention
+from subtoken_train.kernels.row_table import unserved
 from subtoken_train.kernels.storage import Block
 from subtoken_train.kernels.tail import Tail
 
 
-def attend(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail, scale: float, reach: Reach | None = None) -> Tensor:
+def attend(
+    query_BHqd: Tensor,
+    blocks: Sequence[Block],
+    tail: Tail,
+    scale: float,
+    reach: Reach | None = None,
+    state: FusedState | None = None,
+) -> Tensor:
     """Attention of the last q tokens over packed entries and the tail, [B, H, q, d].
 
     Args:
@@ -27,18 +39,45 @@ def attend(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail, scale: float
         tail: everything since the prompt, the new tokens last.
         scale: factor of the scores.
         reach: a window, in which every new token sees entries and tail; None: all of them.
+        state: the layer's, for these blocks; None: made for this call.
 
     Everything is computed in the queries' dtype; under autocast in autocast's, and so is the result, as in torch's own
-    attention. Which path runs, ``choose_kernel`` says.
+    attention. Which path runs, ``choose_kernel`` says; what the fused kernels do not serve goes the CPU's way, with one
+    warning.
 
     Raises:
-        ValueError: see ``choose_kernel``.
+        ValueError: see ``choose_kernel``; or fused kernels are forced on what they do not serve.
     """
     device = query_BHqd.device.type
     if torch.is_autocast_enabled(device):
         lower = query_BHqd.to(torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            return attend(lower, blocks, tail, scale, reach)
-    if choose_kernel(device).path == "reference":
+            return attend(lower, blocks, tail, scale, reach, state)
+    choice = choose_kernel(device)
+    if choice.path == "reference":
         return reference_attention(query_BHqd, blocks, tail, scale, reach)
+    if choice.path == "triton":
+        reason = unserved(blocks, query_BHqd)
+        if reason is None:
+            return _fused(query_BHqd, blocks, tail, scale, reach, state or FusedState())
+        if choice.forced:
+            raise ValueError(f"{VARIABLE}=triton: the fused kernels do not serve {reason}; unset {VARIABLE}")
+        _say(reason)
     return packed_attention(query_BHqd, blocks, tail, scale, reach)
+
+
+def _fused(
+    query: Tensor, blocks: Sequence[Block], tail: Tail, scale: float, reach: Reach | None, state: FusedState
+) -> Tensor:
+    from subtoken_train.kernels.triton_attention import fused_decoding
+
+    batch, kv_heads, _, width = tail.room_keys_BhTd.shape
+    table = state.table_of(blocks, batch, kv_heads, width)
+    return fused_decoding(query, table, tail, scale, reach, state.workspace)
+
+
+@lru_cache
+def _say(reason: str) -> None:
+    """Warn of a fall-back, once for each reason."""
+    words = f"decoding runs without the fused kernels, which do not serve {reason}; it is slower"
+    warnings.warn(words, SubTokenWarning, stacklevel=3)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from fractions import Fraction
 from functools import partial
 
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm
@@ -18,6 +17,7 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.reducers.matched import matched_reducer
 
 SUFFIX = "untrained_anchor"
 WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie below the exact one
@@ -56,16 +56,8 @@ def solve(arm: Arm) -> Reducer:
         ValueError: there is none: no token reducer, or layers below its cut that alone cost more.
     """
     assert arm.routing is not None
-    if arm.reducer.name == "none":
-        raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
-    arm.reducer.check_anchor()
-    whole = KVBudget(key_channels=arm.spec.key_channels)
-    routed = replace(whole, num_groups=arm.routing.num_groups, kept_groups=arm.routing.kept_groups)
-    depth = arm.shape.num_layers
-    # layers below the first cut hold every token with every group, in both arms
-    below = Fraction(arm.reducer.cut_layer(depth), depth)
-    reduced = arm.reducer.mean_share(depth) - below
-    return arm.reducer.at_share(below + reduced * routed.exact_total / whole.exact_total, depth)
+    routed = KVBudget(1.0, arm.routing.num_groups, arm.routing.kept_groups, arm.spec.key_channels)
+    return matched_reducer(arm.reducer, routed, arm.shape.num_layers)
 
 
 def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:

@@ -23,7 +23,7 @@ class LiveTensors(TorchDispatchMode):
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.live = self.peak = 0
         self._known = WeakIdKeyDictionary()
         for tensor in held:

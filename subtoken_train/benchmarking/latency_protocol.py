@@ -1,0 +1,107 @@
+"""The paper's Table 8: what routing adds to prompt and steps of a VLM, at the same visual-token keep ratio.
+
+One image of 336 x 336 pixels and a short question, batch 1, FastV and VisionZip at 25 and 12.5 % of the visual tokens,
+S = 16, K = 4, 256 forced tokens in bfloat16, on one H100 NVL; overheads are over the token-only arm of the same keep
+ratio (``same_tokens``). LoRA is on in every arm. What a run does otherwise, it says (``departures``).
+
+The paper does not print its prompt; its lengths (595 to 163/91, 171 to 63/45) fix how many text tokens there are, and
+the token reducers shorten the whole input (the stage ``embeds`` of FastV).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from subtoken_train.benchmarking.comparison import ROUTED, TOKEN_ONLY, Subject
+from subtoken_train.benchmarking.synthetic_prompts import PromptParts
+from subtoken_train.families.family import Family
+from subtoken_train.families.load import published_config
+from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RouterBank
+
+REDUCERS = ("fastv", "visionzip")
+KEEP_RATIOS = (0.25, 0.125)
+NEW_TOKENS, DTYPE = 256, "bfloat16"
+SCALED_TOKENS, SCALED_DTYPE, SCALED_LAYERS, SCALED_NARROWER = 32, "float32", 4, 4
+"""Of a run without a GPU; layers and width of a backbone that is drawn at random there."""
+PAPER: dict[str, dict[str, Any]] = {
+    "llava-hf/llava-1.5-7b-hf": {"peak_gb": (14.4, 14.7), "prefill": (0.289, 0.461), "step": (0.356, 0.552)},
+    "llava-hf/llava-1.5-13b-hf": {"peak_gb": (27.0, 27.5), "prefill": (0.148, 0.452), "step": (0.223, 0.403)},
+    "Qwen/Qwen2.5-VL-3B-Instruct": {"peak_gb": (7.6, 8.8), "prefill": (0.130, 0.297), "step": (0.348, 0.471)},
+    "Qwen/Qwen2.5-VL-7B-Instruct": {"peak_gb": (16.7, 17.9), "prefill": (0.105, 0.414), "step": (0.309, 0.556)},
+}
+"""Table 8 by backbone: peak allocation, and the least and the greatest overhead."""
+
+
+def check_protocol(family: Family) -> None:
+    """Raise a worded ``ValueError`` where a backbone cannot run it: the reducers of the protocol are part of it."""
+    if family.image_token_id is None:
+        raise ValueError(
+            f"--table8 is about a prompt with an image, and {family.name} sees none; leave it out, or name a backbone "
+            "that does (llava-hf/llava-1.5-7b-hf)"
+        )
+    for name in REDUCERS:
+        tower = family.tower_statistics(family.model.config)
+        build_reducer(name, KEEP_RATIOS[0]).check_fit(family.name, True, family.shape.num_layers, tower)
+    with torch.device("meta"):
+        RouterBank(RoutingConfig(), family.hidden_size, family.shape)
+
+
+def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
+    """The routed arms, and what they are called; routers are drawn, and LoRA is put on where there is none."""
+    family = subject.family
+    if not hasattr(family.model, "peft_config"):
+        add_lora(family, LoraSettings())
+        family.model.to(family.device).eval()
+    bank = RouterBank(RoutingConfig(), family.hidden_size, family.shape).to(family.device)
+    for name in REDUCERS:
+        for ratio in KEEP_RATIOS:
+            reducer = build_reducer(name, ratio)
+            yield f"{name} {ratio:.1%}", replace(subject, reducer=reducer, bank=bank)
+
+
+def departures(family: Family, path: str, parts: PromptParts, new_tokens: int, dtype: str) -> list[str]:
+    """In which points a run is not the paper's; empty where it is."""
+    found, device = [], family.device.type
+    known = published_config(path)
+    if path not in PAPER or known is None:
+        found.append(f"{path} is none of the paper's backbones")
+    else:
+        own, text = family.model.config.get_text_config(), known.get_text_config()
+        names = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
+        for name, word in names.items():
+            if (have := getattr(own, name)) != (whole := getattr(text, name)):
+                found.append(f"{word} {have:,} instead of {whole:,}")
+        towers = [config.vision_config.to_dict() for config in (family.model.config, known)]
+        for name in ("num_hidden_layers", "depth"):
+            have, whole = (tower.get(name) for tower in towers)
+            if have != whole:
+                found.append(f"layers of the vision tower {have} instead of {whole}")
+    if device != "cuda":
+        found.append(f"on a {device.upper()}, without its memory allocator's peak")
+    if dtype != DTYPE:
+        found.append(f"{dtype} instead of {DTYPE}")
+    if new_tokens != NEW_TOKENS:
+        found.append(f"{new_tokens} forced tokens instead of {NEW_TOKENS}")
+    if parts.image_tokens not in (576, 144):
+        found.append(f"an image of {parts.image_tokens} tokens")
+    return found
+
+
+def overhead_line(label: str, row: Mapping[str, Any], path: str) -> str:
+    """Input length and overheads of one arm, with the paper's range where it has the backbone."""
+    words = []
+    for part, what in (("prefill", "prefill"), ("step", "decode")):
+        middle, low, high = (100 * (each - 1) for each in row["ratios"][part][TOKEN_ONLY])
+        paper = ""
+        if path in PAPER:
+            paper = " (paper {:+.1%} to {:+.1%})".format(*PAPER[path][part])
+        words.append(f"{what} {middle:+.1f} % [{low:+.1f}, {high:+.1f}]{paper}")
+    lengths = f"{row['prompt']['length']:,} -> {row['sides'][ROUTED]['entries']:,} tokens"
+    return f"{label}: {lengths}; {', '.join(words)} over token-only at the same keep ratio"

@@ -1,0 +1,144 @@
+"""What is timed beside each other: one way each to keep a prompt's cache and to go on from it.
+
+Sides share one backbone with its LoRA. Only in its own turn is a side attached to it, and only then has it a cache.
+
+Legend: B batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.family import Family
+from subtoken_train.inference.cache_report import report
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import Prefill, decode, prefill
+from subtoken_train.reducers.base import Reducer
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.types import Batch
+
+
+@dataclass(frozen=True)
+class HeldBytes:
+    """Bytes of a cache, as ``CacheReport`` names them."""
+
+    payload: int
+    index: int = 0
+    tail: int = 0
+    slack: int = 0
+    statistics: int = 0
+
+    @property
+    def total(self) -> int:
+        """Everything the cache holds."""
+        return sum(asdict(self).values())
+
+
+class Side(ABC):
+    """One way to run prompts.
+
+    Attributes:
+        name: in tables and records.
+        words: what it is.
+        family: the backbone that all sides share.
+        prompts: the batch that all sides run.
+    """
+
+    def __init__(self, name: str, words: str, family: Family, prompts: Batch) -> None:
+        self.name, self.words, self.family, self.prompts = name, words, family, prompts
+
+    @abstractmethod
+    def turn(self) -> Any:
+        """A context in which the side runs; its cache ends with it."""
+
+    @abstractmethod
+    def prefill(self) -> Tensor:
+        """Run the prompts into a new cache; logits of the next token, [B, V]."""
+
+    @abstractmethod
+    def step(self, token_ids_B1: Tensor) -> Tensor:
+        """Append a token to every sample; logits of the next one, [B, V]."""
+
+    @abstractmethod
+    def held(self) -> HeldBytes:
+        """What the cache holds now."""
+
+    @abstractmethod
+    def entries(self) -> int:
+        """Entries of a sample's prompt in the last layer."""
+
+    def close(self) -> None:
+        """Let go what is kept from turn to turn."""
+        return
+
+
+class PackedSide(Side):
+    """Our packed cache, under a token reducer, routers and a compression.
+
+    Attributes:
+        reducer: ``none`` keeps every token.
+        bank: routers; None keeps every value whole.
+        compression: eviction and precision.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        words: str,
+        family: Family,
+        prompts: Batch,
+        reducer: Reducer,
+        bank: RouterBank | None,
+        compression: Compression,
+    ) -> None:
+        super().__init__(name, words, family, prompts)
+        self.reducer, self.bank, self.compression = reducer, bank, compression
+        self.cache: PackedCache | None = None
+        self._backbone: CompressedBackbone | None = None
+        self._opened: Prefill | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Routers are on the backbone inside it, and on no other side's turn."""
+        self._backbone = CompressedBackbone(self.family, self.reducer, self.bank).eval()
+        try:
+            yield
+        finally:
+            self._backbone.detach()
+            self._backbone = self._opened = self.cache = None
+
+    def prefill(self) -> Tensor:
+        """The prompts' pass with reducer, routers and packing."""
+        assert self._backbone is not None
+        self.cache = PackedCache(self.family.shape.num_layers)
+        self._opened = prefill(self._backbone, self.prompts, self.cache, self.compression)
+        return self._opened.logits_BV
+
+    def step(self, token_ids_B1: Tensor) -> Tensor:
+        """A step that reads packed storage."""
+        assert self._backbone is not None
+        assert self.cache is not None
+        return decode(self._backbone, token_ids_B1, self.cache)
+
+    def held(self) -> HeldBytes:
+        """From the cache's own report."""
+        assert self._backbone is not None
+        assert self._opened is not None
+        assert self.cache is not None
+        found = report(self._backbone, self.prompts, self._opened.plan, self.cache, self.compression.key_channels)
+        return HeldBytes(
+            found.payload_bytes, found.index_bytes, found.tail_bytes, found.slack_bytes, found.statistics_bytes
+        )
+
+    def entries(self) -> int:
+        """Those that any head keeps."""
+        assert self._opened is not None
+        return int((self._opened.plan.layers[-1].entries_BN >= 0).sum(-1).max())

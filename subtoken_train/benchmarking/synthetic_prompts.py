@@ -1,0 +1,158 @@
+"""Prompts of a given length for timing: random pictures and random words, alike in every sample, without padding.
+
+A model that sees images gets as many whole images as fit beside the family's text, a word between two of them; the rest
+is its question. A language model gets a context and a question of 64 tokens (of short prompts half).
+
+Legend: B batch, N positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from subtoken_train.families.family import Family
+from subtoken_train.families.qwen_inputs import QwenInputs
+from subtoken_train.inference.prefill import max_positions
+from subtoken_train.inference.prompt_batch import QUERY_TOKENS, batch_from_inputs
+from subtoken_train.types import Batch
+
+IMAGE_SIZE = (336, 336)
+"""(height, width) in pixels, the paper's."""
+TEXT_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class PromptParts:
+    """What a prompt consists of, in tokens.
+
+    Attributes:
+        system: before the first image.
+        images: how many there are.
+        image_tokens: of each.
+        query: everything else but the context: the question, and a word between two images.
+        context: of a language model.
+    """
+
+    system: int
+    images: int
+    image_tokens: int
+    query: int
+    context: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return self.system + self.images * self.image_tokens + self.query + self.context
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if self.images == 0:
+            return f"{self.length:,} tokens ({self.context:,} of context)"
+        images = "1 image" if self.images == 1 else f"{self.images} images"
+        return f"{self.length:,} tokens ({images} of {self.image_tokens:,})"
+
+
+def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
+    """The parts of a prompt of ``length`` tokens.
+
+    None: one image and the paper's text, or a text of 2,048 tokens (of half the positions, where there are fewer).
+
+    Raises:
+        ValueError: too short for one image, or for a context.
+    """
+    if family.image_token_id is None:
+        length = min(TEXT_LENGTH, (max_positions(family) or TEXT_LENGTH) // 2) if length is None else length
+        query = min(QUERY_TOKENS, length // 2)
+        if query == 0:
+            raise ValueError(
+                f"--lengths {length}: a prompt needs a token of context and one that asks; give at least 2"
+            )
+        return PromptParts(0, 0, 0, query, length - query)
+    text, each = family.nominal_text, family.visual_tokens(IMAGE_SIZE)
+    system, query = text["system"], text["query"]
+    least = system + each + query
+    if length is None:
+        return PromptParts(system, 1, each, query, 0)
+    if length < least:
+        raise ValueError(
+            f"--lengths {length}: a prompt of {family.name} with one image takes {least} tokens ({each} of the image); "
+            f"give at least {least}"
+        )
+    images = 1 + (length - least) // (each + 1)
+    return PromptParts(system, images, each, length - system - images * each, 0)
+
+
+def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None:
+    """Raise a worded ``ValueError`` where prompt and new tokens are more than the model's positions."""
+    limit, needed = max_positions(family), parts.length + new_tokens
+    if limit is not None and needed > limit:
+        raise ValueError(
+            f"--lengths {parts.length} and --new-tokens {new_tokens} need {needed} positions and the model has "
+            f"{limit}; give shorter prompts or fewer new tokens"
+        )
+
+
+def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:
+    """A batch of prompts on the model's device.
+
+    Raises:
+        ValueError: images of a family that cuts them in tiles, without its processor.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids_BN = _words(family, (batch_size, parts.length), generator)
+    if family.image_token_id is None:
+        return batch_from_inputs(family, ids_BN, torch.ones_like(ids_BN).bool(), {}, parts.context)
+    for image in range(parts.images):
+        start = parts.system + image * (parts.image_tokens + 1)
+        ids_BN[:, start : start + parts.image_tokens] = family.image_token_id
+    pixels, grid = _pictures(family, batch_size * parts.images, parts.images, generator)
+    inputs = family.given_images(pixels, grid, ids_BN)
+    return batch_from_inputs(family, ids_BN, torch.ones_like(ids_BN).bool(), inputs, None)
+
+
+def plain_inputs(family: Family, prompts: Batch) -> Mapping[str, Any]:
+    """The same prompts as transformers' own forward pass takes them."""
+    inputs: dict[str, Any] = {"input_ids": prompts.input_ids_BN}
+    if prompts.pixel_values is not None:
+        inputs |= family.given_images(prompts.pixel_values, prompts.image_grid_I3, prompts.input_ids_BN)
+    return inputs
+
+
+def _words(family: Family, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Token ids that are none of an image's or a video's, nor among the first few, which often are special."""
+    vocabulary = int(family.model.get_input_embeddings().num_embeddings)
+    ids = torch.arange(min(10, vocabulary - 1), vocabulary)
+    if family.image_token_id is not None:
+        ids = ids[~family.is_visual(ids)]
+    return ids[torch.randint(len(ids), shape, generator=generator)]
+
+
+def _pictures(family: Family, count: int, together: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    """Pictures of ``IMAGE_SIZE`` as the tower takes them."""
+    height, width = IMAGE_SIZE
+    if family.processor is not None:
+        noise = torch.randint(256, (count, height, width, 3), generator=generator, dtype=torch.uint8)
+        images = [Image.fromarray(np.asarray(picture)) for picture in noise]
+        return family.process_images(images, [together] * count)
+    if isinstance(family, QwenInputs):
+        vision = family.vision
+        sides = smart_resize(height, width, family.unit, family.min_pixels, family.max_pixels)
+        grid = torch.tensor([[1, *(side // vision.patch_size for side in sides)]]).repeat(count, 1)
+        channels = 3 * vision.temporal_patch_size * vision.patch_size**2
+        return torch.randn(int(grid.prod(-1).sum()), channels, generator=generator), grid
+    if family.in_tiles:
+        raise ValueError(
+            f"pictures of {family.name} are cut by its processor, and there is none for a backbone that is drawn at "
+            "random by its Hub id; give the folder of one, or leave --random out"
+        )
+    size = family.model.config.vision_config.image_size
+    return torch.randn(count, 3, size, size, generator=generator), None

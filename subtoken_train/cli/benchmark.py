@@ -1,0 +1,209 @@
+"""``subtoken-train benchmark``: times, peak memory and cache bytes, beside anchor and full cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from subtoken_train.cli.arm_flags import add_compression_options
+from subtoken_train.cli.command_line import check_counts
+from subtoken_train.errors import plain
+from subtoken_train.outputs import check_new, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from subtoken_train.benchmarking.comparison import Subject
+    from subtoken_train.benchmarking.random_backbones import Shrink
+    from subtoken_train.benchmarking.synthetic_prompts import PromptParts
+    from subtoken_train.cli.benchmark_source import BenchmarkSource
+
+HELP = """Time prompts and decoding on this machine, and count bytes.
+
+  subtoken-train benchmark --adapter DIR
+  subtoken-train benchmark --config RECIPE --random --lengths 2048 8192 --batch-sizes 1 8 --device cuda
+  subtoken-train benchmark --model llava-hf/llava-1.5-7b-hf --random --table8 --device cuda --out table8.json
+
+Of an adapter, of a recipe (untrained routers) or of a backbone alone. Beside it run, in turns and in one process: the
+same tokens without routing, the matched token-only anchor, and transformers' DynamicCache and StaticCache on the whole
+prompt (on a GPU the latter's steps are compiled). Prompts are random words and pictures; steps are forced, end-of-text
+or not. Printed are medians and ratios with 95 % intervals over rounds; --out writes every figure as JSON."""
+
+NEW_TOKENS, PAIRS = 32, 7
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
+    parser.add_argument("--config", "-c", metavar="RECIPE", help="recipe; its routers and LoRA as they are drawn")
+    parser.add_argument("--model", metavar="ID|PATH", help="a backbone alone")
+    parser.add_argument("--backbone", metavar="PATH", help="with --adapter: where its backbone is")
+    parser.add_argument("--random", action="store_true", help="draw the backbone's weights instead of reading them")
+    parser.add_argument("--layers", type=int, metavar="N", help="with --random: layers of the language model")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", metavar="N", help="tokens of a prompt (default: one image; a text of 2048)"
+    )
+    parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
+    parser.add_argument("--new-tokens", type=int, metavar="T", help=f"forced steps (default: {NEW_TOKENS})")
+    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
+    parser.add_argument(
+        "--table8",
+        action="store_true",
+        help="the paper's Table 8: FastV and VisionZip at 25 and 12.5 %%, S16K4, 256 steps in bfloat16; without a GPU "
+        "scaled down, which is said",
+    )
+    parser.add_argument(
+        "--share-of-copy", action="store_true", help="one layer's rate of reading its cache over a device copy's"
+    )
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
+    parser.add_argument("--out", metavar="JSON", help="write the record")
+    parser.add_argument("--overwrite", action="store_true", help="replace it")
+    add_compression_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, lay out, load, measure, print, write."""
+    _check(args)
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.benchmarking.comparison import Subject
+    from subtoken_train.benchmarking.latency_protocol import check_protocol
+    from subtoken_train.benchmarking.synthetic_prompts import check_positions, prompt_parts
+    from subtoken_train.cli.benchmark_source import source_of
+    from subtoken_train.inference.pool import device_of
+
+    device = device_of(args.device)
+    _defaults(args, device.type == "cuda")
+    source = source_of(args, _shrink(args, device.type == "cuda"))
+    if args.table8:
+        check_protocol(source.layout.family)
+    prompts = [prompt_parts(source.layout.family, length) for length in args.lengths or [None]]
+    for parts in prompts:
+        check_positions(source.layout.family, parts, args.new_tokens)
+    subject = Subject.of(source.load(device), source.compression)
+    record = _head(args, source, subject)
+    print(plain(f"{record['title']}; kernel {record['kernel']}"), flush=True)
+    if args.table8:
+        from subtoken_train.benchmarking.latency_protocol import departures
+
+        record["departures"] = departures(
+            subject.family, source.backbone.path, prompts[0], args.new_tokens, source.backbone.dtype
+        )
+        said = "; ".join(record["departures"])
+        print(plain(f"Table 8 of the paper{', scaled: ' + said if said else ', as it is described'}"), flush=True)
+    for row in _rows(args, source, subject, prompts):
+        record["rows"].append(row)
+        if args.out:  # what was measured stays, whatever comes after it
+            write_whole(Path(args.out), json.dumps(record, indent=1) + "\n")
+    if args.out:
+        print(plain(f"written to {args.out}"))
+    return 0
+
+
+def _rows(
+    args: argparse.Namespace, source: BenchmarkSource, subject: Subject, prompts: list[PromptParts]
+) -> Iterator[dict[str, Any]]:
+    """Measured rows, each printed as it is there."""
+    from subtoken_train.benchmarking.benchmark_table import row_lines
+    from subtoken_train.benchmarking.comparison import run_row
+    from subtoken_train.benchmarking.latency_protocol import overhead_line, protocol_subjects
+
+    subjects = protocol_subjects(subject) if args.table8 else iter([("", subject)])
+    for label, arm in subjects:
+        for parts in prompts:
+            for batch_size in args.batch_sizes:
+                row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, args.share_of_copy)
+                lines = row_lines(row)
+                if args.table8:
+                    row["table8"] = label
+                    lines.append(overhead_line(label, row, source.backbone.path))
+                print(plain("\n".join(["", *lines])), flush=True)
+                yield row
+
+
+def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
+    """What a record says of the run."""
+    from subtoken_train.benchmarking.pairs import hardware
+    from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU
+    from subtoken_train.cli.env import environment
+    from subtoken_train.kernels.choice import choose_kernel
+
+    family, dtype = subject.family, source.backbone.dtype
+    on_gpu, layers = family.device.type == "cuda", family.shape.num_layers
+    weights = "random weights" if args.random else "its own weights"
+    lora = "with LoRA" if hasattr(family.model, "peft_config") else "without LoRA"
+    place, cut = hardware(), "" if args.layers is None else " (--layers)"
+    return {
+        "title": f"{source.words}: {subject.words}; {weights}, {lora}, {layers} layers{cut}, {dtype} on "
+        f"{place['gpu'] if on_gpu else place['cpu']}",
+        "hardware": place,
+        "versions": environment(),
+        "device": str(family.device),
+        "dtype": dtype,
+        "random": args.random,
+        "layers": layers,
+        "kernel": str(choose_kernel(family.device.type)),
+        "peak_bytes_are": PEAK_ON_GPU if on_gpu else PEAK_ELSEWHERE,
+        "rows": [],
+    }
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Mistakes that need no model to be seen."""
+    given = [f"--{name}" for name in ("adapter", "config", "model") if getattr(args, name)]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        raise ValueError(f"give one of --adapter DIR, --config RECIPE and --model PATH; got {found}")
+    if args.backbone and not args.adapter:
+        raise ValueError("--backbone says where an adapter's backbone is; write --model for a backbone alone")
+    check_counts(args, "new_tokens", "layers", "pairs")
+    for name in ("lengths", "batch_sizes"):
+        if wrong := [number for number in getattr(args, name) or [] if number < 1]:
+            raise ValueError(f"--{name.replace('_', '-')} {wrong[0]} must be at least 1")
+    if args.layers is not None and (not args.random or args.adapter):
+        raise ValueError("--layers takes layers off a backbone that is drawn: it needs --random, and no --adapter")
+    if args.table8:
+        _check_protocol_options(args)
+    if args.out is not None:
+        check_new([Path(args.out)], args.overwrite)
+        _check_writable(Path(args.out))
+
+
+def _check_protocol_options(args: argparse.Namespace) -> None:
+    """The protocol says what it keeps and how long its prompt is."""
+    for name in ("lengths", "batch_sizes", "reducer", "keep_ratio", "eviction", "key_channels", "prefill_chunk"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is said by --table8; leave one of them out")
+
+
+def _check_writable(path: Path) -> None:
+    """Raise a worded ``ValueError`` unless a file can be made, before minutes are spent on it."""
+    import os
+
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"--out {path}: {folder} is no folder that can be written; name another file")
+
+
+def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
+    """What is not said."""
+    from subtoken_train.benchmarking import latency_protocol as protocol
+
+    args.batch_sizes = args.batch_sizes or [1]
+    if args.table8:
+        args.new_tokens = args.new_tokens or (protocol.NEW_TOKENS if on_gpu else protocol.SCALED_TOKENS)
+        args.dtype = args.dtype or (protocol.DTYPE if on_gpu else protocol.SCALED_DTYPE)
+    args.new_tokens = args.new_tokens or NEW_TOKENS
+
+
+def _shrink(args: argparse.Namespace, on_gpu: bool) -> Shrink:
+    """Layers as asked for; of the protocol without a GPU fewer and narrower ones."""
+    from subtoken_train.benchmarking import latency_protocol as protocol
+    from subtoken_train.benchmarking.random_backbones import Shrink
+
+    if args.table8 and args.random and not on_gpu:
+        return Shrink(args.layers or protocol.SCALED_LAYERS, protocol.SCALED_NARROWER)
+    return Shrink(args.layers)

@@ -1,0 +1,132 @@
+"""What ``benchmark`` measures: an adapter, a recipe's untrained arm or a backbone, laid out before it is loaded."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from subtoken_train.artifact.config import AdapterConfig, read_config
+from subtoken_train.artifact.folder import put_adapter
+from subtoken_train.artifact.source import adapter_folder, find_adapter
+from subtoken_train.benchmarking.random_backbones import Shrink, random_family
+from subtoken_train.cli.arm_flags import arm_options
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.family import Family
+from subtoken_train.families.load import layout_family
+from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.pool import adapter_backbone
+from subtoken_train.reducers import build_reducer
+
+
+@dataclass(frozen=True)
+class BenchmarkSource:
+    """A model that can be looked at without its weights.
+
+    Attributes:
+        words: what it is.
+        backbone: where its backbone is from, and how it is loaded.
+        layout: everything on the meta device; identity and shapes are checked.
+        compression: eviction and precision.
+        load: the model in evaluation mode on a device.
+    """
+
+    words: str
+    backbone: BackboneConfig
+    layout: CompressedBackbone
+    compression: Compression
+    load: Callable[[torch.device], CompressedBackbone]
+
+
+def source_of(args: Namespace, shrink: Shrink) -> BenchmarkSource:
+    """What the options name, with its compression; no weights of a backbone are read.
+
+    Args:
+        args: one of ``adapter``, ``config`` and ``model``, and the options of ``arm_flags``.
+        shrink: what is taken off a backbone that is drawn at random.
+
+    Raises:
+        ValueError: names, files or settings that do not exist or do not fit each other.
+    """
+    source = _recipe(args, shrink) if args.config else _adapter(args) if args.adapter else _backbone(args, shrink)
+    source.compression.check(source.layout.family)
+    return source
+
+
+def _spec(args: Namespace, **model: Any) -> ArmSpec:
+    return ArmSpec(**{**arm_options(args), **model}, written="flag")
+
+
+def _adapter(args: Namespace) -> BenchmarkSource:
+    spec = _spec(args, adapter=args.adapter)
+    if spec.overrides:
+        raise ValueError(
+            f"{args.adapter} is an adapter with its own token reducer; leave --reducer and --keep-ratio out"
+        )
+    folder = adapter_folder(args.adapter)
+    config = read_config(folder)
+    if config.merged and args.backbone:
+        raise ValueError(f"{args.adapter} is merged and holds its own backbone; leave --backbone out")
+    backbone = replace(adapter_backbone(folder, config, args.backbone or None), **spec.loading)
+
+    def put(family: Family) -> CompressedBackbone:
+        return put_adapter(folder, config, family, backbone)[0]
+
+    def load(device: torch.device) -> CompressedBackbone:
+        if args.random:
+            return put(random_family(backbone, Shrink(), device)).to(device).eval()
+        return spec.load(str(device)).backbone
+
+    return BenchmarkSource(
+        _adapter_words(args, config), backbone, put(layout_family(backbone)), spec.compression(), load
+    )
+
+
+def _adapter_words(args: Namespace, config: AdapterConfig) -> str:
+    return f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
+
+
+def _backbone(args: Namespace, shrink: Shrink) -> BenchmarkSource:
+    if find_adapter(args.model, None) is not None:
+        raise ValueError(f"--model {args.model} is an adapter; write --adapter {args.model}")
+    spec = _spec(args, backbone=args.model)
+    backbone = replace(BackboneConfig(path=args.model), **spec.loading)
+    reducer = build_reducer(spec.reducer or "none", 1.0 if spec.keep_ratio is None else spec.keep_ratio)
+
+    def load(device: torch.device) -> CompressedBackbone:
+        if args.random:
+            return CompressedBackbone(random_family(backbone, shrink, device), reducer).eval()
+        return spec.load(str(device)).backbone
+
+    layout = CompressedBackbone(layout_family(backbone, shrink.apply if args.random else None), reducer)
+    return BenchmarkSource(f"backbone {args.model}", backbone, layout, spec.compression(), load)
+
+
+def _recipe(args: Namespace, shrink: Shrink) -> BenchmarkSource:
+    from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.training.preflight import lay_out
+
+    if given := [name for name in ("reducer", "keep_ratio") if getattr(args, name) is not None]:
+        raise ValueError(f"--{given[0].replace('_', '-')}: the recipe names its own token reducer; leave it out")
+    loading = {name: value for name in ("dtype", "max_pixels") if (value := getattr(args, name)) is not None}
+    overrides = [f"--model.backbone.{name}={value}" for name, value in loading.items()]
+    module = RecipeCLI(["--config", args.config, *overrides]).model
+    backbone = module.backbone_config
+    compression = _spec(args, backbone=backbone.path).compression()
+
+    def load(device: torch.device) -> CompressedBackbone:
+        drawn = module.lay_out(random_family(backbone, shrink, device))[0] if args.random else None
+        parts: CompressedBackbone = module.parts if drawn is None else drawn
+        return parts.to(device).eval()
+
+    if args.random:
+        with torch.device("meta"):
+            layout = module.lay_out(layout_family(backbone, shrink.apply))[0]
+    else:
+        layout = lay_out(module)
+    return BenchmarkSource(f"recipe {args.config}, untrained, on {backbone.path}", backbone, layout, compression, load)

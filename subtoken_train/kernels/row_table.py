@@ -1,0 +1,234 @@
+"""Where the fused kernels find a layer's packed entries: addresses of rows, and the stretches that programs take.
+
+Made once when a layer is packed (and anew where its blocks change), never in a step. A *stretch* is a run of entries of
+one row; its program leaves sums in a *slot* per head, and all slots of a head are joined at the end.
+
+Legend: B batch, h key-value heads, R rows of a block, c heads of a row, M entries of a part, P pieces of a row, J
+stretches of a row, S flags of an entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from subtoken_train.kernels.bit_index import pack_bits, unpack_bits
+from subtoken_train.kernels.dense import stored_flags
+from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
+
+SHORTEST = 128  # entries of a stretch, at least
+PROGRAMS = 4  # programs for each multiprocessor, about
+
+
+class Field(IntEnum):
+    """Columns of ``RowTable.rows``, int64; addresses are those of the row's first head. 0: there is none."""
+
+    KEYS = 0
+    KEY_SCALES = 1
+    KEY_WIDTH = 2  # channels of a stored key
+    CHANNELS = 3  # their numbers, where keys are cut
+    VALUES = 4  # where values are routed, of the part's first piece
+    VALUE_SCALES = 5
+    FLAGS = 6  # uint8 [S, FLAG_BYTES]
+    FLAG_BYTES = 7
+    PIECE_BIT = 8  # int32 [P]
+    STARTS = 9  # int32 [P, J]: the first stored piece of each stretch
+    STRETCHES = 10  # J
+    POSITIONS = 11  # int32 [M]
+    ENTRIES = 12  # M
+    SAMPLE = 13
+    HEAD = 14  # the row's first head
+    SLOTS = 15  # of each of its heads
+
+
+@dataclass
+class RowTable:
+    """A layer's packed entries, as addresses.
+
+    Attributes:
+        rows: [rows of all parts, len(Field)], int64.
+        items: (row, first entry, number of the stretch, slot of the row's first head) of each stretch, int32 [n, 4].
+        owners: (first slot, slots) of each head of each sample, int32 [B * h, 2].
+        stretch: entries of a stretch.
+        slots: of all heads.
+        heads: c.
+        piece: channels of a value piece; the head's width where nothing is routed.
+        bits: precision of the payloads, see ``Payload.store``.
+        key_dtype: of stored keys, of an empty table that of nothing.
+        value_dtype: of stored values or pieces.
+        aligned: bytes, up to 16, that all keys' and values' addresses are multiples of.
+        cut: whether any keys are cut.
+        held: the blocks, and what was made of them for this table: addresses stay good as long as it lives.
+        nbytes: bytes that the table takes beside the blocks.
+    """
+
+    rows: Tensor
+    items: Tensor
+    owners: Tensor
+    stretch: int
+    slots: int
+    heads: int
+    piece: int
+    bits: int
+    key_dtype: torch.dtype
+    value_dtype: torch.dtype
+    aligned: int
+    cut: bool
+    held: list[object] = field(repr=False)
+    nbytes: int = 0
+
+
+def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
+    """Why the fused kernels cannot read these blocks, in words; None: they can.
+
+    Args:
+        blocks: of one layer.
+        query_BHqd: what asks.
+    """
+    new, width = query_BHqd.shape[2:]
+    if width > 256:
+        return f"heads of {width} channels (up to 256)"
+    if query_BHqd.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"{query_BHqd.dtype}"
+    if new == 1 and any(block.pages is not None for block in blocks):
+        return "pages that each step chooses"
+    if len({_bits(payload) for block in blocks for payload in block.payloads}) > 1:
+        return "entries of unlike precision in one layer"
+    return None
+
+
+def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int) -> RowTable:
+    """The table of a layer's blocks; nothing is read from the device.
+
+    Args:
+        blocks: every row of the batch is in exactly one.
+        batch: B.
+        kv_heads: h.
+        width: of a head.
+    """
+    parts = [(block, part) for block in blocks for part in block.parts if part.entries]
+    heads = blocks[0].heads if blocks else kv_heads
+    device = blocks[0].parts[0].keys.data.device if blocks else torch.device("cpu")
+    stretch = _stretch(sum(part.entries * block.num_rows * heads for block, part in parts), device)
+    rows: list[list[int]] = []
+    stretches: list[list[tuple[int, int, int]]] = [[] for _ in range(batch * kv_heads // heads)]
+    held: list[object] = [list(blocks)]
+    for block, part in parts:
+        columns = _columns(block, part, stretch, held)
+        for place, number in enumerate(block.numbers or range(block.num_rows)):
+            sample, head = divmod(number * heads, kv_heads)
+            own = {Field.SAMPLE: sample, Field.HEAD: head}
+            firsts = range(0, part.entries, stretch)
+            stretches[number] += [(len(rows), first, j) for j, first in enumerate(firsts)]
+            rows.append([own[f] if f in own else columns[f][0] + place * columns[f][1] for f in Field])
+    items, owners, slots = _slots(rows, stretches, heads)
+    tensors = [
+        torch.tensor(rows, dtype=torch.int64).view(-1, len(Field)).to(device),
+        torch.tensor(items, dtype=torch.int32).view(-1, 4).to(device),
+        torch.tensor(owners, dtype=torch.int32).to(device),
+    ]
+    routed = [part.values for _, part in parts if isinstance(part.values, RoutedValues)]
+    values = [part.payloads[1] for _, part in parts]
+    made = [x for x in held if isinstance(x, Tensor)]
+    return RowTable(
+        rows=tensors[0],
+        items=tensors[1],
+        owners=tensors[2],
+        stretch=stretch,
+        slots=slots,
+        heads=heads,
+        piece=width * heads // len(routed[0].piece_bit) if routed else width,
+        bits=_bits(values[0]) if values else 0,
+        key_dtype=parts[0][1].keys.data.dtype if parts else torch.float32,
+        value_dtype=values[0].data.dtype if values else torch.float32,
+        aligned=math.gcd(16, *(row[f] for row in rows for f in (Field.KEYS, Field.VALUES))),
+        cut=any(part.cut for _, part in parts),
+        held=held,
+        nbytes=sum(x.nbytes for x in [*tensors, *made]),
+    )
+
+
+def _stretch(total: int, device: torch.device) -> int:
+    """Entries of a stretch: as many stretches as keep the device busy."""
+    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return max(1, -(-total // (PROGRAMS * units * SHORTEST))) * SHORTEST
+
+
+def _bits(payload: Payload) -> int:
+    return 0 if payload.scale is None else 4 if payload.data.dtype == torch.uint8 else 8
+
+
+def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) -> dict[Field, tuple[int, int]]:
+    """(of the first row, step from row to row) of each column; what is made for it is put into ``held``."""
+    count = block.num_rows
+
+    def of_rows(states: Tensor | None) -> tuple[int, int]:
+        if states is None:
+            return 0, 0
+        assert states.is_contiguous()
+        return states.data_ptr(), states.nbytes // count
+
+    keys, values = part.keys, part.values
+    halves = keys.data.dtype == torch.uint8  # two channels a byte
+    columns = {
+        Field.KEYS: of_rows(keys.data),
+        Field.KEY_SCALES: of_rows(keys.scale),
+        Field.KEY_WIDTH: (keys.data.shape[-1] * (2 if halves else 1), 0),
+        Field.CHANNELS: of_rows(block.channels if part.cut else None),
+        Field.POSITIONS: of_rows(part.position_RM),
+        Field.ENTRIES: (part.entries, 0),
+        Field.STRETCHES: (-(-part.entries // stretch), 0),
+    }
+    if isinstance(values, Payload):
+        return (
+            dict.fromkeys(Field, (0, 0))
+            | columns
+            | {Field.VALUES: of_rows(values.data), Field.VALUE_SCALES: of_rows(values.scale)}
+        )
+    flags, piece_bit = values.index, values.piece_bit
+    if flags.dtype != torch.uint8:
+        flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=flags.device).int()
+        held += [flags, piece_bit]
+    starts = _starts(unpack_bits(flags, part.entries), piece_bit, values.offsets, stretch)
+    held.append(starts)
+    pieces = values.pieces
+    return (
+        dict.fromkeys(Field, (0, 0))
+        | columns
+        | {
+            Field.VALUES: (pieces.data.data_ptr(), 0),
+            Field.VALUE_SCALES: (0 if pieces.scale is None else pieces.scale.data_ptr(), 0),
+            Field.FLAGS: of_rows(flags),
+            Field.FLAG_BYTES: (flags.shape[-1], 0),
+            Field.PIECE_BIT: (piece_bit.data_ptr(), 0),
+            Field.STARTS: of_rows(starts),
+        }
+    )
+
+
+def _starts(flags_RSM: Tensor, piece_bit: Tensor, offsets: Tensor, stretch: int) -> Tensor:
+    """The number of the first piece that each stretch stores, int32 [R, P, J]."""
+    padded = torch.nn.functional.pad(flags_RSM, (0, -flags_RSM.shape[-1] % stretch))
+    counts_RSJ = padded.view(*padded.shape[:2], -1, stretch).sum(-1)
+    before_RPJ = (counts_RSJ.cumsum(-1) - counts_RSJ).index_select(1, piece_bit)
+    starts_RPJ: Tensor = (before_RPJ + offsets.view(len(flags_RSM), -1, 1)).int()
+    return starts_RPJ
+
+
+def _slots(
+    rows: list[list[int]], stretches: list[list[tuple[int, int, int]]], heads: int
+) -> tuple[list[list[int]], list[list[int]], int]:
+    """Items and owners of a ``RowTable``, and the number of slots; writes the rows' ``SLOTS``."""
+    items, owners, slots = [], [], 0
+    for of_row in stretches:
+        for number, (row, first, stretch) in enumerate(of_row):
+            rows[row][Field.SLOTS] = len(of_row)
+            items.append([row, first, stretch, slots + number])
+        owners += [[slots + head * len(of_row), len(of_row)] for head in range(heads)]
+        slots += heads * len(of_row)
+    return items, owners, slots

@@ -1,0 +1,126 @@
+"""Launches the fused kernels on a layer's row table.
+
+Legend: B batch, H query heads, h key-value heads, q new tokens, d head width, T places of the tail's room.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from subtoken_train.kernels.fused_state import Workspace
+from subtoken_train.kernels.reach import Reach
+from subtoken_train.kernels.row_table import RowTable
+from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
+
+TAIL_STRETCH = 512  # tail places of a program
+STAGES = 2  # tiles that are loaded ahead
+MOST_NEW = 16  # tokens of a launch; more go in several
+
+ELEMENTS = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.int8: tl.int8,
+    torch.uint8: tl.uint8,
+}
+
+
+def fused_decoding(
+    query_BHqd: Tensor,
+    table: RowTable,
+    tail: Tail,
+    scale: float,
+    reach: Reach | None,
+    workspace: Workspace,
+) -> Tensor:
+    """Attention of the last q tokens over packed entries and the tail, [B, H, q, d]; arguments as of ``attend``.
+
+    Args:
+        query_BHqd: in fp32, fp16 or bf16; the last axis is contiguous.
+        table: of the layer's blocks.
+        tail: keys and values with equal strides.
+        scale: factor of the scores.
+        reach: a window; None: there is none.
+        workspace: is written into.
+    """
+    batch, heads, new, width = query_BHqd.shape
+    out_BqHd = query_BHqd.new_empty(batch, new, heads, width)
+    device = query_BHqd.device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where Triton launches
+        for start in range(0, new, MOST_NEW):
+            stop = min(start + MOST_NEW, new)
+            rows = query_BHqd[:, :, start:stop], out_BqHd[:, start:stop]
+            _launch(*rows, new - stop, table, tail, scale, reach, workspace)
+    return out_BqHd.transpose(1, 2)
+
+
+def _launch(
+    query_BHqd: Tensor,
+    out_BqHd: Tensor,
+    later: int,
+    table: RowTable,
+    tail: Tail,
+    scale: float,
+    reach: Reach | None,
+    workspace: Workspace,
+) -> None:
+    batch, heads, new, width = query_BHqd.shape
+    keys, values = tail.room_keys_BhTd, tail.room_values_BhTd
+    assert keys.stride() == values.stride()
+    assert keys.stride(-1) == query_BHqd.stride(-1) == 1
+    assert keys.dtype == values.dtype
+    kv_heads, room = keys.shape[1:3]
+    group = heads // kv_heads
+    tail_stretches = -(-room // TAIL_STRETCH)
+    programs, late = len(table.items) * table.heads, batch * kv_heads * tail_stretches
+    parts = (table.slots + late) * group * new
+    scratch = workspace.take(parts * (width + 2), query_BHqd.device)
+    sums, peaks = scratch[: parts * width], scratch[parts * width :]
+    tile = min(max(16, _power(group * new)), 32 if width > 128 else 64)
+    pieces = _power(width // table.piece)
+    none = table.owners  # stands where nothing is read
+    shape: dict[str, Any] = {"KV_HEADS": kv_heads, "GROUP": group, "NEW": new, "WIDTH": width}
+    attend_stretch[(programs + late, -(-group * new // tile))](
+        query_BHqd, *query_BHqd.stride()[:3],
+        keys, values, *keys.stride()[:3], none if tail.start_B is None else tail.start_B,
+        none if tail.written is None else tail.written, tail.length, later,
+        table.rows, table.items, programs, none if reach is None else reach.first_B, 0 if reach is None else reach.size,
+        sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e),
+        **shape, TAIL_STRETCH=TAIL_STRETCH, STRETCH=table.stretch, ROW_HEADS=table.heads, PIECE=table.piece,
+        BITS=table.bits, KEY_DTYPE=ELEMENTS[table.key_dtype], VALUE_DTYPE=ELEMENTS[table.value_dtype],
+        ALIGNED=table.aligned, CUT=table.cut,
+        PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
+        TILE=tile, BLOCK=entries_of_tile(width, pieces, query_BHqd.dtype), KEY_TILE=max(16, _power(width)),
+        PIECE_COUNT=pieces, PIECE_TILE=max(_power(table.piece), 16 // pieces), num_stages=STAGES,
+        num_warps=warps(query_BHqd.dtype),
+    )  # fmt: skip
+    join_stretches[(batch * kv_heads, group * new)](
+        sums, peaks, table.owners, table.slots, tail_stretches,
+        out_BqHd, out_BqHd.stride(0), out_BqHd.stride(2), out_BqHd.stride(1), **shape, TILE=_power(width),
+    )  # fmt: skip
+
+
+def entries_of_tile(width: int, pieces: int, dtype: torch.dtype) -> int:
+    """Entries of a tile: as many as leave keys, values and their places in registers and shared memory.
+
+    By compiling for compute capability 8.0 and 9.0: none of these spills registers in half precision.
+    """
+    vector = _power(width) * dtype.itemsize
+    return 16 if vector > 512 else 32 if vector > 256 or pieces > 32 else 64
+
+
+def warps(dtype: torch.dtype) -> int:
+    """Warps of a program."""
+    return 8 if dtype == torch.float32 else 4
+
+
+def _power(number: int) -> int:
+    """The smallest power of 2 that is no smaller."""
+    return 1 << (number - 1).bit_length()

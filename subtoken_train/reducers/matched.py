@@ -1,0 +1,31 @@
+"""The token reducer of a matched token-only anchor: whole values of fewer tokens, in the bytes of a routed arm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.reducers.base import Reducer
+
+
+def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int) -> Reducer:
+    """The same reducer at the keep ratio that the ledger solves for, rounded up.
+
+    Layers below its first cut hold every token with every group, in both arms.
+
+    Args:
+        reducer: of the routed arm.
+        routed: what that arm stores of a token that its reducer keeps; its keep ratio is not read.
+        num_layers: of the model.
+
+    Raises:
+        ValueError: there is none: no token reducer, or one whose count is not fixed.
+    """
+    if reducer.name == "none":
+        raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
+    reducer.check_anchor()
+    whole = KVBudget(key_channels=routed.key_channels)
+    per_token = replace(routed, keep_ratio=1.0).exact_total / whole.exact_total
+    below = Fraction(reducer.cut_layer(num_layers), num_layers)
+    return reducer.at_share(below + (reducer.mean_share(num_layers) - below) * per_token, num_layers)

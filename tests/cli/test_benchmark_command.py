@@ -1,0 +1,195 @@
+"""``subtoken-train benchmark`` on the embedded models: sides, bytes, ratios, the record; wrong input in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from subtoken_train.benchmarking.pairs import ratio
+from subtoken_train.benchmarking.synthetic_prompts import draw_prompts, prompt_parts
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cli.main import main
+from subtoken_train.families import load
+from subtoken_train.inference.cache_report import report
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prefill import prefill
+
+ROOT = Path(__file__).resolve().parents[2]
+ADAPTERS = ROOT / "checkpoints" / "adapters"
+VLM, LM, WHOLE = (
+    str(ADAPTERS / name) for name in ("tiny_fastv25_s16k4", "tinylm_quest25_s16k12", "tiny_none100_s16k4")
+)
+TINY_LLAVA, TINY_LLAMA = (str(ROOT / "checkpoints" / name) for name in ("tiny-llava", "tiny-llama"))
+SHORT = ["--new-tokens", "1", "--pairs", "1", "--device", "cpu"]
+SIDES = ["routed", "same_tokens", "anchor", "dynamic", "static"]
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory):
+    """The record of a routed adapter's run."""
+    out = tmp_path_factory.mktemp("benchmark") / "made" / "record.json"
+    words = ["benchmark", "--adapter", VLM, "--new-tokens", "2", "--pairs", "3", "--device", "cpu", "--share-of-copy"]
+    assert main([*words, "--batch-sizes", "2", "--out", str(out)]) == 0
+    return json.loads(out.read_text())
+
+
+def test_all_sides_stand_beside_it_and_where_it_ran_is_said(routed):
+    (row,) = routed["rows"]
+    assert list(row["sides"]) == SIDES
+    assert {row["prompt"]["length"], row["batch_size"], row["new_tokens"], row["pairs"]} == {83, 2, 3}
+    assert routed["dtype"] == "float32"
+    assert routed["hardware"]["cpu"]
+    assert routed["versions"]["torch"]
+    assert routed["kernel"] == "cpu (the device is cpu)"
+    assert "live tensors" in routed["peak_bytes_are"]
+    assert row["notes"] == []
+
+
+def test_bytes_are_the_caches_own(routed):
+    sides = routed["rows"][0]["sides"]
+    model = SubTokenModel.from_pretrained(VLM)
+    backbone = model.backbone
+    prompts = draw_prompts(backbone.family, prompt_parts(backbone.family), 2)
+    cache = PackedCache(backbone.family.shape.num_layers)
+    told = report(backbone, prompts, prefill(backbone, prompts, cache, model.compression).plan, cache)
+    held = sides["routed"]["prompt_bytes"]
+    assert (held["payload"], held["index"], held["tail"]) == (told.payload_bytes, told.index_bytes, told.tail_bytes)
+    assert held["total"] == told.total_bytes
+    token = backbone.family.shape.token_bytes
+    assert sides["routed"]["final_bytes"]["tail"] == 2 * 2 * token
+    assert sides["dynamic"]["prompt_bytes"]["total"] == 2 * 83 * token
+    assert sides["dynamic"]["final_bytes"]["total"] == sides["static"]["final_bytes"]["total"] == 2 * 85 * token
+    # text is whole in all of them; the anchor's tokens are rounded up
+    assert sides["same_tokens"]["prompt_bytes"]["payload"] == 2 * 35 * token
+    assert sides["anchor"]["prompt_bytes"]["payload"] == 2 * (19 + 10) * token == held["payload"]
+    assert [sides[name]["entries"] for name in SIDES] == [35, 35, 29, 83, 83]
+
+
+def test_ratios_are_those_of_the_measured_seconds(routed):
+    (row,) = routed["rows"]
+    for part in ("prefill", "step"):
+        seconds = {name: side[f"{part}_seconds"] for name, side in row["sides"].items()}
+        assert {len(of) for of in seconds.values()} == {3}
+        for other in SIDES[1:]:
+            assert tuple(row["ratios"][part][other]) == pytest.approx(ratio(seconds, "routed", other))
+
+
+def test_the_share_of_a_copy_is_that_of_the_bytes_that_are_read(routed):
+    found = routed["rows"][0]["share_of_copy"]
+    assert list(found) == ["routed", "same_tokens", "anchor", "dynamic"]
+    held = routed["rows"][0]["sides"]["routed"]["prompt_bytes"]
+    assert found["routed"]["read_bytes"] == (held["payload"] + held["index"]) // 6  # of one of six equal layers
+    for side in found.values():
+        rounds = {"copy": side["copy_seconds"], "attention": side["attention_seconds"]}
+        assert tuple(2 * each for each in side["share"]) == pytest.approx(ratio(rounds, "copy", "attention"))
+
+
+def test_a_text_adapter_with_an_eviction(capsys):
+    assert (
+        main(
+            ["benchmark", "--adapter", LM, *SHORT, "--lengths", "256", "--eviction", "snapkv", "--eviction-keep", "0.5"]
+        )
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert "256 tokens (192 of context), batch 1, 1 forced tokens, 1 rounds" in said
+    assert all(f"\n{name} " in said for name in SIDES)
+    assert "quest" in said
+    assert "snapkv" in said
+
+
+def test_an_arm_without_a_reducer_has_an_anchor_that_draws_its_tokens(capsys):
+    assert main(["benchmark", "--adapter", WHOLE, *SHORT]) == 0
+    assert "anchor: token-only anchor of equal bytes, random 0.625, whole values" in capsys.readouterr().out
+
+
+def test_a_backbone_alone_is_its_own_anchor(capsys):
+    words = ["--random", "--layers", "2", "--reducer", "fastv", "--keep-ratio", "0.5"]
+    assert main(["benchmark", "--model", TINY_LLAVA, *SHORT, *words]) == 0
+    said = capsys.readouterr().out
+    assert "random weights, without LoRA, 2 layers (--layers), float32" in said
+    assert "\npacked " in said
+    assert "\ndynamic " in said
+    assert "note: it drops no value group: its token-only anchor and its same-tokens cache are it itself" in said
+
+
+def test_a_recipe_runs_untrained_in_another_dtype(capsys):
+    words = ["--random", "--layers", "3", "--dtype", "bfloat16"]
+    assert main(["benchmark", "--config", str(ROOT / "recipes/tiny_visionzip25_s16k4.yaml"), *SHORT, *words]) == 0
+    said = capsys.readouterr().out
+    assert "untrained" in said
+    assert "with LoRA, 3 layers (--layers), bfloat16" in said
+    assert "anchor: token-only anchor of equal bytes, visionzip 0.15625" in said
+
+
+def test_table8_scaled_says_what_is_scaled(tmp_path, capsys):
+    out = tmp_path / "table8.json"
+    assert main(["benchmark", "--model", TINY_LLAVA, *SHORT, "--table8", "--out", str(out)]) == 0
+    record, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert [row["table8"] for row in record["rows"]] == [
+        "fastv 25.0%",
+        "fastv 12.5%",
+        "visionzip 25.0%",
+        "visionzip 12.5%",
+    ]
+    assert [row["sides"]["routed"]["entries"] for row in record["rows"]] == [35, 27, 35, 27]
+    assert all(list(row["sides"]) == SIDES for row in record["rows"])
+    wanted = (
+        "none of the paper's backbones",
+        "on a CPU",
+        "float32 instead of bfloat16",
+        "1 forced tokens instead of 256",
+    )
+    for words, departure in zip(wanted, record["departures"], strict=False):
+        assert words in departure
+        assert departure in said
+    assert record["departures"][-1] == "an image of 64 tokens"
+    assert "fastv 25.0%: 83 -> 35 tokens; prefill" in said
+
+
+REFUSED = {
+    "adapter of another model": (["--adapter", VLM, "--backbone", TINY_LLAMA], "tiny-llama"),
+    "beyond the positions": (["--adapter", LM, "--lengths", "1024"], "need 1056 positions and the model has 1024"),
+    "no such device": (["--adapter", VLM, "--device", "cuda:7"], "unknown device of this machine 'cuda:7'"),
+    "no length": (["--adapter", VLM, "--lengths", "83", "0"], "--lengths 0 must be at least 1"),
+    "a negative batch": (["--adapter", VLM, "--batch-sizes", "-1"], "--batch-sizes -1 must be at least 1"),
+    "a length that is no number": (["--adapter", VLM, "--lengths", "x"], "--lengths"),
+    "no steps": (["--adapter", VLM, "--new-tokens", "0"], "--new-tokens 0 must be at least 1"),
+    "no rounds": (["--adapter", VLM, "--pairs", "0"], "--pairs 0 must be at least 1"),
+    "shorter than an image": (["--adapter", VLM, "--lengths", "60"], "give at least 83"),
+    "table8 of a text": (["--model", TINY_LLAMA, "--table8"], "--table8 is about a prompt with an image"),
+    "table8 of lengths": (["--model", TINY_LLAVA, "--table8", "--lengths", "99"], "--lengths is said by --table8"),
+    "nothing": ([], "give one of --adapter DIR, --config RECIPE and --model PATH; got none"),
+    "two models": (["--adapter", VLM, "--model", TINY_LLAVA], "got --adapter and --model"),
+    "an adapter as a backbone": (["--model", VLM], "is an adapter; write --adapter"),
+    "a backbone of none": (["--model", TINY_LLAVA, "--backbone", TINY_LLAVA], "write --model for a backbone alone"),
+    "layers of read weights": (["--model", TINY_LLAVA, "--layers", "2"], "it needs --random"),
+    "more layers than there are": (
+        ["--model", TINY_LLAVA, "--random", "--layers", "99"],
+        "--layers 99: the model has 6",
+    ),
+    "a second reducer": (["--adapter", VLM, "--reducer", "fastv", "--keep-ratio", "0.5"], "its own token reducer"),
+    "a recipe's second reducer": (
+        ["--config", "tiny_fastv25_s16k4", "--reducer", "fastv", "--keep-ratio", "0.5"],
+        "--reducer: the recipe names its own",
+    ),
+    "a file for a folder": (
+        ["--adapter", VLM, "--out", f"{VLM}/README.md/record.json"],
+        "is no folder that can be written",
+    ),
+    "a file that is there": (["--adapter", VLM, "--out", f"{VLM}/README.md"], "exists; name another file"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=list(REFUSED))
+def test_mistakes_are_said_before_weights_are_read(words, said, capsys, monkeypatch):
+    def read(*_, **__):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(load, "load_weights", read)
+    assert main(["benchmark", *words]) == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert len(message.strip().splitlines()) == 1
