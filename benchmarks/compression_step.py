@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from benchmarks.pairs import cell, hardware, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH
+from benchmarks.workers import Worker, in_turns
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.evictions import build_eviction
@@ -113,24 +113,6 @@ def serve(folder: Path) -> None:
         print(json.dumps(seconds), flush=True)
 
 
-class Worker:
-    """One side, in a process of its own."""
-
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        self.versions = self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def step(self, case: str, save: bool) -> float:
-        """Seconds of one step."""
-        assert self.process.stdin is not None
-        print(json.dumps({"case": case, "entries": CASES[case][1], "save": save}), file=self.process.stdin, flush=True)
-        return float(self._answer())
-
-
 def one_sided(folder: Path, case: str) -> int:
     """Entries of all heads that one side alone keeps: values that kvpress kept and we did not, and as many of ours."""
     given, kept = torch.load(folder / "layer.pt")["value"][0], torch.load(folder / "ours.pt")[0]
@@ -178,8 +160,8 @@ def main() -> None:
         for case in args.cases:
             seconds: dict[str, list[float]] = {side: [] for side in workers}
             for turn in range(args.pairs + 2):  # two to warm up
-                for side in list(workers)[:: 1 if turn % 2 else -1]:
-                    taken = workers[side].step(case, save=turn == 0)
+                for side in in_turns(workers, turn):
+                    taken = float(workers[side].ask(case=case, entries=CASES[case][1], save=turn == 0))
                     seconds[side] += [taken] * (turn > 1)
             rows.append(
                 {
@@ -194,9 +176,7 @@ def main() -> None:
             print(table({"rows": rows[-1:]}).splitlines()[-1], flush=True)
         versions = {"kvpress's side": workers["kvpress"].versions, "ours": {"torch": torch.__version__}}
         for worker in workers.values():
-            assert worker.process.stdin is not None
-            worker.process.stdin.close()
-            worker.process.wait()
+            worker.close()
     record = {"hardware": hardware(), "versions": versions, "pairs": args.pairs, "kept": KEPT, "rows": rows}
     write(record, args.out)
     if args.out == RECORD:

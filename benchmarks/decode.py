@@ -36,9 +36,9 @@ ENTRIES = (256, 1024, 2048, 8192, 32768)
 class Decoder:
     """The model, and one step on a cache that is left as it was."""
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, device: str, dtype: torch.dtype, layers: int = LAYERS) -> None:
         torch.manual_seed(0)
-        config = llama_config(LAYERS, 2 * ENTRIES[-1], VOCABULARY)
+        config = llama_config(layers, 2 * ENTRIES[-1], VOCABULARY)
         self.model = LlamaForCausalLM(config).to(device, dtype).eval()
         use_packed_attention(self.model.config)
         self.device, self.dtype = device, dtype
@@ -52,7 +52,7 @@ class Decoder:
 
     def packed(self, entries: int, routed: bool) -> PackedCache:
         """A filled cache; the groups of every entry are chosen at random."""
-        cache = PackedCache(LAYERS)
+        cache = PackedCache(self.model.config.num_hidden_layers)
         for layer in cache.layers:
             key, value = self.states(entries)
             groups = None
@@ -68,7 +68,7 @@ class Decoder:
     def dense(self, entries: int) -> DynamicCache:
         """Transformers' own cache of as many entries."""
         cache = DynamicCache()
-        for layer in range(LAYERS):
+        for layer in range(self.model.config.num_hidden_layers):
             cache.update(*self.states(entries), layer)
         return cache
 

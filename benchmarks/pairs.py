@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.benchmarking.pairs import cell, hardware, interleaved, ratio
+from subtoken_train.benchmarking.pairs import cell, hardware, interleaved, middle, ratio
 
-__all__ = ["cell", "hardware", "interleaved", "ratio", "write"]
+__all__ = ["cell", "hardware", "interleaved", "middle", "ratio", "write"]
 
 
 def write(record: Mapping[str, Any], path: Path) -> None:

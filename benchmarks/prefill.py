@@ -80,7 +80,8 @@ class Prompt:
     def routed(self) -> None:
         """With routers; packed."""
         visual = self.regions == Region.VISUAL
-        state = RoutingState(visual, self.regions == Region.QUERY, self.position, torch.zeros(1, dtype=torch.long))
+        seed = torch.zeros(1, dtype=torch.long, device=visual.device)
+        state = RoutingState(visual, self.regions == Region.QUERY, self.position, seed)
         with self.bank.routing(state):
             cache = self.run()
         keep = torch.ones_like(visual)[:, None]

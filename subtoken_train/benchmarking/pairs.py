@@ -42,7 +42,11 @@ def turns(names: Sequence[str], pairs: int, warmup: int) -> Iterator[tuple[str, 
 
 def ratio(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[float, float, float]:
     """Median over rounds of ours / theirs, with its 95 % bootstrap interval."""
-    values = np.array(seconds[ours]) / np.array(seconds[theirs])
+    return middle(np.array(seconds[ours]) / np.array(seconds[theirs]))
+
+
+def middle(values: np.ndarray) -> tuple[float, float, float]:
+    """Median, with its 95 % bootstrap interval."""
     rng = np.random.default_rng(0)
     medians = np.median(values[rng.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])

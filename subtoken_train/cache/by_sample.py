@@ -100,7 +100,7 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
     else:
         index = values.index[index_R]
     offsets = (counts.cumsum(0) - counts).int()
-    return replace(values, index=index, pieces=values.pieces.select(source), offsets=offsets)
+    return replace(values, index=index, pieces=values.pieces.select(source), offsets=offsets, bounds=[])
 
 
 @dataclass

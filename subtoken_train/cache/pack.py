@@ -7,12 +7,14 @@ piece.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from subtoken_train.cache.plan_marks import PlanMarks, RowCounts, plan_marks, read_counts
 from subtoken_train.kernels.bit_index import pack_bits
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues, places_of
@@ -35,7 +37,12 @@ class Packing:
 
 
 def pack_layer(
-    key_BhNd: Tensor, value_BhNd: Tensor, plan: LayerPlan, packing: Packing, position_BN: Tensor | None = None
+    key_BhNd: Tensor,
+    value_BhNd: Tensor,
+    plan: LayerPlan,
+    packing: Packing,
+    position_BN: Tensor | None = None,
+    counts: RowCounts | None = None,
 ) -> list[Block]:
     """Blocks with the kept entries of a layer.
 
@@ -45,73 +52,77 @@ def pack_layer(
         plan: entries that stay, by the rows that they are; one with all S value groups is stored whole.
         packing: layout and precision.
         position_BN: of the rows, in a layer with a window, whose entries keep theirs; None: it has none.
+        counts: what ``read_counts`` read of this plan; None: it is read now, the only time that a device is waited for.
 
     Rows of the batch that keep equally many entries, equally many of them whole and with a whole key, share a block.
     """
     _, kv_heads, length, width = key_BhNd.shape
-    valid_BM, groups_BMS, shared = plan.entries_BN >= 0, plan.group_mask_BNS, plan.heads_BNh is None
-    rows_BM = plan.entries_BN.clamp(min=0) if plan.rows_BN is None else plan.rows_BN
-    keys, values, keep_RM, row_RM = key_BhNd, value_BhNd, valid_BM, rows_BM
+    marks = plan_marks(plan, kv_heads, width, packing.layout)
+    counts = read_counts([marks])[0] if counts is None else counts
+    keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
     if plan.heads_BNh is not None:
         keys, values = (x.reshape(-1, 1, length, width) for x in (key_BhNd, value_BhNd))
-        keep_RM = (plan.heads_BNh & valid_BM[..., None]).transpose(1, 2).flatten(0, 1)
-        row_RM = rows_BM.repeat_interleave(kv_heads, 0)
-    places_RN = None if position_BN is None else position_BN.int().repeat_interleave(len(keep_RM) // len(key_BhNd), 0)
-    whole_RM = torch.ones_like(keep_RM)
-    bits_RSM = piece_bit = None
-    if groups_BMS is not None:
-        bits_RSM, piece_bit = _bits(groups_BMS, kv_heads, width, packing.layout, shared)
-        whole_RM = groups_BMS.all(-1)
-        whole_RM = whole_RM if shared else whole_RM.repeat_interleave(kv_heads, 0)
-    cut_RM, channels_Rck = _cut_rows(plan, kv_heads, keep_RM)
-    kinds = [
-        (routed, cut, keep_RM & (whole_RM != routed) & (cut_RM == cut))
-        for routed, cut in ((True, True), (True, False), (False, True), (False, False))
-    ]
+    places_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // len(key_BhNd), 0)
+    channels_Rck = _channels(plan, counts.channels)
     alike: dict[tuple[int, ...], list[int]] = {}
-    for row, counts in enumerate(torch.stack([marks.sum(-1) for *_, marks in kinds], dim=-1).tolist()):
-        alike.setdefault(tuple(counts), []).append(row)
+    for row, own in enumerate(counts.kinds):
+        alike.setdefault(own, []).append(row)
+    parted: Sequence[Tensor | None] = [None]
+    if len(alike) > 1:
+        parted = torch.split(_order(marks), [len(members) for members in alike.values()])
     blocks = []
-    for counts, members in alike.items():
-        rows = None if len(alike) == 1 else torch.tensor(members, device=keep_RM.device)
-        own_keys, own_values, own_row = (x if rows is None else x[rows] for x in (keys, values, row_RM))
-        own_bits, channels = (x if rows is None or x is None else x[rows] for x in (bits_RSM, channels_Rck))
-        parts = []
-        for (routed, cut, marks), count in zip(kinds, counts, strict=True):
-            if not count and (routed or cut):
+    for rows, (sizes, members) in zip(parted, alike.items(), strict=True):
+
+        def of_rows(part: Tensor, rows: Tensor | None = rows) -> Tensor:
+            return part if rows is None else part[rows]
+
+        own_keys, own_values, own_row = of_rows(keys), of_rows(values), of_rows(marks.rows_RM)
+        channels = None if channels_Rck is None else of_rows(channels_Rck)
+        parts, routed_kinds = [], iter(counts.bits)
+        for kind, size in zip(marks.kinds, sizes, strict=True):
+            bits = next(routed_kinds) if kind.routed else []
+            if not size and (kind.routed or kind.cut):
                 continue
-            places = _places(marks if rows is None else marks[rows], count)
+            places = _places(of_rows(kind.marks_RM), size)
             index = own_row.gather(1, places)
-            stored = Payload.store(_take(own_keys, index, channels if cut else None), packing.kv_bits)
+            stored = Payload.store(_take(own_keys, index, channels if kind.cut else None), packing.kv_bits)
             value_RcMd = _take(own_values, index)
-            stands = None if places_RN is None else places_RN[members].gather(1, index)
-            if routed:
-                assert own_bits is not None
-                assert piece_bit is not None
+            stands = None if places_RN is None else of_rows(places_RN).gather(1, index)
+            if kind.routed:
+                assert marks.flags_RSM is not None
+                assert marks.piece_bit is not None
+                own_bits = of_rows(marks.flags_RSM)
                 flags = own_bits.gather(2, places[:, None].expand(-1, own_bits.shape[1], -1))
-                kept = _routed_values(value_RcMd, flags, piece_bit, stored, packing.kv_bits)
-                parts.append(BlockPart(stored, kept, cut, stands))
+                bounds = [0, *accumulate(bits[row][bit] for row in members for bit in marks.bit_of)]
+                kept = _routed_values(value_RcMd, flags, marks.piece_bit, stored, packing.kv_bits, bounds)
+                parts.append(BlockPart(stored, kept, kind.cut, stands))
             else:
-                parts.append(BlockPart(stored, Payload.store(value_RcMd, packing.kv_bits), cut, stands))
-        blocks.append(Block(rows, parts, channels if any(part.cut for part in parts) else None))
+                parts.append(BlockPart(stored, Payload.store(value_RcMd, packing.kv_bits), kind.cut, stands))
+        own_channels = channels if any(part.cut for part in parts) else None
+        blocks.append(Block(rows, parts, own_channels, numbers=None if rows is None else members))
     return blocks
 
 
-def _cut_rows(plan: LayerPlan, kv_heads: int, keep_RM: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Entries whose keys are cut, bool [R, M], and the numbers of the channels that they keep, [R, c, k]."""
-    cut, shared = plan.cut_keys, plan.heads_BNh is None
-    if cut is None:
-        return torch.zeros_like(keep_RM), None
-    channels_Bhk = cut.channels_Bhd.nonzero()[:, 2].view(*cut.channels_Bhd.shape[:2], -1)
-    channels_Bhk = channels_Bhk.to(torch.uint8 if cut.channels_Bhd.shape[2] <= 256 else torch.int16)
-    if shared:
-        return cut.entries_BN, channels_Bhk
-    return cut.entries_BN.repeat_interleave(kv_heads, 0), channels_Bhk.flatten(0, 1)[:, None]
+def _order(marks: PlanMarks) -> Tensor:
+    """The rows, int64 [R]: those with equal counts beside each other, where the first of them stands."""
+    counts_RK = torch.stack([kind.marks_RM.sum(-1) for kind in marks.kinds], -1)
+    same_RR = (counts_RK[:, None] == counts_RK).all(-1)
+    return same_RR.int().argmax(-1).sort(stable=True).indices
+
+
+def _channels(plan: LayerPlan, count: int) -> Tensor | None:
+    """Numbers of the ``count`` channels that cut keys keep, [R, c, k]; None where no key is cut."""
+    if plan.cut_keys is None:
+        return None
+    batch, heads, width = plan.cut_keys.channels_Bhd.shape
+    found = torch.nonzero_static(plan.cut_keys.channels_Bhd, size=batch * heads * count)[:, 2]
+    channels_Bhk = found.view(batch, heads, count).to(torch.uint8 if width <= 256 else torch.int16)
+    return channels_Bhk if plan.heads_BNh is None else channels_Bhk.flatten(0, 1)[:, None]
 
 
 def _places(chosen_RM: Tensor, count: int) -> Tensor:
     """Places of the ``count`` marked entries of each row, ascending, int64 [R, count]."""
-    return chosen_RM.nonzero()[:, 1].view(len(chosen_RM), count)
+    return torch.nonzero_static(chosen_RM, size=len(chosen_RM) * count)[:, 1].view(len(chosen_RM), count)
 
 
 def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
@@ -123,38 +134,20 @@ def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = 
     return taken.gather(3, channels_Rck.long()[:, :, None].expand(-1, -1, index_RM.shape[1], -1))
 
 
-def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
-    """What says which pieces of an entry are stored: flags bool [R, S, M], and each piece's flag, int64 [P].
-
-    Where heads share their entries the flags are the groups themselves; else every head has the flags of its own
-    pieces.
-    """
-    num_groups, device = groups_BMS.shape[-1], groups_BMS.device
-    if layout == "per_head":
-        piece_bit = torch.arange(num_groups, device=device).repeat(kv_heads)
-    else:
-        group_width = kv_heads * width // num_groups
-        starts = torch.arange(0, kv_heads * width, math.gcd(group_width, width), device=device)
-        piece_bit = starts.div(group_width, rounding_mode="floor")
-    flags_BSM = groups_BMS.transpose(1, 2)
-    if shared:
-        return flags_BSM, piece_bit
-    flags_BPM = flags_BSM.index_select(1, piece_bit)
-    by_head = flags_BPM.reshape(len(flags_BPM), kv_heads, -1, flags_BPM.shape[-1])
-    return by_head.flatten(0, 1), torch.arange(by_head.shape[2], device=device)
-
-
 def _routed_values(
-    value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, kv_bits: int
+    value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, kv_bits: int, bounds: list[int]
 ) -> RoutedValues:
     """Keep the pieces that the flags name, piece by piece, and find them by the faster index that is small enough."""
     rows, heads, entries, _ = value_RcMd.shape
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, len(piece_bit) // heads, -1).transpose(2, 3).flatten(1, 2)
-    pieces = Payload.store(pieces_RPMw[flags_RSM.index_select(1, piece_bit)], kv_bits)
-    return with_index(pieces, flags_RSM, piece_bit, keys)
+    stored_n3 = torch.nonzero_static(flags_RSM.index_select(1, piece_bit), size=bounds[-1])
+    pieces = Payload.store(pieces_RPMw[stored_n3.unbind(1)], kv_bits)
+    return with_index(pieces, flags_RSM, piece_bit, keys, bounds)
 
 
-def with_index(pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload) -> RoutedValues:
+def with_index(
+    pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int] | None = None
+) -> RoutedValues:
     """Stored pieces with what finds their entries.
 
     Args:
@@ -162,11 +155,14 @@ def with_index(pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payl
         flags_RSM: what each entry stores, bool, by its S bits.
         piece_bit: which of the bits rules each piece.
         keys: of the same entries.
+        bounds: of the result; None: they are read from the device.
     """
     flags_RPM, heads = flags_RSM.index_select(1, piece_bit), keys.data.shape[1]
     counts = flags_RPM.sum(-1).flatten()
-    index = places_of(flags_RPM, heads).to(torch.int32)
-    fused = choose_kernel(index.device.type).path == "triton"  # reads bits
-    if fused or index.nbytes > MAX_INDEX * (keys.nbytes + pieces.nbytes):
+    stored, offsets = len(pieces.data), (counts.cumsum(0) - counts).int()
+    fused = choose_kernel(flags_RSM.device.type).path == "triton"  # reads bits
+    if fused or offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = pack_bits(flags_RSM)
-    return RoutedValues(index, pieces, (counts.cumsum(0) - counts).int(), piece_bit.int(), flags_RSM.shape[-1], heads)
+    else:
+        index = places_of(flags_RPM, heads, stored).to(torch.int32)
+    return RoutedValues(index, pieces, offsets, piece_bit.int(), flags_RSM.shape[-1], heads, bounds or [])

@@ -147,15 +147,18 @@ def reducer_view(batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
     return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)
 
 
-def layer_plan(keep_BhM: Tensor, groups_BMS: Tensor | None = None, index_BM: Tensor | None = None) -> LayerPlan:
+def layer_plan(
+    keep_BhM: Tensor, groups_BMS: Tensor | None = None, index_BM: Tensor | None = None, longest: int | None = None
+) -> LayerPlan:
     """What a layer keeps, from marks on the rows of a pass.
 
     Args:
         keep_BhM: entries that stay, bool; [B, 1, M] where all heads share a set.
         groups_BMS: kept value groups of every row, bool; None where all are.
         index_BM: row of the unreduced sequence that each row came from; None where nothing was reduced.
+        longest: the most entries of a sample; None: it is read from the device.
     """
-    rows, valid = kept_index(keep_BhM.any(1), pad_left=False)
+    rows, valid = kept_index(keep_BhM.any(1), pad_left=False, longest=longest)
     entries = (rows if index_BM is None else take_rows(index_BM, rows)).masked_fill(~valid, -1)
     heads = None if keep_BhM.shape[1] == 1 else take_rows(keep_BhM.transpose(1, 2), rows) & valid[..., None]
     return LayerPlan(entries, None if groups_BMS is None else take_rows(groups_BMS, rows), heads, rows)
@@ -201,11 +204,13 @@ class PromptPass:
             keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
                 where nothing is evicted.
         """
-        masks = self.groups()
-        layers = []
-        for layer, (rows, regions_BM) in enumerate(self.layer_rows()):
-            keep_BhM = (regions_BM != Region.PADDING)[:, None] if keep is None else keep[layer]
-            layers.append(layer_plan(keep_BhM, masks.get(layer), rows.index_BM))
+        masks, held = self.groups(), self.layer_rows()
+        kept = [(regions_BM != Region.PADDING)[:, None] for _, regions_BM in held] if keep is None else keep
+        longest = torch.stack([keep_BhM.any(1).sum(-1).max() for keep_BhM in kept]).tolist()  # of all, read at once
+        layers = [
+            layer_plan(keep_BhM, masks.get(layer), rows.index_BM, longest[layer])
+            for layer, (keep_BhM, (rows, _)) in enumerate(zip(kept, held, strict=True))
+        ]
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
 
     def groups(self) -> dict[int, Tensor]:

@@ -13,6 +13,7 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -159,12 +160,16 @@ class Eviction(ABC):
         Protected entries come first, then the best scores; ties go to the lower index. Every sample keeps at least one
         entry of those that compete (unless ``may_empty``), and never more than its count.
         """
-        count_LB = self.counts(scores, candidates)
+        count_LB, competes_LBN = self.counts(scores, candidates), candidates.competes_LBN
+        least = int(not self.may_empty)
+        # a layer that is kept alone comes with the counts of all
+        best_L = [self.at_budget(*layer) for layer in zip(scores, competes_LBN, count_LB, strict=False)]
+        facts = [best_facts(best.scores_BhN, count, least) for best, count in zip(best_L, count_LB, strict=False)]
+        known = torch.stack(facts).tolist()  # of all layers, read at once
         kept = []
-        for layer, competes_BN in enumerate(candidates.competes_LBN):
-            best = self.at_budget(scores[layer], competes_BN, count_LB[layer])
-            least = int(not self.may_empty)
-            best_BhN = keep_best_entries(best.scores_BhN, competes_BN, best.protected_BN, count_LB[layer], least)
+        for layer, (best, competes_BN) in enumerate(zip(best_L, competes_LBN, strict=True)):
+            own = best.scores_BhN, competes_BN, best.protected_BN, count_LB[layer], least
+            best_BhN = keep_best_entries(*own, known[layer])
             others_BN = (candidates.regions_LBN[layer] != Region.PADDING) & ~competes_BN
             kept.append(best_BhN | others_BN[:, None])
         return kept
@@ -181,21 +186,26 @@ def layer_count(count_Bh: Tensor) -> Tensor:
 
 
 def keep_best_entries(
-    scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, count: Tensor, least: int = 1
+    scores_BhN: Tensor,
+    competes_BN: Tensor,
+    protected_BN: Tensor,
+    count: Tensor,
+    least: int = 1,
+    known: Sequence[int] | None = None,
 ) -> Tensor:
     """The best competing entries of each head, ``count`` of them ([B], or [B, h]), bool [B, h, N].
 
     Protected entries come before all others, the latest first; a count below ``least`` is that. Ties go to the lower
-    index. Entries that score NaN are a fault of the method.
+    index. Entries that score NaN are a fault of the method. ``known``: what ``best_facts`` say;
+    None: it is read from the device.
     """
-    assert not bool(scores_BhN.isnan().any())
-    length = scores_BhN.shape[-1]
-    count_Bh = (count if count.dim() == 2 else count[:, None]).clamp(min=least, max=length)
-    most = int(count_Bh.max())
+    wrong, fewest, most = best_facts(scores_BhN, count, least).tolist() if known is None else known
+    assert not wrong
+    count_Bh = _entries_of_heads(count, least, scores_BhN.shape[-1])
     if not most:
         return torch.zeros_like(scores_BhN, dtype=torch.bool)
     rank_BhN = _ranked(scores_BhN, competes_BN, protected_BN)
-    even = bool((count_Bh == most).all())
+    even = fewest == most
     best_BhK = rank_BhN.topk(most, dim=-1, sorted=not even).values
     if even:
         last_Bh1 = best_BhK.amin(-1, keepdim=True)
@@ -204,6 +214,17 @@ def keep_best_entries(
         place_Bh = (count_Bh - 1).clamp(min=0).expand(-1, heads)
         last_Bh1 = best_BhK.expand(-1, heads, -1).gather(-1, place_Bh[..., None])
     return (rank_BhN >= last_Bh1) & competes_BN[:, None] & (count_Bh > 0)[..., None]
+
+
+def best_facts(scores_BhN: Tensor, count: Tensor, least: int) -> Tensor:
+    """What ``keep_best_entries`` has to know on the host, int64 [3]: whether a score is NaN, the fewest, the most."""
+    fewest, most = _entries_of_heads(count, least, scores_BhN.shape[-1]).aminmax()
+    return torch.stack([scores_BhN.isnan().any().long(), fewest, most])
+
+
+def _entries_of_heads(count: Tensor, least: int, length: int) -> Tensor:
+    """Entries that stay, int64 [B, h] or [B, 1]."""
+    return (count if count.dim() == 2 else count[:, None]).clamp(min=least, max=length)
 
 
 def _ranked(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor) -> Tensor:

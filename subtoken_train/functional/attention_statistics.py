@@ -53,7 +53,7 @@ def attention_rows(
         seen_BWN = seen_BWN & window.of_index(rows_BW + offset)
     probabilities = logits.masked_fill_(~seen_BWN[:, None], -torch.inf).softmax(-1)
     blind_BW = ~seen_BWN.any(-1)
-    if bool(blind_BW.any()):  # a pass over all probabilities, seldom needed
+    if blind_BW.is_cuda or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
         probabilities = probabilities.masked_fill(blind_BW[:, None, :, None], 0.0)
     return probabilities
 

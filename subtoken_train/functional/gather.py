@@ -27,15 +27,17 @@ def keep_best(scores_BN: Tensor, candidates_BN: Tensor, count_B: Tensor) -> Tens
     return candidates_BN & (rank_candidates(scores_BN, candidates_BN) < count_B[:, None])
 
 
-def kept_index(keep_BN: Tensor, pad_left: bool) -> tuple[Tensor, Tensor]:
+def kept_index(keep_BN: Tensor, pad_left: bool, longest: int | None = None) -> tuple[Tensor, Tensor]:
     """Turn a keep mask into gather indices.
+
+    ``longest``: the most that a sample keeps; None: it is read from the device.
 
     Returns:
         (index_BM, valid_BM): kept positions in ascending order, padded to the longest sample on the left or the right;
         where ``valid`` is False the index is 0 and stands for padding.
     """
     count_B = keep_BN.sum(-1)
-    longest = int(count_B.max())
+    longest = int(count_B.max()) if longest is None else longest
     order_BN = keep_BN.int().sort(dim=-1, descending=not pad_left, stable=True).indices
     slots_M = torch.arange(longest, device=keep_BN.device)
     if pad_left:

@@ -5,6 +5,7 @@ Legend: B batch, M rows of a layer, h key-value heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from transformers import DynamicCache
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.cache.plan_marks import RowCounts, plan_marks, read_counts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
@@ -55,7 +57,24 @@ class LayerPacker:
         width = family.shape.head_dim
         self.key_cut = KeyCut(self.compression) if kept_channels(width, self.compression.key_channels) < width else None
 
-    def pack(self, layer: int, kept: LayerPlan, keep_BhM: Tensor, entries_BM: Tensor, position: Tensor) -> None:
+    def counts(self, layers: list[LayerPlan]) -> Sequence[RowCounts | None]:
+        """What layers will store, read from the device at once; None where that hangs on their keys."""
+        if self.key_cut is not None:
+            return [None] * len(layers)
+        shape = self.backbone.family.shape
+        return read_counts(
+            [plan_marks(kept, shape.num_kv_heads, shape.head_dim, self.packing.layout) for kept in layers]
+        )
+
+    def pack(
+        self,
+        layer: int,
+        kept: LayerPlan,
+        keep_BhM: Tensor,
+        entries_BM: Tensor,
+        position: Tensor,
+        counts: RowCounts | None = None,
+    ) -> None:
         """Pack what a layer keeps.
 
         Args:
@@ -64,6 +83,7 @@ class LayerPacker:
             keep_BhM: the rows that the plan keeps, bool; [B, 1, M] where heads share a set.
             entries_BM: its rows that are entries before any eviction, bool.
             position: position ids of its rows, [B, M] or [3, B, M].
+            counts: of ``counts``; None: they are read now.
 
         Raises:
             ValueError: keys that cannot be closed up, see ``Rerotation``.
@@ -82,7 +102,7 @@ class LayerPacker:
             keys = self.rerotation.closed_up(keys, keep_BhM, position)
         window = self.backbone.family.window(layer, position)
         places = None if window is None else window.position_BN
-        packed.fill(pack_layer(keys, values, here, self.packing, places), self.prompt_length, keys)
+        packed.fill(pack_layer(keys, values, here, self.packing, places, counts), self.prompt_length, keys)
         packed.window = None if window is None else window.size
 
     def begin_tails(self, next_position: Tensor) -> None:

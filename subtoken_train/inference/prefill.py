@@ -108,10 +108,11 @@ def _whole(
     masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
     kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
     plan = result.plan(kept_LBhM)
+    counts = packer.counts(plan.layers)
     for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
         entries_BM = regions_BM != Region.PADDING
         keep_BhM = entries_BM[:, None] if kept_LBhM is None else kept_LBhM[layer]
-        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, counts[layer])
     return result, plan
 
 

@@ -109,7 +109,7 @@ class RoutedValues:
         piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
         entries: M.
         heads: c.
-        bounds: the offsets and n, on the host: read from the device once, not in every step.
+        bounds: the offsets and n, on the host: read from the device once where they are not given, not in every step.
     """
 
     index: Tensor
@@ -118,10 +118,11 @@ class RoutedValues:
     piece_bit: Tensor
     entries: int
     heads: int
-    bounds: list[int] = field(init=False)
+    bounds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
+        if not self.bounds:
+            self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
         if self.index.dtype == torch.uint8:
             prepare_bits(self.index.device)
 
@@ -137,10 +138,10 @@ class RoutedValues:
         return self.index.nbytes + self.offsets.nbytes + self.piece_bit.nbytes
 
 
-def places_of(flags_RPM: Tensor, heads: int) -> Tensor:
-    """(row * c + head) * M + entry of every stored piece, int64 [n], from what is stored."""
+def places_of(flags_RPM: Tensor, heads: int, count: int) -> Tensor:
+    """(row * c + head) * M + entry of every stored piece, int64 [n], from what is stored, n of them."""
     _, pieces, entries = flags_RPM.shape
-    stored = flags_RPM.flatten().nonzero().squeeze(1)
+    stored = torch.nonzero_static(flags_RPM.flatten(), size=count).squeeze(1)
     per_head = pieces // heads * entries
     return stored.div(per_head, rounding_mode="floor") * entries + stored % entries
 

@@ -1,0 +1,98 @@
+"""Decoding without the host: steps replayed from a CUDA graph, and attention's share of a device copy.
+
+A graph takes the launches off the clock, so that what is left is the work of the device. Without CUDA the same calls
+run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.decode import GROUPS, KEPT, Decoder
+from benchmarks.pairs import interleaved, middle, ratio
+from benchmarks.shaped import HEAD_DIM, HEADS
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.text import TextFamily
+from subtoken_train.inference.prefill import decode
+from subtoken_train.reducers import build_reducer
+
+WARMUP = 3
+
+
+def replayed(action: Callable[[], object], device: str) -> Callable[[], object]:
+    """The action as a CUDA graph; without CUDA itself.
+
+    Raises:
+        RuntimeError: it waits for the device, or copies from the host, which a graph cannot hold.
+    """
+    if not device.startswith("cuda"):
+        return action
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARMUP):
+            action()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        action()
+    return graph.replay
+
+
+@torch.no_grad()
+def graphed_steps(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
+    """Ratios of whole decoding steps: routed over the same entries, and over the same bytes, of whole values."""
+    backbone = CompressedBackbone(TextFamily(decoder.model, None), build_reducer("none")).eval()
+
+    def step(cache: PackedCache) -> Callable[[], object]:
+        def one() -> None:
+            decode(backbone, decoder.token, cache)
+            cache.crop(-1)
+
+        return replayed(one, decoder.device)
+
+    same_bytes = int(entries * (1 + KEPT / GROUPS) / 2)
+    steps = {
+        "routed": step(decoder.packed(entries, routed=True)),
+        "token_only": step(decoder.packed(entries, routed=False)),
+        "same_bytes": step(decoder.packed(same_bytes, routed=False)),
+    }
+    seconds = interleaved(steps, pairs)
+    return {
+        "entries": entries,
+        "step_ms": {name: 1000 * float(np.median(each)) for name, each in seconds.items()},
+        "step_vs_token_only": ratio(seconds, "routed", "token_only"),
+        "step_vs_same_bytes": ratio(seconds, "routed", "same_bytes"),
+    }
+
+
+@torch.no_grad()
+def share_of_copy(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
+    """What the attention of all layers reads a second, over what a copy on the device reads and writes a second.
+
+    All layers take their turn, so that no layer's entries are still in a device's cache from the time before.
+    """
+    found: dict[str, Any] = {"entries": entries, "gigabytes_per_second": {}, "share": {}}
+    query = torch.randn(1, HEADS, 1, HEAD_DIM, device=decoder.device, dtype=decoder.dtype)
+    for name in ("routed", "token_only"):
+        cache = decoder.packed(entries, routed=name == "routed")
+        decoder.step(cache)
+
+        def attend(cache: PackedCache = cache) -> None:
+            for layer in cache.layers:
+                layer.attend(query, HEAD_DIM**-0.5)
+
+        size = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
+        source = torch.empty(size, dtype=torch.uint8, device=decoder.device)
+        target = torch.empty_like(source)
+        copy = replayed(lambda source=source, target=target: target.copy_(source), decoder.device)
+        seconds = interleaved({"attend": replayed(attend, decoder.device), "copy": copy}, pairs)
+        rates = {"attend": size / np.array(seconds["attend"]), "copy": 2 * size / np.array(seconds["copy"])}
+        found["gigabytes_per_second"][name] = {what: float(np.median(each)) / 1e9 for what, each in rates.items()}
+        found["share"][name] = middle(rates["attend"] / rates["copy"])
+    return found

@@ -1,0 +1,220 @@
+"""What ``gpu_suite.py`` runs: a unit is one measurement of one size, and the goals that it is held to.
+
+Every unit is a call of a benchmark that is there for itself; sizes and goals stand here.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+from benchmarks import decode, prefill
+from benchmarks.gpu_kernels import graphed_steps, share_of_copy
+from benchmarks.pairs import ratio
+from benchmarks.training_cases import CASES, Case
+from benchmarks.training_cost import WARMUP, peak_bytes, sides, timed
+from subtoken_train.engine.build import assemble
+from subtoken_train.training.activation_memory import Step
+from subtoken_train.training.memory import MemoryEstimate, estimate_memory
+
+ROOT = Path(__file__).resolve().parents[1]
+LONG = 8192
+"""Entries, or tokens, from which the goals of long contexts hold."""
+COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything.
+
+    Attributes:
+        decode: entries of the decoding steps.
+        share: entries at which the share of a copy is measured.
+        prompts: tokens.
+        layers: of the models of both.
+        cases: of training; sizes of ``training_cases.py``.
+        pairs: rounds.
+        training_pairs: rounds of training steps.
+    """
+
+    decode: tuple[int, ...]
+    share: tuple[int, ...]
+    prompts: tuple[int, ...]
+    layers: int
+    cases: dict[str, Case]
+    pairs: int
+    training_pairs: int
+
+
+FULL = Sizes(
+    decode=(256, 1024, 4096, 8192, 32768, 131072),
+    share=(32768, 131072),
+    prompts=(2048, 8192, 32768),
+    layers=8,
+    cases={name: CASES[name] for name in ("llava-7b", "llama-7b")},
+    pairs=40,
+    training_pairs=20,
+)
+SMALL = replace(
+    CASES["llama-quest"],
+    text="a Llama of the size of a test",
+    config=lambda: LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+    ),
+    rank=2,
+)
+QUICK = Sizes(decode=(64,), share=(128,), prompts=(256,), layers=1, cases={"small": SMALL}, pairs=2, training_pairs=1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where, in which dtype, and how much."""
+
+    device: str
+    dtype: torch.dtype
+    sizes: Sizes
+
+
+Unit = Callable[[Settings], dict[str, Any]]
+"""Gives what was measured, with its ``goals``."""
+
+
+def goal(what: str, value: float, bound: float, least: bool = False) -> dict[str, Any]:
+    """A goal and whether it is met: ``value`` at most ``bound``, or at least."""
+    met = value >= bound if least else value <= bound
+    return {"what": what, "value": value, "bound": f"{'>=' if least else '<='} {bound:g}", "met": met}
+
+
+def gpu_tests(_: Settings) -> dict[str, Any]:
+    """What ``pytest -m gpu`` says, on the files that name the mark."""
+    files = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text())
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *files]
+    if not files:
+        return {"command": "pytest -m gpu", "note": "no test is marked gpu", "goals": []}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    lines = run.stdout.strip().splitlines()
+    counts = {word: int(count) for count, word in COUNTS.findall(lines[-1] if lines else "")}
+    return {
+        "command": "pytest -m gpu",
+        "exit_code": run.returncode,
+        "counts": counts,
+        "tail": lines[-40:],
+        "goals": [
+            goal("GPU tests that failed", counts.get("failed", 0) + counts.get("errors", counts.get("error", 0)), 0),
+            goal("GPU tests that passed", counts.get("passed", 0), 1, least=True),
+        ],
+    }
+
+
+def _decoder(given: Settings) -> decode.Decoder:
+    return decode.Decoder(given.device, given.dtype, given.sizes.layers)
+
+
+def _step_goals(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    entries = row["entries"]
+    tokens = goal(
+        f"{name}, routed / token only, {entries:,} entries",
+        row["step_vs_token_only"][0],
+        0.8 if entries >= LONG else 1.02,
+    )
+    return {
+        **row,
+        "goals": [tokens, goal(f"{name}, same bytes, {entries:,} entries", row["step_vs_same_bytes"][0], 1.05)],
+    }
+
+
+def decoding(given: Settings, entries: int) -> dict[str, Any]:
+    """A decoding step as it is called, and one layer's attention."""
+    return _step_goals("step", decode.measure(_decoder(given), entries, given.sizes.pairs))
+
+
+def graphs(given: Settings, entries: int) -> dict[str, Any]:
+    """The same step replayed from a CUDA graph."""
+    return _step_goals("step in a graph", graphed_steps(_decoder(given), entries, given.sizes.pairs))
+
+
+def copies(given: Settings, entries: int) -> dict[str, Any]:
+    """What attention reads a second, over a copy."""
+    row = share_of_copy(_decoder(given), entries, given.sizes.pairs)
+    what = f"routed attention's share of a copy, {entries:,} entries"
+    return {**row, "goals": [goal(what, row["share"]["routed"][0], 0.7, least=True)]}
+
+
+def prompts(given: Settings, length: int) -> dict[str, Any]:
+    """A prompt's pass with routers, or with statistics, plan and packing, over the plain one."""
+    sizes, methods = given.sizes, list(prefill.WINDOWED)
+    row = prefill.measure(length, sizes.layers, sizes.pairs, methods, given.device, given.dtype)
+    held = {name: figures for name, figures in row["ratios"].items() if name == "routed" or length >= LONG}
+    return {**row, "goals": [goal(f"pass, {name}, {length:,} tokens", x[0], 1.03) for name, x in held.items()]}
+
+
+def training(given: Settings, name: str) -> dict[str, Any]:
+    """A training step, routed over unrouted."""
+    case = given.sizes.cases[name]
+    makes = sides(case, given.device, given.dtype)
+    compared = {side: makes[side] for side in ("routed", "unrouted")}
+    seconds = timed(compared, given.sizes.training_pairs, time.perf_counter)
+    figures = ratio(seconds, "routed", "unrouted")
+    goals = [goal(f"training step, {case.text}, routed / unrouted", figures[0], 1.03)]
+    return {"case": case.text, "warmup": WARMUP, "seconds": seconds, "step_ratio": figures, "goals": goals}
+
+
+def predicted(case: Case, device: str, dtype: torch.dtype, routed: bool) -> MemoryEstimate:
+    """What ``subtoken-train check`` would say of a case's step; nothing is loaded."""
+    parts, _ = assemble(case.family("meta", dtype), case.lora, case.reducer, case.routing if routed else None)
+    record = case.records(1)[0]
+    pixels = record.pixel_values
+    step = Step(
+        batch_size=case.batch_size,
+        length=record.input_ids_BN.shape[1],
+        compressed=case.compressed,
+        labelled=int((record.labels_BN >= 0).sum()),
+        pixel_bytes=0 if pixels is None else pixels.nbytes,
+        autocast=dtype != torch.float32,
+        dropout=False,
+        on_cpu=not device.startswith("cuda"),
+    )
+    return estimate_memory(parts, step)
+
+
+def memory(given: Settings, name: str) -> dict[str, Any]:
+    """Predicted peaks of training steps beside measured ones; a GPU's allocator rounds up, which is not predicted."""
+    case, rows, goals = given.sizes.cases[name], {}, []
+    makes = sides(case, given.device, given.dtype)
+    for side in ("routed", "unrouted"):
+        estimate = predicted(case, given.device, given.dtype, side == "routed")
+        peak = peak_bytes(makes[side], given.device)
+        error = estimate.total / peak - 1
+        rows[side] = {"predicted": estimate.total, "parts": dict(estimate.parts), "measured": peak, "error": error}
+        goals.append(goal(f"memory, {case.text}, {side}: prediction off by", abs(error), 0.1))
+    return {"case": case.text, "sides": rows, "goals": goals}
+
+
+def units(sizes: Sizes) -> dict[str, Unit]:
+    """Name -> unit, in the order in which they run."""
+    kinds: dict[str, tuple[Callable[[Settings, Any], dict[str, Any]], Any]] = {
+        "decode": (decoding, sizes.decode),
+        "graph": (graphs, sizes.decode),
+        "share": (copies, sizes.share),
+        "prefill": (prompts, sizes.prompts),
+        "training": (training, sizes.cases),
+        "memory": (memory, sizes.cases),
+    }
+    made: dict[str, Unit] = {"tests": gpu_tests}
+    for kind, (measure, each) in kinds.items():
+        made |= {f"{kind}/{size}": lambda given, m=measure, s=size: m(given, s) for size in each}
+    return made

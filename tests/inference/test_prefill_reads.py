@@ -1,0 +1,59 @@
+"""How often a prompt's pass waits for its device: a few times in all, whatever the number of layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import prefill
+from subtoken_train.routing import RoutingConfig
+from tests.support.helpers import compress
+from tests.support.host_reads import host_reads
+from tests.support.text_families import text_batch, text_family
+
+SPLIT = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
+OWN_SETS = build_eviction("ada(knorm)")
+BATCH = [(30, 5, 0), (21, 4, 0)]
+
+
+@torch.no_grad()
+def reads(layers, routed=False, reducer=None, **compression):
+    """Without those of transformers: a cache's layer begins with empty tensors."""
+    routing = RoutingConfig(num_groups=4, kept_groups=1) if routed else None
+    backbone = compress(text_family(layers=layers), routing, **(reducer or {})).eval()
+    cache, prompts = PackedCache(layers), text_batch(BATCH, pad_left=True)
+    with host_reads() as found:
+        prefill(backbone, prompts, cache, Compression(**compression))
+    assert all(layer.blocks for layer in cache.layers)
+    return [each for each in found if not each.startswith("aten::lift_fresh at families/decoder.py")]
+
+
+@pytest.mark.parametrize(
+    ("most", "settings"),
+    [
+        (6, {}),
+        (16, {"routed": True}),
+        (8, {"eviction": build_eviction("knorm"), "keep": 0.5, "scope": "all"}),
+        (8, {"eviction": build_eviction("streaming_llm"), "keep": 0.5, "scope": "all"}),
+    ],
+)
+def test_reads_do_not_grow_with_the_layers(most, settings):
+    few, many = reads(2, **settings), reads(5, **settings)
+    assert len(many) == len(few) <= most, many
+
+
+@pytest.mark.parametrize(
+    ("each", "settings"),
+    [
+        (2, {"key_channels": 0.5, "key_window": 4}),
+        (2, {"prefill_chunk": 16}),
+        (2, {"eviction": OWN_SETS, "keep": 0.5, "scope": "all"}),
+    ],
+)
+def test_what_hangs_on_a_layer_is_read_in_it(each, settings):
+    """Which keys are cut, a chunked prompt's layer before the next one runs, floors of heads."""
+    few, many = reads(2, **settings), reads(5, **settings)
+    assert len(many) - len(few) <= 3 * each, many

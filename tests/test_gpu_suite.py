@@ -1,0 +1,129 @@
+"""The GPU suite: its units run at tiny shapes, what fails is recorded, goals are compared. No test is about speed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import gpu_suite, gpu_units
+
+TINY = gpu_units.Settings("cpu", torch.bfloat16, gpu_units.QUICK)
+MEASURED = [name for name in gpu_units.units(gpu_units.QUICK) if name != "tests"]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_unit_runs_and_states_its_goals(name):
+    found = gpu_suite.run_unit(name, TINY)
+    assert "error" not in found
+    json.dumps(found)
+    assert found["goals"]
+    for goal in found["goals"]:
+        assert set(goal) == {"what", "value", "bound", "met"}
+        assert goal["value"] >= 0
+
+
+def test_full_sizes_cover_what_is_promised():
+    names = gpu_units.units(gpu_units.FULL)
+    assert {"tests", "decode/256", "decode/131072", "graph/8192", "share/32768", "prefill/8192"} < set(names)
+    assert {f"{kind}/{case}" for kind in ("training", "memory") for case in ("llava-7b", "llama-7b")} < set(names)
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "least", "met"),
+    [(1.02, 1.02, False, True), (1.03, 1.02, False, False), (0.7, 0.7, True, True), (0.69, 0.7, True, False)],
+)
+def test_a_goal_is_met_up_to_its_bound(value, bound, least, met):
+    assert gpu_units.goal("x", value, bound, least)["met"] is met
+
+
+def test_long_contexts_have_goals_of_their_own(monkeypatch):
+    monkeypatch.setattr(
+        gpu_units, "share_of_copy", lambda decoder, entries, pairs: {"share": {"routed": (0.71, 0.7, 0.72)}}
+    )
+    assert gpu_units.copies(TINY, 1)["goals"][0]["met"]
+    for entries, bound in ((8191, "<= 1.02"), (8192, "<= 0.8")):
+        row = {"entries": entries, "step_vs_token_only": (0.9, 0, 1), "step_vs_same_bytes": (1.1, 0, 1)}
+        monkeypatch.setattr(gpu_units, "graphed_steps", lambda *_, row=row: row)
+        goals = gpu_units.graphs(TINY, entries)["goals"]
+        assert [(goal["bound"], goal["met"]) for goal in goals] == [(bound, entries < 8192), ("<= 1.05", False)]
+
+
+def test_what_fails_is_recorded_and_the_others_go_on(tmp_path, capsys):
+    path, written = tmp_path / "record.json", []
+
+    def measure(name):
+        written.append(json.loads(path.read_text())["units"] if path.exists() else {})
+        if name == "b":
+            return gpu_suite.failed("RuntimeError", "first line\nno memory")
+        return {"goals": [gpu_units.goal(name, 1.0, 2.0 if name == "a" else 0.5)]}
+
+    gpu_suite.suite(["a", "b", "c"], measure, {"units": {}}, path)
+    assert [list(units) for units in written] == [[], ["a"], ["a", "b"]]  # after every unit
+    assert json.loads(path.read_text())["summary"] == {"met": 1, "not_met": ["c"], "failed": ["b"]}
+    said = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(": ")[2] for line in said] == ["met", "no memory", "NOT MET"]
+    assert "RuntimeError" in said[1]
+    gpu_suite.suite(["a"], pytest.fail, record := {"units": {"a": {"goals": []}}}, path)  # it has ended before
+    assert record["summary"] == {"met": 0, "not_met": [], "failed": []}
+
+
+def test_an_exception_is_an_answer(monkeypatch):
+    def broken(given):
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(gpu_suite, "units", lambda sizes: {"broken": broken})
+    assert gpu_suite.run_unit("broken", TINY)["error"] == {"type": "OutOfMemoryError", "message": "too much"}
+
+
+@pytest.mark.parametrize(
+    ("code", "limit", "kind"),
+    [
+        ("import os, sys; print('bad address', file=sys.stderr, flush=True); os.abort()", 60, "exit code -6"),
+        ("import time; time.sleep(60)", 0.2, "TimeoutExpired"),
+        ("pass", 60, "exit code 0"),
+    ],
+)
+def test_a_process_that_dies_hangs_or_says_nothing(tmp_path, code, limit, kind):
+    found = gpu_suite.isolated([sys.executable, "-c", code], tmp_path / "unit.json", limit)
+    assert found["error"]["type"] == kind
+    assert ("bad address" in found["error"]["message"]) is ("abort" in code)
+
+
+def test_a_stopped_run_goes_on_by_the_same_sources(tmp_path):
+    path, header = tmp_path / "record.json", gpu_suite.header("cpu", quick=True)
+    units = {"a": {"goals": []}, "b": gpu_suite.failed("RuntimeError", "no")}
+    assert gpu_suite.ended(path, header) == {}
+    path.write_text(json.dumps({**header, "units": units}))
+    assert list(gpu_suite.ended(path, header)) == ["a"]
+    assert gpu_suite.ended(path, {**header, "sources": "others"}) == {}
+
+
+def test_gpu_tests_are_counted(monkeypatch):
+    class Run:
+        returncode, stdout = 1, "F.s\n1 failed, 2 passed, 3 skipped, 40 deselected in 1.00s\n"
+
+    monkeypatch.setattr(gpu_units.subprocess, "run", lambda *_, **__: Run)
+    found = gpu_units.gpu_tests(TINY)
+    assert found["counts"] == {"failed": 1, "passed": 2, "skipped": 3, "deselected": 40}
+    assert [goal["met"] for goal in found["goals"]] == [False, True]
+
+
+def test_a_path_that_cannot_run_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("SUBTOKEN_KERNEL", "fast")
+    assert gpu_suite.main(["--device", "cpu", "--quick"]) == 2
+    assert "SUBTOKEN_KERNEL=fast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [([], "no CUDA device"), (["--device", "cpu"], "add --quick")], ids=["cuda", "cpu"]
+)
+def test_where_it_cannot_run_it_says_so(monkeypatch, capsys, arguments, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_suite.main(arguments) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
