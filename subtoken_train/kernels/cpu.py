@@ -49,7 +49,7 @@ def packed_attention(
         weight_XTG, sums = _by_block(blocks, batch * per_sample, states, own, reach, per_sample)
     values_XTd = in_dtype(tail.values, dtype).flatten(0, 1)
     out = weight_XTG.mT.bmm(values_XTd) if sums is None else sums.baddbmm(weight_XTG.mT, values_XTd)
-    return out.view(query_BHqd.shape)
+    return out.view(batch, -1, *query_BHqd.shape[2:])
 
 
 def _by_block(

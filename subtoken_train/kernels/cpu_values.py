@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.kernels import storage
-from subtoken_train.kernels.cpu_rounded import given_order, integers, rounded_stretches
+from subtoken_train.kernels.cpu_rounded import Integers, given_order, rounded_stretches
 from subtoken_train.kernels.cpu_scores import in_dtype
 from subtoken_train.kernels.storage import Payload, RoutedValues
 
@@ -61,45 +61,50 @@ def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
     else:
         weight_nG = weight_XMG.reshape(-1, columns).index_select(0, values.places())
     if pieces.scale is None:
-        sums = _of_run(weight_nG, values, 0, len(values.offsets))  # [R * P, G, w]
+        stored = in_dtype(pieces.data, weight_nG.dtype)
+        sums = _bag_sums(weight_nG, stored, values.offsets, values.bounds)  # [R * P, G, w]
     else:
         weight_nG = weight_nG * pieces.scale.float()
-        by_bag = torch.cat([_of_run(weight_nG, values, *run) for run in _runs(values)])
-        sums = given_order(by_bag, pieces).to(weight_XMG.dtype)
+        sums = given_order(_of_rounded_pieces(weight_nG, values), pieces).to(weight_XMG.dtype)
     if columns == 1:
         return sums.view(len(weight_XMG), 1, -1)
     return sums.view(len(weight_XMG), -1, columns, sums.shape[-1]).transpose(1, 2).flatten(2)
 
 
-def _runs(values: RoutedValues) -> Iterator[tuple[int, int]]:
-    """(first, last + 1) of bags that are read back at once: as many as a processor's cache holds, at least one."""
-    bounds, bags = values.bounds, len(values.bounds) - 1
-    most = storage.CHUNK // values.pieces.data.shape[-1]
+def _of_rounded_pieces(weight_nG: Tensor, values: RoutedValues) -> Tensor:
+    """Sums [R * P, G, w] in ``stored_order``, run after run of bags; the scales are in the weights."""
+    bounds, codes = values.bounds, values.pieces.data
+    runs = list(_runs(bounds, storage.CHUNK // codes.shape[-1]))
+    integers, sums = Integers(values.pieces, max(bounds[last] - bounds[first] for first, last in runs)), []
+    for first, last in runs:
+        start, end = bounds[first], bounds[last]
+        inside = [bound - start for bound in bounds[first : last + 1]]
+        stored, offsets = integers.of(codes[start:end]), values.offsets[first:last] - start
+        sums.append(_bag_sums(weight_nG[start:end], stored, offsets, inside))
+    return torch.cat(sums)
+
+
+def _runs(bounds: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """(first, last + 1) of consecutive bags that hold at most so many vectors, or of one bag."""
     first = 0
-    for bag in range(1, bags):
+    for bag in range(1, len(bounds) - 1):
         if bounds[bag + 1] - bounds[first] > most:
             yield first, bag
             first = bag
-    yield first, bags
+    yield first, len(bounds) - 1
 
 
-def _of_run(weight_nG: Tensor, values: RoutedValues, first: int, last: int) -> Tensor:
-    """Sums [bags, G, w] of consecutive bags."""
-    start, end = values.bounds[first], values.bounds[last]
-    offsets, own_nG, pieces = values.offsets, weight_nG, values.pieces
-    if last - first < len(offsets):
-        offsets, own_nG = offsets[first:last] - start, weight_nG[start:end]
-        pieces = pieces.narrow(0, start, end - start)
-    stored = in_dtype(pieces.data, own_nG.dtype) if pieces.scale is None else integers(pieces)
-    columns = own_nG.shape[1]
+def _bag_sums(weight_nG: Tensor, stored_nw: Tensor, offsets: Tensor, bounds: list[int]) -> Tensor:
+    """Sums [bags, G, w] of bags that start at ``offsets``; ``bounds`` are the same and n, on the host."""
+    columns = weight_nG.shape[1]
     if columns == 1:
-        return _bags(stored, offsets, own_nG.view(-1)).unsqueeze(1)
+        return _bags(stored_nw, offsets, weight_nG.view(-1)).unsqueeze(1)
     if columns > MANY:
-        sums = own_nG.new_empty(last - first, columns, stored.shape[-1])
-        for bag, (begin, stop) in enumerate(pairwise(values.bounds[first : last + 1])):
-            torch.mm(own_nG[begin - start : stop - start].T, stored[begin - start : stop - start], out=sums[bag])
+        sums = weight_nG.new_empty(len(offsets), columns, stored_nw.shape[-1])
+        for bag, (start, end) in enumerate(pairwise(bounds)):
+            torch.mm(weight_nG[start:end].T, stored_nw[start:end], out=sums[bag])
         return sums
-    return torch.stack([_bags(stored, offsets, weight_n) for weight_n in own_nG.T.contiguous()], 1)
+    return torch.stack([_bags(stored_nw, offsets, weight_n) for weight_n in weight_nG.T.contiguous()], 1)
 
 
 def _bags(vectors_nw: Tensor, offsets: Tensor, weight_n: Tensor) -> Tensor:
