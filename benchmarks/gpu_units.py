@@ -1,27 +1,33 @@
 """What ``gpu_suite.py`` runs: a unit is one measurement of one size, and the goals that it is held to.
 
-Every unit is a call of a benchmark that is there for itself; sizes and goals stand here.
+Every unit is a call of a benchmark that is there for itself; goals stand here, sizes in ``gpu_sizes.py``.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
 
 from benchmarks import decode, prefill
 from benchmarks.gpu_kernels import graphed_steps, share_of_copy
+from benchmarks.gpu_sizes import Sizes
 from benchmarks.pairs import ratio
-from benchmarks.training_cases import CASES, Case
+from benchmarks.training_cases import Case
 from benchmarks.training_cost import WARMUP, peak_bytes, sides, timed
+from subtoken_train.benchmarking.comparison import TOKEN_ONLY
+from subtoken_train.cli.main import main as command
 from subtoken_train.engine.build import assemble
 from subtoken_train.training.activation_memory import Step
 from subtoken_train.training.memory import MemoryEstimate, estimate_memory
@@ -30,54 +36,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LONG = 8192
 """Entries, or tokens, from which the goals of long contexts hold."""
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much of everything.
-
-    Attributes:
-        decode: entries of the decoding steps.
-        share: entries at which the share of a copy is measured.
-        prompts: tokens.
-        layers: of the models of both.
-        cases: of training; sizes of ``training_cases.py``.
-        pairs: rounds.
-        training_pairs: rounds of training steps.
-    """
-
-    decode: tuple[int, ...]
-    share: tuple[int, ...]
-    prompts: tuple[int, ...]
-    layers: int
-    cases: dict[str, Case]
-    pairs: int
-    training_pairs: int
-
-
-FULL = Sizes(
-    decode=(256, 1024, 4096, 8192, 32768, 131072),
-    share=(32768, 131072),
-    prompts=(2048, 8192, 32768),
-    layers=8,
-    cases={name: CASES[name] for name in ("llava-7b", "llama-7b")},
-    pairs=40,
-    training_pairs=20,
-)
-SMALL = replace(
-    CASES["llama-quest"],
-    text="a Llama of the size of a test",
-    config=lambda: LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=512,
-    ),
-    rank=2,
-)
-QUICK = Sizes(decode=(64,), share=(128,), prompts=(256,), layers=1, cases={"small": SMALL}, pairs=2, training_pairs=1)
 
 
 @dataclass(frozen=True)
@@ -158,8 +116,16 @@ def prompts(given: Settings, length: int) -> dict[str, Any]:
     """A prompt's pass with routers, or with statistics, plan and packing, over the plain one."""
     sizes, methods = given.sizes, list(prefill.WINDOWED)
     row = prefill.measure(length, sizes.layers, sizes.pairs, methods, given.device, given.dtype)
-    held = {name: figures for name, figures in row["ratios"].items() if name == "routed" or length >= LONG}
-    return {**row, "goals": [goal(f"pass, {name}, {length:,} tokens", x[0], 1.03) for name, x in held.items()]}
+    tokens = f"{length:,} tokens"
+    held = {
+        name: figures for name, figures in row["ratios"].items() if name in ("routed", "unrouted") or length >= LONG
+    }
+    goals = [goal(f"pass, {name}, {tokens}", figures[0], 1.03) for name, figures in held.items()]
+    beside = row["beside"]
+    goals.append(goal(f"pass, routed / unrouted, {tokens}", beside["routed / unrouted"][0], 1.03))
+    # a scout's own: the keys of one more layer, a tenth of it
+    goals.append(goal(f"scout / its layers, {tokens}", beside["scout / its layers"][0], 1.05))
+    return {**row, "goals": goals}
 
 
 def training(given: Settings, name: str) -> dict[str, Any]:
@@ -204,6 +170,24 @@ def memory(given: Settings, name: str) -> dict[str, Any]:
     return {"case": case.text, "sides": rows, "goals": goals}
 
 
+def table8(given: Settings, model: str) -> dict[str, Any]:
+    """The paper's Table 8 by ``subtoken-train benchmark``, which is refused by exit code and a line on stderr."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, said = Path(folder) / "table8.json", StringIO()
+        words = ["benchmark", "--model", model, "--table8", "--device", given.device, "--out", str(out)]
+        with redirect_stderr(said):
+            code = command([*words, *given.sizes.protocol])
+        if code:
+            raise RuntimeError(f"subtoken-train benchmark ended with exit code {code}: {said.getvalue()}")
+        record = json.loads(out.read_text())
+    goals = []
+    for row in record["rows"]:
+        for part, bound in (("prefill", 1.03), ("step", 1.02)):
+            what = f"Table 8, {row['table8']}: {part}, routed / token only at equal tokens"
+            goals.append(goal(what, row["ratios"][part][TOKEN_ONLY][0], bound))
+    return {**record, "goals": goals}
+
+
 def units(sizes: Sizes) -> dict[str, Unit]:
     """Name -> unit, in the order in which they run."""
     kinds: dict[str, tuple[Callable[[Settings, Any], dict[str, Any]], Any]] = {
@@ -213,6 +197,7 @@ def units(sizes: Sizes) -> dict[str, Unit]:
         "prefill": (prompts, sizes.prompts),
         "training": (training, sizes.cases),
         "memory": (memory, sizes.cases),
+        "table8": (table8, sizes.models),
     }
     made: dict[str, Unit] = {"tests": gpu_tests}
     for kind, (measure, each) in kinds.items():

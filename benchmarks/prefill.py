@@ -5,9 +5,12 @@
 
 A random LLaMA-shaped stack (d = 1024, 8 heads of 128; few layers, because a prompt of 8,192 tokens takes a CPU core
 half a minute) runs a prompt whose tokens are all in the compressed region but the last 32. Everything is timed in turns
-in one process: the plain pass with its dense cache; the same with routers (S16K4) and packing; the same with the
-statistics of an eviction method at a tenth of the entries, its plan and packing. ``--memory`` states instead the peak
-memory that the statistics of one layer add at 32,768 tokens, each method in a process of its own.
+in one process: the plain pass with its dense cache; the same packed (*unrouted*), and with routers (S16K4) and packed
+(*routed*); with the statistics of an eviction at a tenth of the entries, its plan and packing; FastV's scout at layer 2
+beside the layers that it runs. The shapes of all layers are read at once, as a prompt's pass does it. On a CPU the
+seconds are the processor's; on CUDA all must run on a fused attention kernel, or torch's error ends the program.
+``--kv-heads 2`` shares key heads. ``--memory`` states instead the peak memory that the statistics of one layer add at
+32,768 tokens, each method in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,22 +19,28 @@ import argparse
 import resource
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaModel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import DynamicCache, LlamaForCausalLM
 from transformers.masking_utils import create_causal_mask
 
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH, llama_config
 from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.plan_marks import plan_marks, read_counts
 from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Candidates
 from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.families.text import TextFamily
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
@@ -42,17 +51,22 @@ WINDOWED = ("streaming_llm", "snapkv", "pyramidkv", "knorm")
 OTHERS = ("h2o", "aircache", "vl_cache", "tgv_kv", "kvcompose")
 KEEP = 0.1
 MEMORY_LENGTH = 32768
+SCOUTED = 2  # the layer whose attention a scout looks at, FastV's own; the last one of a stack that has no such
 LONG = 4096  # tokens from which a pass takes a CPU core many seconds
 
 
 class Prompt:
     """The stack, a prompt, and its passes."""
 
-    def __init__(self, length: int, layers: int, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, length: int, layers: int, device: str, dtype: torch.dtype, kv_heads: int = HEADS) -> None:
         torch.manual_seed(0)
-        self.model = LlamaModel(llama_config(layers, length, vocabulary=64)).to(device, dtype).eval()
+        config = llama_config(layers, length, vocabulary=64)
+        config.num_key_value_heads = kv_heads
+        whole = LlamaForCausalLM(config).to(device, dtype).eval()
+        self.model, self.family, self.kv_heads = whole.model, TextFamily(whole, None), kv_heads
         use_packed_attention(self.model.config)
-        self.bank = RouterBank(RoutingConfig(), WIDTH, KVShape(layers, HEADS, HEAD_DIM)).to(device).eval()
+        self.scouted = min(SCOUTED, layers - 1)
+        self.bank = RouterBank(RoutingConfig(), WIDTH, KVShape(layers, kv_heads, HEAD_DIM)).to(device).eval()
         attention = [layer.self_attn for layer in self.model.layers]
         self.bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
         self.hidden = torch.randn(1, length, WIDTH, device=device, dtype=dtype)
@@ -84,9 +98,31 @@ class Prompt:
         state = RoutingState(visual, self.regions == Region.QUERY, self.position, seed)
         with self.bank.routing(state):
             cache = self.run()
-        keep = torch.ones_like(visual)[:, None]
-        for index, layer in enumerate(cache.layers):
-            pack_layer(layer.keys, layer.values, layer_plan(keep, state.masks[index]), Packing())
+        self.packed(cache, [torch.ones_like(visual)[:, None]] * len(cache.layers), state.masks)
+
+    def unrouted(self) -> None:
+        """The same tokens without routers; packed."""
+        cache = self.run()
+        self.packed(cache, [torch.ones_like(self.regions).bool()[:, None]] * len(cache.layers))
+
+    def packed(self, cache: DynamicCache, keep: list[Tensor], masks: dict[int, Tensor] | None = None) -> None:
+        """Plan and pack all layers."""
+        most = torch.stack([kept.any(1).sum(-1).max() for kept in keep]).tolist()
+        groups = [None if masks is None else masks[layer] for layer in range(len(keep))]
+        plans = [layer_plan(*each, None, longest) for *each, longest in zip(keep, groups, most, strict=True)]
+        packing = Packing()
+        counts = read_counts([plan_marks(plan, self.kv_heads, HEAD_DIM, packing.layout) for plan in plans])
+        for layer, plan, own in zip(cache.layers, plans, counts, strict=True):
+            pack_layer(layer.keys, layer.values, plan, packing, None, own)
+
+    def scout(self) -> None:
+        """What FastV at the embeddings runs before the prompt's own pass."""
+        last = torch.tensor([self.position.shape[1] - 1], device=self.position.device)
+        scouted_row(self.family, self.scouted, self.hidden, torch.ones_like(self.regions).bool(), self.position, last)
+
+    def below(self) -> None:
+        """The layers of the scout alone."""
+        self.family.run_layers(self.hidden, torch.ones_like(self.regions).bool(), self.position, stop=self.scouted)
 
     def evicted(self, name: str) -> None:
         """With an eviction's statistics, plan and packing."""
@@ -99,25 +135,37 @@ class Prompt:
         competes = [torch.ones_like(self.regions).bool() for _ in cache.layers]
         budget = torch.full((len(competes), 1), int(KEEP * self.regions.shape[1]), device=self.regions.device)
         keep = method.keep(scores, Candidates([self.regions] * len(competes), competes, budget))
-        for layer, kept in zip(cache.layers, keep, strict=True):
-            pack_layer(layer.keys, layer.values, layer_plan(kept), Packing())
+        self.packed(cache, keep)
 
 
 @torch.no_grad()
 def measure(
-    length: int, layers: int, pairs: int, methods: list[str], device: str, dtype: torch.dtype
+    length: int,
+    layers: int,
+    pairs: int,
+    methods: list[str],
+    device: str,
+    dtype: torch.dtype,
+    kv_heads: int = HEADS,
 ) -> dict[str, Any]:
-    """Ratios to the plain pass."""
-    prompt = Prompt(length, layers, device, dtype)
-    actions = {"plain": prompt.run, "routed": prompt.routed}
-    actions |= {name: lambda name=name: prompt.evicted(name) for name in methods}
-    seconds = interleaved(actions, pairs, warmup=1)
+    """Ratios to the plain pass, and of what stands beside each other."""
+    prompt = Prompt(length, layers, device, dtype, kv_heads)
+    timed = {"plain": prompt.run, "unrouted": prompt.unrouted, "routed": prompt.routed}
+    timed |= {name: lambda name=name: prompt.evicted(name) for name in methods}
+    beside = {"scout": prompt.scout, "its layers": prompt.below}
+    fused = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+    cuda = prompt.hidden.is_cuda
+    with fused if cuda else nullcontext():
+        clock = time.perf_counter if cuda else time.process_time
+        seconds = interleaved(timed | beside, pairs, warmup=1, clock=clock)
     return {
         "length": length,
         "layers": layers,
         "pairs": pairs,
         "plain_seconds": sorted(seconds["plain"])[pairs // 2],
-        "ratios": {name: ratio(seconds, name, "plain") for name in actions if name != "plain"},
+        "kv_heads": kv_heads,
+        "ratios": {name: ratio(seconds, name, "plain") for name in timed if name != "plain"},
+        "beside": {f"{a} / {b}": ratio(seconds, a, b) for a, b in (("routed", "unrouted"), ("scout", "its layers"))},
     }
 
 
@@ -160,6 +208,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[2048, 8192])
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--kv-heads", type=int, default=HEADS, choices=[1, 2, 4, HEADS], help="key heads, of 8")
     parser.add_argument(
         "--methods", nargs="+", help="default: all below 4,096 tokens and for memory, else the windowed"
     )
@@ -183,10 +232,12 @@ def main() -> None:
     rows = []
     for length in args.lengths:
         methods = args.methods or [*WINDOWED, *(OTHERS if length < LONG else ())]
-        rows.append(measure(length, args.layers, args.pairs, methods, args.device, getattr(torch, args.dtype)))
-        for name, figures in rows[-1]["ratios"].items():
+        dtype = getattr(torch, args.dtype)
+        rows.append(measure(length, args.layers, args.pairs, methods, args.device, dtype, args.kv_heads))
+        for name, figures in [*rows[-1]["ratios"].items(), *rows[-1]["beside"].items()]:
             print(f"| {length:,} | {name} | {cell(figures)} |", flush=True)
-    target = results / f"prefill-{args.device.split(':')[0]}-{args.dtype}.json"
+    shared = "" if args.kv_heads == HEADS else f"-{args.kv_heads}kv"
+    target = results / f"prefill-{args.device.split(':')[0]}-{args.dtype}{shared}.json"
     record = {"hardware": hardware(), "dtype": args.dtype, "rows": rows}
     write(record, target)
     print(times(record))

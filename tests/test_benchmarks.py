@@ -12,6 +12,10 @@ from benchmarks import pairs
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 RESULTS = FOLDER / "results"
+COMMAND_RECORDS = {
+    "command": "speed/benchmark-tiny-llava-cpu-float32.json",
+    "table8": "speed/table8-scaled-cpu-float32.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +25,10 @@ def tables() -> dict[str, str]:
         "decode": importlib.import_module("benchmarks.decode").markdown(
             json.loads((RESULTS / "speed/decode-cpu-float32.json").read_text())
         ),
+        **{
+            name: importlib.import_module("benchmarks.command_tables").table(json.loads((RESULTS / path).read_text()))
+            for name, path in COMMAND_RECORDS.items()
+        },
         "prefill": importlib.import_module("benchmarks.prefill").times(
             json.loads((RESULTS / "speed/prefill-cpu-float32.json").read_text())
         ),
@@ -44,7 +52,18 @@ def tables() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["decode", "prefill", "memory", "chunked", "training", "eviction", "compression_step", "recall_peers"]
+    "name",
+    [
+        *COMMAND_RECORDS,
+        "decode",
+        "prefill",
+        "memory",
+        "chunked",
+        "training",
+        "eviction",
+        "compression_step",
+        "recall_peers",
+    ],
 )
 def test_the_page_shows_the_records(tables, name):
     text = (FOLDER / "README.md").read_text()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import gpu_suite, gpu_units
+from benchmarks import gpu_sizes, gpu_suite, gpu_units
 
-TINY = gpu_units.Settings("cpu", torch.bfloat16, gpu_units.QUICK)
-MEASURED = [name for name in gpu_units.units(gpu_units.QUICK) if name != "tests"]
+TINY = gpu_units.Settings("cpu", torch.bfloat16, gpu_sizes.QUICK)
+TEXT = "checkpoints/tiny-llama"
+MEASURED = [name for name in gpu_units.units(gpu_sizes.QUICK) if not name.startswith(("tests", "table8"))]
+"""All but two that run what other tests are about."""
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -25,8 +29,27 @@ def test_a_unit_runs_and_states_its_goals(name):
         assert goal["value"] >= 0
 
 
+def test_table8_is_the_commands_own(monkeypatch):
+    def command(words):
+        assert words[:3] == ["benchmark", "--model", gpu_sizes.QUICK.models[0]]
+        ratios = {"prefill": {"same_tokens": (1.04, 1.0, 1.1)}, "step": {"same_tokens": (0.9, 0.8, 1.0)}}
+        record = {"rows": [{"table8": "FastV 25 %", "ratios": ratios}]}
+        Path(words[words.index("--out") + 1]).write_text(json.dumps(record))
+        return 0
+
+    monkeypatch.setattr(gpu_units, "command", command)
+    goals = gpu_units.table8(TINY, TINY.sizes.models[0])["goals"]
+    assert [(goal["value"], goal["met"]) for goal in goals] == [(1.04, False), (0.9, True)]
+
+
+def test_a_command_that_is_refused_says_why():
+    found = gpu_suite.run_unit(f"table8/{TEXT}", replace(TINY, sizes=replace(TINY.sizes, models=(TEXT,))))
+    assert "exit code 2" in found["error"]["message"]
+    assert "--table8 is about a prompt with an image" in found["error"]["message"]
+
+
 def test_full_sizes_cover_what_is_promised():
-    names = gpu_units.units(gpu_units.FULL)
+    names = gpu_units.units(gpu_sizes.FULL)
     assert {"tests", "decode/256", "decode/131072", "graph/8192", "share/32768", "prefill/8192"} < set(names)
     assert {f"{kind}/{case}" for kind in ("training", "memory") for case in ("llava-7b", "llama-7b")} < set(names)
 

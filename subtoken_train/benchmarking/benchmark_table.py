@@ -29,7 +29,7 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
             cells += [f"{middle_ms(side[f'{part}_seconds']):.2f}", "" if found is None else cell(tuple(found))]
         table.append(cells)
     lines = [f"{title}, {row['pairs']} rounds", *_aligned(table)]
-    lines += [f"{name}: {side['words']}" for name, side in row["sides"].items()]
+    lines += [f"{name}: {side['words']}; kernel: {side['kernel']}" for name, side in row["sides"].items()]
     lines += _share_lines(row)
     return lines + [f"note: {note}" for note in row["notes"]]
 

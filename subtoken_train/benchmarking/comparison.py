@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -110,11 +111,15 @@ def run_row(
     prompts = draw_prompts(subject.family, parts, batch_size)
     sides, notes = comparison(subject, prompts, new_tokens)
     figures = measure(sides, new_tokens, pairs)
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores:
+        notes.append(f"load average {load:.1f} on {cores} cores: other work ran beside it, so seconds are too many")
     row = {
         "prompt": {**asdict(parts), "length": parts.length, "words": parts.words},
         "batch_size": batch_size,
         "new_tokens": new_tokens,
         "pairs": pairs,
+        "load_average": round(load, 2),
         "subject": subject.name,
         "sides": {name: found.record() for name, found in figures.items()},
         "ratios": ratios(figures, subject.name),

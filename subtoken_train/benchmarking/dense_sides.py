@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 
 from subtoken_train.benchmarking.sides import HeldBytes, Side
 from subtoken_train.benchmarking.synthetic_prompts import plain_inputs
-from subtoken_train.engine.attention import PREFIX
+from subtoken_train.families.attention_kinds import PREFIX
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch
 

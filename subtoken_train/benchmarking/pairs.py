@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 RESAMPLES = 2000
 
@@ -45,7 +46,7 @@ def ratio(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[f
     return middle(np.array(seconds[ours]) / np.array(seconds[theirs]))
 
 
-def middle(values: np.ndarray) -> tuple[float, float, float]:
+def middle(values: NDArray[np.float64]) -> tuple[float, float, float]:
     """Median, with its 95 % bootstrap interval."""
     rng = np.random.default_rng(0)
     medians = np.median(values[rng.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)

@@ -40,6 +40,7 @@ class SideFigures:
 
     Attributes:
         words: what the side is.
+        kernel: what attends in its steps.
         entries: of a sample's prompt in the last layer.
         prompt_bytes: the cache right after the prompts.
         final_bytes: the cache after the last step.
@@ -49,6 +50,7 @@ class SideFigures:
     """
 
     words: str
+    kernel: str
     entries: int
     prompt_bytes: HeldBytes
     final_bytes: HeldBytes
@@ -121,7 +123,7 @@ def hold(side: Side, new_tokens: int) -> SideFigures:
             with live:
                 force(side, logits_BV, new_tokens)
             peak = live.peak
-        return SideFigures(side.words, entries, before, side.held(), peak)
+        return SideFigures(side.words, side.kernel(), entries, before, side.held(), peak)
 
 
 def ratios(figures: dict[str, SideFigures], ours: str) -> dict[str, dict[str, tuple[float, float, float]]]:

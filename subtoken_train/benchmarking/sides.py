@@ -16,11 +16,14 @@ from typing import Any
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
+from subtoken_train.kernels.choice import choose_kernel
+from subtoken_train.kernels.row_table import unserved
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch
@@ -74,6 +77,10 @@ class Side(ABC):
     @abstractmethod
     def entries(self) -> int:
         """Entries of a sample's prompt in the last layer."""
+
+    def kernel(self) -> str:
+        """What attends in a step, and why."""
+        return "transformers' own"
 
     def close(self) -> None:
         """Let go what is kept from turn to turn."""
@@ -142,3 +149,15 @@ class PackedSide(Side):
         """Those that any head keeps."""
         assert self._opened is not None
         return int((self._opened.plan.layers[-1].entries_BN >= 0).sum(-1).max())
+
+    def kernel(self) -> str:
+        """The path of every layer, see ``kernels/choice.py``; several where some layers go another way."""
+        assert self.cache is not None
+        found = {_path(layer) for layer in self.cache.layers if isinstance(layer, PackedLayer)}
+        return "; ".join(sorted(found))
+
+
+def _path(layer: PackedLayer) -> str:
+    choice = choose_kernel(layer.keys.device.type)
+    reason = unserved(layer.blocks, layer.keys) if choice.path == "triton" else None
+    return str(choice) if reason is None else f"cpu (the fused kernels do not serve {reason})"

@@ -87,7 +87,9 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
             f"--lengths {length}: a prompt of {family.name} with one image takes {least} tokens ({each} of the image); "
             f"give at least {least}"
         )
-    images = 1 + (length - least) // (each + 1)
+    images, several = 1, family.visual_tokens(IMAGE_SIZE, together=2)
+    if (fit := (length - system - query + 1) // (several + 1)) > 1:
+        images, each = fit, several
     return PromptParts(system, images, each, length - system - images * each, 0)
 
 
@@ -115,7 +117,7 @@ def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int 
         start = parts.system + image * (parts.image_tokens + 1)
         ids_BN[:, start : start + parts.image_tokens] = family.image_token_id
     pixels, grid = _pictures(family, batch_size * parts.images, parts.images, generator)
-    inputs = family.given_images(pixels, grid, ids_BN)
+    inputs = _given(family, pixels, grid, ids_BN, torch.full((batch_size,), parts.images))
     return batch_from_inputs(family, ids_BN, torch.ones_like(ids_BN).bool(), inputs, None)
 
 
@@ -123,8 +125,17 @@ def plain_inputs(family: Family, prompts: Batch) -> Mapping[str, Any]:
     """The same prompts as transformers' own forward pass takes them."""
     inputs: dict[str, Any] = {"input_ids": prompts.input_ids_BN}
     if prompts.pixel_values is not None:
-        inputs |= family.given_images(prompts.pixel_values, prompts.image_grid_I3, prompts.input_ids_BN)
+        shown, grid, count_B = prompts.pixel_values, prompts.image_grid_I3, prompts.images_per_sample_B
+        inputs |= _given(family, shown, grid, prompts.input_ids_BN, count_B)
     return inputs
+
+
+def _given(
+    family: Family, pixels: Tensor, grid_I3: Tensor | None, ids_BN: Tensor, images_B: Tensor
+) -> dict[str, Tensor]:
+    """Pictures of several prompts by the names of the family's processor."""
+    given = family.given_images(pixels, grid_I3, ids_BN)
+    return given | ({"batch_num_images": images_B} if "batch_num_images" in given else {})  # of one prompt: all
 
 
 def _words(family: Family, shape: tuple[int, int], generator: torch.Generator) -> Tensor:

@@ -18,10 +18,14 @@ from subtoken_train.cache.by_sample import chosen_samples, repeated_samples
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.kernels.fused_state import Workspace
 
+RESERVED = 1024
+"""Tokens that are given room at once at most; an answer that goes on grows by slacks."""
+
 
 class Evictor(Protocol):
-    """What evicts while tokens are decoded; ``evictions`` counts how often it did."""
+    """What evicts while tokens are decoded, every so many; ``evictions`` counts how often it did."""
 
+    every: int
     evictions: int
 
     def before_append(self, cache: PackedCache) -> None:
@@ -36,6 +40,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         origin_B: which prompt each sample's packed entries belong to. Beams of a prompt are alike, so that reordering
             them moves the tails only, unless there is an evictor.
         evictor: evicts while tokens are decoded, by the layers' records; None: nothing does.
+        written: tokens of the tails, int64 [1] on the device, while steps have one shape; None: they do not.
         workspace: scratch of the fused kernels, of all layers.
     """
 
@@ -45,6 +50,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         self.next_position: Tensor | None = None
         self.origin_B: Tensor | None = None
         self.evictor: Evictor | None = None
+        self.written: Tensor | None = None
 
     @property
     def is_filled(self) -> bool:
@@ -67,6 +73,50 @@ class PackedCache(Cache):  # type: ignore[misc]
             assert isinstance(layer, PackedLayer)
             assert layer.tail_length == 0
             layer.tail_start_B = padding_B.to(layer.device)
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for tokens that will be appended, once, so that no step allocates any: for ``RESERVED`` at most.
+
+        Where tokens are evicted while decoding, for as many as come between two looks.
+        """
+        every = RESERVED if self.evictor is None else self.evictor.every
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            layer.reserve(min(tokens, every, RESERVED))
+
+    def fix_shape(self, tokens: int) -> None:
+        """Give steps one shape, for so many tokens at most: how many are written is ``written``, on the device.
+
+        Until ``free_shape`` the cache cannot be cropped, reordered or appended to in any other way. All layers are on
+        one device, and nothing is evicted while decoding.
+        """
+        assert self.evictor is None
+        self.check_free()
+        first = self.layers[0]
+        assert isinstance(first, PackedLayer)
+        self.written = torch.full((1,), first.tail_length, device=first.device)
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            layer.reserve(tokens)
+            layer.written = self.written
+
+    def count(self, tokens: int) -> None:
+        """Take note on the host of tokens that steps of one shape appended."""
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            layer.tail_length += tokens
+
+    def free_shape(self) -> None:
+        """An ordinary cache again."""
+        self.written = None
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            layer.written = None
+
+    def check_free(self) -> None:
+        """Raise a worded ``ValueError`` while steps have one shape."""
+        if self.written is not None:
+            raise ValueError("a fixed step is open on this cache; leave its block before the cache is used otherwise")
 
     def choose_pages(self, chooses: bool) -> None:
         """Whether the token that comes next reads the pages that it chooses, where there are pages, or everything."""
@@ -102,6 +152,7 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget tokens of the tail, see ``PackedLayer.crop``."""
+        self.check_free()
         super().crop(tokens_to_remove)
         if self.next_position is not None:
             self.next_position = self.next_position + tokens_to_remove
@@ -109,9 +160,10 @@ class PackedCache(Cache):  # type: ignore[misc]
     def reset(self) -> None:
         """Empty again: the next prompt fills it."""
         super().reset()
-        self.next_position = self.origin_B = self.evictor = None
+        self.next_position = self.origin_B = self.evictor = self.written = None
 
     def _select(self, samples: Tensor) -> None:
+        self.check_free()
         assert self.origin_B is not None
         assert self.next_position is not None
         samples = samples.to(self.origin_B.device)

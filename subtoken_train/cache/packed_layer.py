@@ -1,8 +1,8 @@
 """One layer of a packed cache: ``update`` hands the layer itself to the attention function.
 
 The prompt's entries are put in once, by ``fill``; what comes after it (generated tokens, a further turn) is appended
-in full to a tail with a little slack. Where tokens are evicted while decoding, a *record* says of each entry which one
-it is, and ``keep`` packs what stays of the tail.
+in full to a tail (``cache/tail_room.py``). Where tokens are evicted while decoding, a *record* says of each entry which
+one it is, and ``keep`` packs what stays of the tail.
 
 Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail tokens, N stored entries and tail
 tokens, d head width, q new tokens.
@@ -13,23 +13,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
 from subtoken_train.cache.entries import keep_entries
 from subtoken_train.cache.entry_record import EntryRecord
 from subtoken_train.cache.stored_prompt import StoredPrompt
+from subtoken_train.cache.tail_room import TailRoom
 from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.fused_state import Workspace
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
-from subtoken_train.kernels.tail import Tail
-
-SLACK = 64  # tokens by which a full tail grows
 
 
-class PackedLayer(StoredPrompt):
+class PackedLayer(StoredPrompt, TailRoom):
     """One layer: packed blocks of the prompt, and the tail.
 
     ``record`` is None where nothing is evicted while decoding. Under a ``window`` every token sees what stands less
@@ -43,21 +40,12 @@ class PackedLayer(StoredPrompt):
     def __init__(self, workspace: Workspace | None = None) -> None:
         super().__init__(workspace)
         self.prompt_length = 0
-        self.tail_length = 0
-        self.tail_start_B: Tensor | None = None
         self.settled_length = 0  # tokens that were in the tail before it was packed
         self.record: EntryRecord | None = None
         self.chooses_pages = False
         self.window: int | None = None
         self.begins_B: Tensor | None = None
         self.extent = 0  # positions from the oldest entry of any sample to the latest first token of a tail
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """An empty tail like the given [B, h, q, d] states."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
-        self.values = self.keys.clone()
-        self.is_initialized = True
 
     def fill(self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor) -> None:
         """Take a prompt's packed entries; ``like_BhNd`` gives batch, heads, width, dtype and device of the tail."""
@@ -74,19 +62,10 @@ class PackedLayer(StoredPrompt):
         self.begins_B, self.extent = position_B, int(position_B.amax() - oldest) + 1
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Append [B, h, q, d] states to the tail; returns the layer twice, in the place of keys and values.
-
-        The tail grows by whole slacks, so a step copies neither the prompt nor, in most steps, the tail.
-        """
+        """Append [B, h, q, d] states to the tail; returns the layer twice, in the place of keys and values."""
         if not self.is_initialized:
             raise ValueError("a packed cache is filled before it grows; SubTokenModel.generate makes and fills it")
-        length = self.tail_length + key_states.shape[2]
-        if length > self.keys.shape[2]:
-            missing = -(-length // SLACK) * SLACK - self.keys.shape[2]
-            self.keys, self.values = (F.pad(tail, (0, 0, 0, missing)) for tail in (self.keys, self.values))
-        self.keys[:, :, self.tail_length : length] = key_states
-        self.values[:, :, self.tail_length : length] = value_states
-        self.tail_length = length
+        self.write(key_states, value_states)
         return self, self
 
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
@@ -97,12 +76,11 @@ class PackedLayer(StoredPrompt):
         if not self.chooses_pages:
             blocks = [block.in_full for block in blocks]
         reach = None
-        if self.window is not None and self.extent + self.tail_length > self.window:
+        if self.window is not None and self.extent + self.reach_length > self.window:
             assert self.begins_B is not None
             first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
             reach = Reach(self.window, first_B)
-        tail = Tail(self.keys, self.values, self.tail_length, self.tail_start_B)
-        return attend(query_BHqd, blocks, tail, scale, reach, self.fused)
+        return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""
@@ -138,10 +116,7 @@ class PackedLayer(StoredPrompt):
                 f"{-tokens_to_remove} tokens cannot be removed: {self.tail_length} came after the prompt, which is "
                 "packed and stays; generate from the shorter prompt instead"
             )
-        self.tail_length += tokens_to_remove
-        if self.keys is not None and self.keys.shape[2] - self.tail_length >= SLACK:
-            room = -(-self.tail_length // SLACK) * SLACK
-            self.keys, self.values = (tail[:, :, :room].clone() for tail in (self.keys, self.values))
+        self.shorten(-tokens_to_remove)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the samples ``indices``, in that order: of this layer alone.
@@ -202,18 +177,8 @@ class PackedLayer(StoredPrompt):
         self.blocks = keep_entries(self.blocks, keep_RN, tail, settles_R, bits)
         self.record.keep(keep_RN, self.tail_length, self.tail_start_B)
         self.settled_length += self.tail_length
-        self.tail_length, self.tail_start_B = 0, None
-        self.keys, self.values = (states[:, :, :0].clone() for states in (self.keys, self.values))
+        self.clear()
 
     def reset(self) -> None:
         """Empty again."""
         self.__init__(self.fused.workspace)  # type: ignore[misc]
-
-    @property
-    def tail_bytes(self) -> tuple[int, int]:
-        """(bytes of the tail's tokens, bytes of its slack)."""
-        if not self.is_initialized:
-            return 0, 0
-        total, capacity = self.keys.nbytes + self.values.nbytes, max(1, self.keys.shape[2])
-        used = total * self.tail_length // capacity
-        return used, total - used

@@ -74,8 +74,10 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.benchmarking.synthetic_prompts import check_positions, prompt_parts
     from subtoken_train.cli.benchmark_source import source_of
     from subtoken_train.inference.pool import device_of
+    from subtoken_train.kernels.choice import choose_kernel
 
     device = device_of(args.device)
+    choose_kernel(device.type)  # a forced path that cannot run
     _defaults(args, device.type == "cuda")
     source = source_of(args, _shrink(args, device.type == "cuda"))
     if args.table8:
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         check_positions(source.layout.family, parts, args.new_tokens)
     subject = Subject.of(source.load(device), source.compression)
     record = _head(args, source, subject)
-    print(plain(f"{record['title']}; kernel {record['kernel']}"), flush=True)
+    print(plain(record["title"]), flush=True)
     if args.table8:
         from subtoken_train.benchmarking.latency_protocol import departures
 
@@ -129,15 +131,15 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
     from subtoken_train.benchmarking.pairs import hardware
     from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU
     from subtoken_train.cli.env import environment
-    from subtoken_train.kernels.choice import choose_kernel
 
     family, dtype = subject.family, source.backbone.dtype
     on_gpu, layers = family.device.type == "cuda", family.shape.num_layers
     weights = "random weights" if args.random else "its own weights"
-    lora = "with LoRA" if hasattr(family.model, "peft_config") else "without LoRA"
+    arm = "the arms of Table 8" if args.table8 else subject.words
+    lora = "with LoRA" if args.table8 or hasattr(family.model, "peft_config") else "without LoRA"
     place, cut = hardware(), "" if args.layers is None else " (--layers)"
     return {
-        "title": f"{source.words}: {subject.words}; {weights}, {lora}, {layers} layers{cut}, {dtype} on "
+        "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers{cut}, {dtype} on "
         f"{place['gpu'] if on_gpu else place['cpu']}",
         "hardware": place,
         "versions": environment(),
@@ -145,7 +147,6 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
         "dtype": dtype,
         "random": args.random,
         "layers": layers,
-        "kernel": str(choose_kernel(family.device.type)),
         "peak_bytes_are": PEAK_ON_GPU if on_gpu else PEAK_ELSEWHERE,
         "rows": [],
     }

@@ -15,7 +15,7 @@ from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.benchmarking.random_backbones import Shrink, random_family
 from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.arm_spec import ArmSpec
@@ -92,7 +92,8 @@ def _adapter_words(args: Namespace, config: AdapterConfig) -> str:
 
 
 def _backbone(args: Namespace, shrink: Shrink) -> BenchmarkSource:
-    if find_adapter(args.model, None) is not None:
+    drawn = args.random and is_hub_id(args.model)  # the Hub is not asked for what is drawn
+    if not drawn and find_adapter(args.model, None) is not None:
         raise ValueError(f"--model {args.model} is an adapter; write --adapter {args.model}")
     spec = _spec(args, backbone=args.model)
     backbone = replace(BackboneConfig(path=args.model), **spec.loading)

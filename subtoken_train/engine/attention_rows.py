@@ -114,7 +114,7 @@ class LayerAttention:
         cos, sin = (each.to(self.normed_BND.device) for each in angles)
         self.cos, self.sin = cos.expand(len(hidden_BND), -1, -1), sin.expand(len(hidden_BND), -1, -1)
         key = family.key_heads(layer, self.normed_BND)
-        _, self.key_BhNd = family.rotate(key, key, (self.cos, self.sin))
+        _, self.key_BhNd = family.rotate(key[:, :0], key, (self.cos, self.sin))  # without queries
 
     def rows(self, index_BR: Tensor) -> Tensor:
         """Head-mean attention of rows ``index_BR`` over all positions, [B, R, N] in fp32."""
@@ -143,10 +143,10 @@ class LayerAttention:
         index_BR = index_BR.to(self.visible_BN.device)
         query = self.family.query_heads(self.layer, take_rows(self.normed_BND, index_BR))
         places = take_rows(self.cos, index_BR), take_rows(self.sin, index_BR)
-        query_BHRd, _ = self.family.rotate(query, query, places)
-        shared = query_BHRd.shape[1] // self.key_BhNd.shape[1]
-        key_BHNd = self.key_BhNd.repeat_interleave(shared, dim=1)
-        scores_BHRN = query_BHRd @ key_BHNd.transpose(-1, -2) * self.attention.scaling
+        query_BHRd, _ = self.family.rotate(query, query[:, :0], places)
+        batch, heads, rows, width = query_BHRd.shape
+        grouped = query_BHRd.reshape(batch, self.key_BhNd.shape[1], -1, width)  # the query heads of a key head
+        scores_BHRN = (grouped @ self.key_BhNd.mT).view(batch, heads, rows, -1) * self.attention.scaling
         columns_N = torch.arange(self.visible_BN.shape[1], device=index_BR.device)
         allowed_BRN = self.visible_BN[:, None] & (columns_N <= index_BR[..., None])
         if self.window is not None:

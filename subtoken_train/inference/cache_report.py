@@ -33,7 +33,8 @@ class CacheReport:
             of it and of the generated tokens that were packed.
         index_bytes: what finds the stored pieces, measured.
         tail_bytes: what came after the prompt (or after the last eviction), in full.
-        slack_bytes: room that the tail holds in advance, at most 64 tokens.
+        slack_bytes: room that the tail holds in advance: of an answer's tokens that were asked for and did not come
+            (``PackedCache.reserve``), else of at most 64 tokens.
         dense_bytes: an uncompressed cache of the same prompts and tail.
         plan_bytes: what describes the prompts beside the cache: their ids and regions, and the plan.
         statistics_bytes: what evicting while decoding needs: which entries are stored, what the method noted of them,

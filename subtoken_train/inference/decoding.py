@@ -30,6 +30,9 @@ def greedy_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Go on greedily from a filled cache.
 
+    Room for the tokens is made before the first step. Once a token the host reads whether all samples are done; the
+    steps themselves read nothing.
+
     Args:
         backbone: in evaluation mode.
         cache: with the prompts; it grows.
@@ -46,6 +49,7 @@ def greedy_tokens(
     next_B = logits_BV.argmax(-1)
     done_B, count_B = torch.zeros_like(next_B, dtype=torch.bool), torch.zeros_like(next_B)
     generated: list[Tensor] = []
+    cache.reserve(max_new_tokens - 1)  # the last one is not appended
     while True:
         generated.append(next_B.masked_fill(done_B, pad))
         count_B = count_B + ~done_B

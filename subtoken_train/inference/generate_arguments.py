@@ -43,6 +43,7 @@ _REMOTE = "transformers runs it with code from the Hub"
 _OWN_CACHE = "the cache is SubTokenModel's own"
 _POSITIONS = "positions are those of the prompt's own tokens"
 _ENCODER = "it is for encoder-decoder models"
+_COMPILED = "storage has other shapes after every prompt; inference/fixed_step.py compiles the steps of one cache"
 _FORWARD = "it is an argument of the model's forward, which this wrapper calls itself"
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -72,7 +73,7 @@ REFUSED_IF_GIVEN: dict[str, tuple[tuple[Any, ...], str]] = {
     "trust_remote_code": ((False,), _REMOTE),
     "cache_config": ((), _OWN_CACHE),
     "max_cache_len": ((), _OWN_CACHE),
-    "compile_config": ((), "a packed cache grows and is not compiled"),
+    "compile_config": ((), _COMPILED),
     "continuous_batching_config": ((), "batches are decoded as they are given"),
     "synced_gpus": ((False,), "the model is on one device"),
     "negative_prompt_ids": ((), _GUIDED),
@@ -153,6 +154,22 @@ def copies_asked(settings: Mapping[str, Any], own: GenerationConfig) -> tuple[in
     if any(type(count) is not int or count < 1 for count in counts):
         raise ValueError(f"num_beams and num_return_sequences must be whole numbers of at least 1, not {counts}")
     return counts[0], max(counts)
+
+
+def tokens_appended(settings: Mapping[str, Any], own: GenerationConfig, given: int, held: int) -> int | None:
+    """Tokens that are appended to a cache at most; None where the settings do not say. An answer's last one is not.
+
+    Args:
+        settings: of ``generate``.
+        own: the model's generation configuration.
+        given: length of the input ids.
+        held: of them, those that are in the cache when tokens are appended.
+    """
+    new, whole = (setting(name, settings, own) for name in ("max_new_tokens", "max_length"))
+    if new is None and whole is None:
+        return None
+    last = int(whole if new is None else given + new)
+    return max(0, last - held - 1)
 
 
 def _refusal(name: str, value: Any, why: str) -> ValueError:

@@ -53,6 +53,7 @@ def compressed(
     prompts: Batch,
     cache: PackedCache,
     filled: Callable[[Prefill], None],
+    room: int | None = None,
 ) -> Iterator[None]:
     """Let ``backbone.model.generate`` run on packed caches inside the block.
 
@@ -64,8 +65,11 @@ def compressed(
         prompts: what the first call's input ids stand for.
         cache: empty, or with an earlier call's prompts.
         filled: called when the prompts are in the cache.
+        room: tokens that will be appended at most, for which room is made once; None: not known.
     """
     model = backbone.model
+    if cache.is_filled and room is not None:
+        cache.reserve(room)
 
     def forward(
         input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **further: Any
@@ -86,6 +90,8 @@ def compressed(
             logits = result.logits_BV.repeat_interleave(copies, dim=0)
             if copies > 1:
                 cache.batch_repeat_interleave(copies)
+            if room is not None:
+                cache.reserve(room)
         return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=cache)
 
     # transformers checks generate's arguments against the signature

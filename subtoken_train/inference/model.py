@@ -21,7 +21,7 @@ from subtoken_train.families.images import Picture
 from subtoken_train.functional.merging import Merge
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
-from subtoken_train.inference.generate_arguments import check_settings, copies_asked
+from subtoken_train.inference.generate_arguments import check_settings, copies_asked, tokens_appended
 from subtoken_train.inference.generation import compressed, exclusive
 from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.pool import load_backbone
@@ -179,14 +179,13 @@ class SubTokenModel:
             raise ValueError(f"num_beams={beams} does not go with {every}: beams share entries; leave one of them out")
         if past is None:
             visible = visible_tokens(ids, mask, inputs, model.generation_config)
-            batch = batch_from_inputs(family, ids, visible, images, context_length)
+            batch, held = batch_from_inputs(family, ids, visible, images, context_length), ids.shape[1]
             cache = PackedCache(family.shape.num_layers)
             self.last = None
         else:
             last = self._continued(past)
-            cache, batch = past, last.batch
-            held = batch.input_ids_BN[past.origin_B]
-            check_turn(ids, mask, held, past.get_seq_length(), inputs, model.generation_config)
+            cache, batch, held = past, last.batch, past.get_seq_length()
+            check_turn(ids, mask, batch.input_ids_BN[past.origin_B], held, inputs, model.generation_config)
             last.prefill_seconds = 0.0  # this call runs none
 
         def filled(result: Prefill) -> None:
@@ -196,7 +195,8 @@ class SubTokenModel:
             if words := emptied_words(emptied_regions(result.plan, batch.regions_BN), self.compression.label):
                 warnings.warn(words, SubTokenWarning, stacklevel=2)
 
-        with compressed(self.backbone, self.compression, batch, cache, filled):
+        room = tokens_appended(inputs, model.generation_config, ids.shape[1], held)
+        with compressed(self.backbone, self.compression, batch, cache, filled, room):
             out = model.generate(**inputs, past_key_values=cache)
         assert self.last is not None
         self.last.decode_seconds = time.perf_counter() - clock - self.last.prefill_seconds

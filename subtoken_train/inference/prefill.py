@@ -167,8 +167,12 @@ def append(
         padding_B: how many of the tokens are padding on the left, int64; they are seen by none. Only right after the
             prompt. None: none is.
         chooses_pages: read chosen pages of a cache that has pages; for one token.
+
+    Raises:
+        ValueError: a fixed step is open on the cache.
     """
     family = backbone.family
+    cache.check_free()
     assert cache.next_position is not None
     if cache.evictor is not None:
         cache.evictor.before_append(cache)

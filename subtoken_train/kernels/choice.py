@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 
 VARIABLE = "SUBTOKEN_KERNEL"
@@ -37,10 +36,16 @@ def choose_kernel(device: str) -> KernelChoice:
     Raises:
         ValueError: ``SUBTOKEN_KERNEL`` names no path, or ``triton`` where it cannot run.
     """
-    return _chosen(device, os.environ.get(VARIABLE), os.environ.get("TRITON_INTERPRET") == "1")
+    asked = device, os.environ.get(VARIABLE), os.environ.get("TRITON_INTERPRET") == "1"
+    if asked not in _choices:
+        _choices[asked] = _chosen(*asked)
+    return _choices[asked]
 
 
-@lru_cache
+_choices: dict[tuple[str, str | None, bool], KernelChoice] = {}
+"""Made once; a dictionary, because torch.compile traces through ``lru_cache`` and warns of it."""
+
+
 def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
     there = find_spec("triton") is not None
     if forced:

@@ -9,14 +9,17 @@ from subtoken_train.benchmarking.dense_sides import dense_sides
 from subtoken_train.benchmarking.sides import PackedSide
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts, prompt_parts
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.engine.attention import PREFIX
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.attention_kinds import PREFIX
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
+from tests.support.internvl_tiny import internvl_family
+from tests.support.next_tiny import next_family
+from tests.support.onevision_tiny import onevision_family
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
 from tests.support.text_families import text_family
 
@@ -47,11 +50,16 @@ def test_transformers_caches_give_the_logits_of_the_packed_one_of_texts(kind):
     checked(text_family(kind), TEXT)
 
 
-@pytest.mark.parametrize("make", [qwen_family, qwen2_family, qwen3_family])
-def test_they_do_of_qwens_pictures(make):
+SEEING = [qwen_family, qwen2_family, qwen3_family, next_family, onevision_family, internvl_family]
+
+
+@pytest.mark.parametrize("make", SEEING)
+def test_they_do_of_one_picture_and_of_two(make):
     family = make()
-    parts = prompt_parts(family, prompt_parts(family).length + family.visual_tokens((336, 336)) + 1)
-    assert parts.images == 2
+    checked(family, prompt_parts(family))
+    one, several = (family.visual_tokens((336, 336), together=count) for count in (1, 2))
+    parts = prompt_parts(family, max(prompt_parts(family).length - one + 2 * several + 1, prompt_parts(family).length))
+    assert parts.images > 1
     checked(family, parts)
 
 

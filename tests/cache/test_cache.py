@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.packed_layer import SLACK, PackedLayer
+from subtoken_train.cache.cache import RESERVED, PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.cache.tail_room import SLACK, TailRoom
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 
@@ -203,7 +204,7 @@ def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
     inherited = {"supports_early_init", "is_compileable"}
     for name in {*vars(CacheLayerMixin), *vars(DynamicLayer)}:
         if name[0] != "_" and name not in inherited:
-            assert name in vars(PackedLayer), name
+            assert any(name in vars(ours) for ours in (PackedLayer, TailRoom)), name
     cache, _ = filled("own")
     assert not cache.is_compileable
     assert cache.is_croppable
@@ -211,3 +212,25 @@ def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
     for call in (cache.layers[0].offload, cache.layers[0].prefetch, lambda: cache.offload(0)):
         with pytest.raises(ValueError, match="stays on its device"):
             call()
+
+
+def test_reserved_room_is_made_once_and_stays():
+    """What a step appends goes where the room is; more is added for a further answer, and counts as slack."""
+    cache, _ = filled("shared")
+    grown(cache, 3, 5)
+    cache.reserve(SLACK + 30)
+    layer, per_token = cache.layers[0], 3 * 2 * 8 * 4 * 2
+    room = layer.keys
+    assert layer.tail_bytes == (5 * per_token, (SLACK + 30) * per_token)
+    for step in range(SLACK + 30):
+        grown(cache, step, 1)
+        assert layer.keys is room
+    assert layer.tail_bytes[1] == 0
+    cache.crop(-SLACK)
+    assert layer.keys is room
+    cache.reserve(10)
+    assert layer.keys is room
+    cache.reserve(SLACK + 7)
+    assert layer.keys.shape[2] == room.shape[2] + 7
+    cache.reserve(10**6)
+    assert layer.keys.shape[2] == layer.tail_length + RESERVED

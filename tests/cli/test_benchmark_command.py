@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from subtoken_train.benchmarking.pairs import ratio
 from subtoken_train.benchmarking.synthetic_prompts import draw_prompts, prompt_parts
@@ -42,9 +43,12 @@ def test_all_sides_stand_beside_it_and_where_it_ran_is_said(routed):
     assert routed["dtype"] == "float32"
     assert routed["hardware"]["cpu"]
     assert routed["versions"]["torch"]
-    assert routed["kernel"] == "cpu (the device is cpu)"
+    kernels = {name: side["kernel"] for name, side in row["sides"].items()}
+    assert kernels["routed"] == kernels["anchor"] == "cpu (the device is cpu)"
+    assert kernels["dynamic"] == "transformers' own"
     assert "live tensors" in routed["peak_bytes_are"]
-    assert row["notes"] == []
+    assert row["load_average"] >= 0
+    assert all(note.startswith("load average") for note in row["notes"])
 
 
 def test_bytes_are_the_caches_own(routed):
@@ -170,6 +174,10 @@ REFUSED = {
         ["--model", TINY_LLAVA, "--random", "--layers", "99"],
         "--layers 99: the model has 6",
     ),
+    "a published model's layers": (
+        ["--model", "llava-hf/llava-1.5-7b-hf", "--random", "--layers", "33"],
+        "--layers 33: the model has 32",
+    ),
     "a second reducer": (["--adapter", VLM, "--reducer", "fastv", "--keep-ratio", "0.5"], "its own token reducer"),
     "a recipe's second reducer": (
         ["--config", "tiny_fastv25_s16k4", "--reducer", "fastv", "--keep-ratio", "0.5"],
@@ -193,3 +201,25 @@ def test_mistakes_are_said_before_weights_are_read(words, said, capsys, monkeypa
     message = capsys.readouterr().err
     assert said in message
     assert len(message.strip().splitlines()) == 1
+
+
+def test_a_forced_path_that_cannot_run_is_said_first(capsys, monkeypatch):
+    monkeypatch.setenv("SUBTOKEN_KERNEL", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert main(["benchmark", "--adapter", VLM, "--device", "cpu"]) == 2
+    assert "SUBTOKEN_KERNEL=triton: the cache lies on 'cpu'" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("words", [["--table8"], ["--reducer", "fastv", "--keep-ratio", "0.25", "--share-of-copy"]])
+def test_on_a_gpu_steps_of_the_static_cache_are_compiled_and_memory_is_the_allocators(words, tmp_path):
+    out = tmp_path / "record.json"
+    model = ["--model", "llava-hf/llava-1.5-7b-hf", "--random", "--layers", "4", "--dtype", "bfloat16"]
+    timing = ["--device", "cuda", "--new-tokens", "8", "--pairs", "2"]
+    assert main(["benchmark", *model, *timing, *words, "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert "max_memory_allocated" in record["peak_bytes_are"]
+    for row in record["rows"]:
+        assert row["sides"]["static"]["words"].endswith("steps by torch.compile")
+        assert all(side["peak_bytes"] > side["final_bytes"]["total"] for side in row["sides"].values())

@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from subtoken_train.cache.tail_room import SLACK
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
 from tests.support.greedy import generate_greedy
@@ -67,6 +68,7 @@ def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
     inputs = inputs_of(model)
     first = model.generate(**inputs, **settings_of(model), max_new_tokens=5, do_sample=False)
     batch, length = batch_of(model, inputs), inputs["input_ids"].shape[1]
+    assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {4}
     turn = torch.cat([first, torch.randint(10, 60, (3, 6), generator=torch.Generator().manual_seed(1))], 1)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, turn.shape[1] - length), value=1)
     second = model.generate(
@@ -78,6 +80,7 @@ def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
         pad_token_id=model.tokenizer.pad_token_id,
     )
     assert model.last.prefill_seconds == 0
+    assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {4 + 7 + 4}
     assert torch.equal(second[:, : turn.shape[1]], turn)
     assert model.last.decode_seconds > 0
 
@@ -88,6 +91,16 @@ def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
         ends = (expected == model.tokenizer.eos_token_id).nonzero().flatten().tolist() or [len(expected)]
         count = ends[0] + 1  # padding after the end
         assert torch.equal(expected[:count], answer[start:][:count])
+
+
+@pytest.mark.parametrize(("longer", "room"), [(None, SLACK), (9, 8)])
+def test_room_is_made_once_where_it_is_known(longer, room):
+    """By slacks otherwise."""
+    model = model_of(family="llama")
+    inputs = inputs_of(model)
+    settings = {} if longer is None else {"max_length": inputs["input_ids"].shape[1] + longer}
+    model.generate(**inputs, **settings_of(model), **settings, do_sample=False)
+    assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {room}
 
 
 class Streamed(BaseStreamer):

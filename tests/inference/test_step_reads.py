@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from subtoken_train.inference.prefill import decode
 from tests.support.host_reads import host_reads
-from tests.support.step_cells import CELLS
+from tests.support.step_cells import CELLS, StepCell
+
+NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
+
+
+def begun(cell: StepCell):
+    """What a step takes, after one that may compute what all later ones need."""
+    backbone, cache, token_B1 = cell.filled()
+    cache.reserve(sum(NEW) + 1)
+    decode(backbone, token_B1, cache)
+    return backbone, cache, [token_B1.repeat(1, new) for new in NEW]
 
 
 @pytest.mark.parametrize("name", CELLS)
 @torch.no_grad()
 def test_a_step_does_not_wait_for_the_device(name):
-    """Single tokens, and several at once, after one that may compute what all later ones need."""
-    backbone, cache, token_B1 = CELLS[name].filled()
-    decode(backbone, token_B1, cache)
-    for new in (1, 1, 16, 3, 1):
-        ids = token_B1.repeat(1, new)
+    """Single tokens, and several at once."""
+    backbone, cache, steps = begun(CELLS[name])
+    for ids in steps:
         with host_reads() as found:
             decode(backbone, ids, cache)
         assert found == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", CELLS)
+@torch.no_grad()
+def test_a_step_on_cuda_does_not_wait_for_it(name):
+    """The same, as torch itself sees it."""
+    backbone, cache, steps = begun(replace(CELLS[name], device="cuda"))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for ids in steps:
+            decode(backbone, ids, cache)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

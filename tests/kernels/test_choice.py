@@ -13,9 +13,9 @@ from subtoken_train.kernels.choice import choose_kernel
 def nothing_forced(monkeypatch):
     for name in (choice.VARIABLE, "TRITON_INTERPRET"):
         monkeypatch.delenv(name, raising=False)
-    choice._chosen.cache_clear()
+    choice._choices.clear()
     yield
-    choice._chosen.cache_clear()
+    choice._choices.clear()
 
 
 @pytest.mark.parametrize(

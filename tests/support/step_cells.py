@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +12,14 @@ import torch
 from subtoken_train.cache import pack
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.family import Family
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import open_prompts
+from tests.support import truth_cells
+from tests.support.text_families import text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of
+from tests.support.truth_models import family_of
 
 
 @dataclass(frozen=True)
@@ -24,23 +30,35 @@ class StepCell:
         cell: factors of ``truth_cells``, where they are not those of ``PLAIN_CELL``.
         places: whether stored pieces are found by places, or by bits.
         compression: changes what the cell says.
+        layers: of a language model; None: as many as the family has in the matrix.
+        device: where the model is.
     """
 
     cell: dict[str, str]
     places: bool = True
     compression: dict[str, Any] = field(default_factory=dict)
+    layers: int | None = None
+    device: str = "cpu"
 
     @torch.no_grad()
     def filled(self) -> tuple[CompressedBackbone, PackedCache, torch.Tensor]:
         """The model, the cache and the first tokens [B, 1]."""
         cell = {**PLAIN_CELL, "eviction": "none", "batch": "three_left", "protocol": "query_aware", **self.cell}
-        backbone = backbone_of(cell)
-        compression = Compression(**{**vars(compression_of(cell)), **self.compression})
-        cache = PackedCache(backbone.family.shape.num_layers)
         with pytest.MonkeyPatch.context() as patch:
+            if self.layers is not None or self.device != "cpu":
+                patch.setattr(truth_cells, "family_of", self._family)
+            backbone, batch = backbone_of(cell), on_device(batch_of(cell), torch.device(self.device))
+            compression = Compression(**{**vars(compression_of(cell)), **self.compression})
+            cache = PackedCache(backbone.family.shape.num_layers)
             patch.setattr(pack, "MAX_INDEX", 1e9 if self.places else 0.0)
-            opened = open_prompts(backbone, batch_of(cell), cache, compression, cell["protocol"])
+            opened = open_prompts(backbone, batch, cache, compression, cell["protocol"])
         return backbone, cache, opened.logits_BV.argmax(-1)[:, None]
+
+    def _family(self, name: str, dtype: torch.dtype = torch.float32) -> Family:
+        """One of the cell's own."""
+        family = deepcopy(family_of(name, dtype)) if self.layers is None else text_family(name, self.layers)
+        family.model.to(self.device, dtype)
+        return family
 
 
 ROUTED = {"selector": "linear"}

@@ -28,14 +28,14 @@ class SharedSet(Eviction):
 
     def score(self, view: LayerView) -> LayerScores:
         generator = torch.Generator().manual_seed(view.layer)
-        scores = torch.rand(view.regions_BN.shape, generator=generator)[:, None]
+        scores = torch.rand(view.regions_BN.shape, generator=generator)[:, None].to(view.regions_BN.device)
         protected = torch.zeros_like(view.entries_BN)
         for sample, row in enumerate(view.last_rows(2)):
             protected[sample, row[row >= 0]] = True
         return LayerScores(scores, protected)
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
-        step = torch.arange(len(scores)) - len(scores) // 2
+        step = torch.arange(len(scores), device=candidates.budget_LB.device) - len(scores) // 2
         return (candidates.budget_LB + 2 * step[:, None]).clamp(min=1)
 
 
@@ -49,8 +49,8 @@ class OwnSets(SharedSet):
         kept, heads = [], KV_HEADS[0]
         for layer, regions in enumerate(candidates.regions_LBN):
             generator = torch.Generator().manual_seed(100 + layer)
-            draws = torch.rand(len(regions), heads, regions.shape[1], generator=generator)
-            share = torch.linspace(0.2, 0.8, heads)[:, None]
+            draws = torch.rand(len(regions), heads, regions.shape[1], generator=generator).to(regions.device)
+            share = torch.linspace(0.2, 0.8, heads, device=regions.device)[:, None]
             best = torch.zeros_like(draws).scatter_(-1, draws.argmax(-1, keepdim=True), 1).bool()
             chosen = (draws < share) | best | scores[layer].protected_BN[:, None]
             chosen |= ~candidates.competes_LBN[layer][:, None]

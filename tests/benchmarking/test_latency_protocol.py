@@ -1,0 +1,93 @@
+"""The paper's Table 8: its lengths, its figures, what a run does otherwise, and what it is refused for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from subtoken_train.benchmarking.comparison import ROUTED, TOKEN_ONLY
+from subtoken_train.benchmarking.latency_protocol import (
+    DTYPE,
+    KEEP_RATIOS,
+    NEW_TOKENS,
+    PAPER,
+    REDUCERS,
+    check_protocol,
+    departures,
+    overhead_line,
+)
+from subtoken_train.benchmarking.random_backbones import Shrink
+from subtoken_train.benchmarking.synthetic_prompts import prompt_parts
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import layout_family
+from subtoken_train.reducers import build_reducer
+from tests.support.text_families import text_family
+
+LENGTHS = {"llava": (595, [163, 91]), "Qwen": (171, [63, 45])}
+NO_GPU = "on a META, without its memory allocator's peak"
+
+
+def laid_out(path, shrink=None):
+    return layout_family(BackboneConfig(path=path, dtype=DTYPE), None if shrink is None else shrink.apply)
+
+
+@pytest.mark.parametrize("path", PAPER)
+def test_prompts_have_the_papers_lengths_and_a_whole_run_departs_in_nothing(path):
+    family = laid_out(path)
+    check_protocol(family)
+    parts = prompt_parts(family)
+    whole, kept = LENGTHS[path[:4] if path.startswith("Qwen") else path[:5]]
+    text = parts.length - parts.image_tokens
+    assert parts.length == whole
+    for name in REDUCERS:
+        assert [text + build_reducer(name, r).kept_tokens(parts.image_tokens) for r in KEEP_RATIOS] == kept
+    assert departures(family, path, parts, NEW_TOKENS, DTYPE) == [NO_GPU]
+
+
+def test_what_is_scaled_is_said():
+    path = "llava-hf/llava-1.5-7b-hf"
+    family = laid_out(path, Shrink(layers=4, narrower=4))
+    assert departures(family, path, prompt_parts(family), 8, "float32") == [
+        "layers 4 instead of 32",
+        "width 1,024 instead of 4,096",
+        "heads 8 instead of 32",
+        "layers of the vision tower 4 instead of 24",
+        NO_GPU,
+        "float32 instead of bfloat16",
+        "8 forced tokens instead of 256",
+    ]
+    other = "llava-hf/llava-v1.6-vicuna-7b-hf"
+    found = departures(laid_out(other), other, prompt_parts(laid_out(other)), NEW_TOKENS, DTYPE)
+    assert found[0] == f"{other} is none of the paper's backbones"
+    assert found[-1].startswith("an image of ")
+
+
+def test_the_papers_figures_are_the_papers(shared):
+    text = (shared / "papers" / "subtoken_routing.txt").read_text()
+    table = text[text.index("Table 8: VLM inference-cost summary") :]
+    for path, figures in PAPER.items():
+        name = path.split("/")[1].removesuffix("-hf").removesuffix("-Instruct")
+        line = re.search(rf"^{name} .*$", table, re.MULTILINE | re.IGNORECASE)
+        assert line is not None, name
+        percents = [float(found) / 100 for found in re.findall(r"\+([\d.]+)%\+", line[0])]
+        assert percents == pytest.approx([*figures["prefill"], *figures["step"]])
+        peaks = "".join(2 * str(each) for each in figures["peak_gb"])
+        assert f" {peaks} GB" in line[0]
+
+
+def test_overheads_are_over_the_same_tokens():
+    row = {
+        "prompt": {"length": 595},
+        "sides": {ROUTED: {"entries": 163}},
+        "ratios": {"prefill": {TOKEN_ONLY: (1.1, 1.0, 1.2)}, "step": {TOKEN_ONLY: (0.9, 0.8, 1.0)}},
+    }
+    said = overhead_line("fastv 25.0%", row, "llava-hf/llava-1.5-7b-hf")
+    assert said.startswith("fastv 25.0%: 595 -> 163 tokens; prefill +10.0 % [+0.0, +20.0] (paper +28.9% to +46.1%), ")
+    assert "decode -10.0 % [-20.0, +0.0] (paper +35.6% to +55.2%)" in said
+    assert "paper" not in overhead_line("fastv 25.0%", row, "checkpoints/tiny-llava")
+
+
+def test_a_text_is_refused():
+    with pytest.raises(ValueError, match="--table8 is about a prompt with an image"):
+        check_protocol(text_family("llama"))
