@@ -147,18 +147,15 @@ def table(record: dict[str, Any]) -> str:
             cells.append("" if held is None else f"{held / 2**20:.1f} MiB ({held / row['plain_bytes']:.1%})")
         cells += [f"{row['step_ms'][side]:.2f} ms" if side in row["step_ms"] else "" for side in ("ours", "kvpress")]
         cells.append("" if row["step_ratio"] is None else cell(tuple(row["step_ratio"])))
-        cells.append("" if row["pass_ratio"] is None else _rounds(row["pass_ratio"], row["rounds"]))
+        median, once = row["pass_ratio"], row["rounds"] == 1  # one round has no interval
+        cells.append("" if median is None else f"{median[0]:.2f}" if once else cell(tuple(median)))
         for side in ("ours", "kvpress"):
             added = row["adds_seconds"].get(side)
-            cells.append("" if added is None or row["method"] == PLAIN else f"{_rounds(added, row['rounds'])} s")
+            shows = added is not None and row["method"] != PLAIN and not once
+            cells.append(f"{cell(tuple(added))} s" if shows else "")
         apart = row["logits_apart"]
         lines.append(f"| {' | '.join([*cells, '' if apart is None else f'{apart:.0e}'])} |")
     return "\n".join(lines)
-
-
-def _rounds(figures: Sequence[float], rounds: int) -> str:
-    """A median with its interval; of one round there is none."""
-    return cell((figures[0], figures[1], figures[2])) if rounds > 1 else f"{figures[0]:.2f}"
 
 
 def main() -> None:

@@ -45,6 +45,9 @@ def tables() -> dict[str, str]:
         "compression_step": importlib.import_module("benchmarks.compression_step").table(
             json.loads((RESULTS / "speed/compression_step.json").read_text())
         ),
+        "peers": importlib.import_module("benchmarks.peers").table(
+            json.loads((RESULTS / "speed/peers-cpu-float32.json").read_text())
+        ),
         "recall_peers": importlib.import_module("benchmarks.recall_peers").table(
             json.loads((RESULTS / "recall_peers.json").read_text())
         ),
@@ -62,6 +65,7 @@ def tables() -> dict[str, str]:
         "training",
         "eviction",
         "compression_step",
+        "peers",
         "recall_peers",
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from benchmarks import peer_side, peers
 from benchmarks.workers import Worker, in_turns
 
+RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/speed/peers-cpu-float32.json"
 FAKE = """
 import json, os, sys
 name, log = sys.argv[1:]
@@ -118,3 +121,20 @@ def test_our_side_answers_as_the_protocol_says(tmp_path, monkeypatch):
     assert held["snapkv"] == held["kvcompose"] == dense // 2
     assert dense // 2 <= held["kvcompose_heads"] < 0.51 * dense
     assert 0.75 * dense < held["think"] < 0.8 * dense  # the last 32 of 256 keys stay whole
+
+
+def test_what_was_recorded():
+    record = json.loads(RECORD.read_text())
+    assert record["versions"]["kvpress"] == {"kvpress": "0.5.4", "transformers": "5.2.0", "torch": "2.13.0+cpu"}
+    assert record["hardware"]["threads"] == 1
+    rows = {(row["length"], row["method"]): row for row in record["rows"]}
+    alone = {(32768, name) for name in ("kvcompose", "kvcompose_heads")}  # eager attention does not fit
+    assert set(rows) == {(length, method) for length in peers.ROUNDS for method in peers.METHODS} - alone
+    for (_, method), row in rows.items():
+        dense = row["plain_bytes"]
+        if method in ("none", "snapkv"):  # the same entries, to rounding
+            assert row["bytes"]["ours"] == row["bytes"]["kvpress"]
+            assert row["logits_apart"] < 1e-3
+        if method in ("kvcompose_heads", "think"):  # there nothing gets smaller
+            assert row["bytes"]["ours"] < 0.8 * dense
+            assert row["bytes"].get("kvpress", dense) >= dense

@@ -162,5 +162,6 @@ def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared:
     if shared:
         return flags_BSM, piece_bit
     flags_BPM = flags_BSM.index_select(1, piece_bit)
-    by_head = flags_BPM.reshape(len(flags_BPM), kv_heads, -1, flags_BPM.shape[-1])
-    return by_head.flatten(0, 1), torch.arange(by_head.shape[2], device=device)
+    pieces = len(piece_bit) // kv_heads
+    by_head = flags_BPM.reshape(len(flags_BPM) * kv_heads, pieces, flags_BPM.shape[-1])
+    return by_head, torch.arange(pieces, device=device)

@@ -83,35 +83,50 @@ def _launch(
     parts = (table.slots + late) * group * new
     scratch = workspace.take(parts * (width + 2), query_BHqd.device)
     sums, peaks = scratch[: parts * width], scratch[parts * width :]
-    tile = min(max(16, _power(group * new)), 32 if width > 128 else 64)
-    pieces = _power(width // table.piece)
+    sizes = tiles(width, table.piece, group * new, query_BHqd.dtype)
     none = table.owners  # stands where nothing is read
-    shape: dict[str, Any] = {"KV_HEADS": kv_heads, "GROUP": group, "NEW": new, "WIDTH": width}
-    attend_stretch[(programs + late, -(-group * new // tile))](
+    shape: dict[str, Any] = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width}
+    attend_stretch[(programs + late, -(-group * new // sizes["TILE"]))](
         query_BHqd, *query_BHqd.stride()[:3],
         keys, values, *keys.stride()[:3], none if tail.start_B is None else tail.start_B,
         none if tail.written is None else tail.written, tail.length, later,
         table.rows, table.items, programs, none if reach is None else reach.first_B, 0 if reach is None else reach.size,
-        sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e),
-        **shape, TAIL_STRETCH=TAIL_STRETCH, STRETCH=table.stretch, ROW_HEADS=table.heads, PIECE=table.piece,
+        sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e), new, table.stretch,
+        **shape, TAIL_STRETCH=TAIL_STRETCH, ROW_HEADS=table.heads, PIECE=table.piece,
         BITS=table.bits, KEY_DTYPE=ELEMENTS[table.key_dtype], VALUE_DTYPE=ELEMENTS[table.value_dtype],
         ALIGNED=table.aligned, CUT=table.cut,
         PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
-        TILE=tile, BLOCK=entries_of_tile(width, pieces, query_BHqd.dtype), KEY_TILE=max(16, _power(width)),
-        PIECE_COUNT=pieces, PIECE_TILE=max(_power(table.piece), 16 // pieces), num_stages=STAGES,
-        num_warps=warps(query_BHqd.dtype),
+        **sizes, num_stages=STAGES, num_warps=warps(query_BHqd.dtype),
     )  # fmt: skip
-    join_stretches[(batch * kv_heads, group * new)](
-        sums, peaks, table.owners, table.slots, tail_stretches,
+    rows = min(16, _power(group * new))
+    join_stretches[(batch * kv_heads, -(-group * new // rows))](
+        sums, peaks, table.owners, table.slots, tail_stretches, new,
         out_BqHd, out_BqHd.stride(0), out_BqHd.stride(2), out_BqHd.stride(1), **shape, TILE=_power(width),
+        ROWS=rows,
     )  # fmt: skip
+
+
+def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
+    """Sizes of a program's tiles, powers of 2: no fewer than 16 rows, entries and channels, as products need.
+
+    Args:
+        width: of a head.
+        piece: channels of a value piece.
+        rows: query rows of a key-value head.
+        dtype: of the queries.
+    """
+    pieces = _power(width // piece)
+    return {
+        "TILE": min(max(16, _power(rows)), 32 if width > 128 else 64),
+        "BLOCK": entries_of_tile(width, pieces, dtype),
+        "KEY_TILE": max(16, _power(width)),
+        "PIECE_COUNT": pieces,
+        "PIECE_TILE": max(_power(piece), 16 // pieces),
+    }
 
 
 def entries_of_tile(width: int, pieces: int, dtype: torch.dtype) -> int:
-    """Entries of a tile: as many as leave keys, values and their places in registers and shared memory.
-
-    By compiling for compute capability 8.0 and 9.0: none of these spills registers in half precision.
-    """
+    """Entries of a tile: as many as leave keys, values and their places in registers (benchmarks/kernel_builds.py)."""
     vector = _power(width) * dtype.itemsize
     return 16 if vector > 512 else 32 if vector > 256 or pieces > 32 else 64
 

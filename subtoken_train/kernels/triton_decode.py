@@ -36,8 +36,8 @@ SLOTS: tl.constexpr = tl.constexpr(int(Field.SLOTS))
 @triton.jit
 def _packed(
     program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window, scale,
-    peak, total, sums,
-    STRETCH: tl.constexpr, ROW_HEADS: tl.constexpr, GROUP: tl.constexpr, NEW: tl.constexpr, WIDTH: tl.constexpr,
+    new, share, peak, total, sums,
+    ROW_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     PIECE: tl.constexpr, BITS: tl.constexpr, KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr, CUT: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
     PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
@@ -64,11 +64,11 @@ def _packed(
         key_width: tl.constexpr = WIDTH
     stored_k = channel_k < key_width
     head = tl.load(row + HEAD) + of_row
-    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, source_k, stored_k, GROUP, NEW)
+    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, source_k, stored_k, new, GROUP)
     if WINDOW:
         own_r += tl.load(first_position + sample).to(tl.int32)
     before = of_row.to(tl.int64) * entries  # vectors of the row's heads before this one
-    stop = tl.minimum(first + STRETCH, entries)
+    stop = tl.minimum(first + share, entries)
     if tl.load(row + FLAGS) != 0:
         peak, total, sums = routed_entries(
             asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r,
@@ -84,14 +84,18 @@ def _packed(
     return slot.to(tl.int64), peak, total, sums
 
 
-@triton.jit(do_not_specialize=["length", "later", "packed_programs", "window", "slots", "tail_stretches"])
+CHANGING = ("length", "later", "packed_programs", "window", "slots", "tail_stretches", "new", "share")
+"""Numbers that differ between steps and prompts: no kernel is compiled for some of their values."""
+
+
+@triton.jit(do_not_specialize=CHANGING)
 def attend_stretch(
     query, query_b, query_h, query_q,
     tail_keys, tail_values, tail_b, tail_h, tail_t, tail_start, written, length, later,
     rows, items, packed_programs, first_position, window,
-    part_sums, part_peaks, slots, tail_stretches, scale,
-    TAIL_STRETCH: tl.constexpr, STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, ROW_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, NEW: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr,
+    part_sums, part_peaks, slots, tail_stretches, scale, new, share,
+    TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, ROW_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr,
     KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CUT: tl.constexpr, PADDED: tl.constexpr,
     FIXED: tl.constexpr, WINDOW: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, PIECE_COUNT: tl.constexpr,
@@ -100,56 +104,59 @@ def attend_stretch(
     """One stretch of one head, for a tile of its query rows: unnormalised sums, their maximum and total.
 
     Programs of axis 0 are the packed stretches' heads, then the tail's stretches; axis 1 is the tile. ``scale`` holds
-    log2(e). ``later`` appended tokens come after the last of these NEW.
+    log2(e). ``later`` appended tokens come after the last of these ``new``; ``share`` is a stretch's entries.
     """
     program = tl.program_id(0)
-    row_r = tl.program_id(1) * TILE + tl.arange(0, TILE)  # of the head's GROUP * NEW query rows
+    row_r = tl.program_id(1) * TILE + tl.arange(0, TILE)  # of the head's GROUP * new query rows
     peak = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     sums = tl.zeros([TILE, PIECE_COUNT * PIECE_TILE], tl.float32)
     count = tl.load(written).to(tl.int32) if FIXED else length
-    own_r = count - later - NEW + row_r % NEW  # places of the new tokens in the tail
+    own_r = count - later - new + row_r % new  # places of the new tokens in the tail
     if program < packed_programs:
         slot, peak, total, sums = _packed(
             program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window,
-            scale, peak, total, sums, STRETCH, ROW_HEADS, GROUP, NEW, WIDTH, PIECE, BITS, KEY_DTYPE, VALUE_DTYPE,
+            scale, new, share, peak, total, sums, ROW_HEADS, GROUP, WIDTH, PIECE, BITS, KEY_DTYPE, VALUE_DTYPE,
             ALIGNED, CUT, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
     else:
         slot, peak, total, sums = tail_entries(
             program - packed_programs, query, query_b, query_h, query_q, row_r, own_r, tail_keys, tail_values,
-            tail_b, tail_h, tail_t, tail_start, count, window, slots, tail_stretches, scale, peak, total, sums,
-            TAIL_STRETCH, KV_HEADS, GROUP, NEW, WIDTH, PIECE, PADDED, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
+            tail_b, tail_h, tail_t, tail_start, count, window, slots, tail_stretches, scale, new, peak, total, sums,
+            TAIL_STRETCH, KV_HEADS, GROUP, WIDTH, PIECE, PADDED, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
-    out, real_r = slot * (GROUP * NEW) + row_r, row_r < GROUP * NEW
+    out, real_r = slot * (GROUP * new) + row_r, row_r < GROUP * new
     channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
     tl.store(part_sums + out[:, None] * WIDTH + channel_v[None, :], sums, mask=real_r[:, None] & real_v[None, :])
     tl.store(part_peaks + out * 2, peak, mask=real_r)
     tl.store(part_peaks + out * 2 + 1, total, mask=real_r)
 
 
-@triton.jit(do_not_specialize=["slots", "tail_stretches"])
+@triton.jit(do_not_specialize=CHANGING)
 def join_stretches(
-    part_sums, part_peaks, owners, slots, tail_stretches, out, out_b, out_h, out_q,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, NEW: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    part_sums, part_peaks, owners, slots, tail_stretches, new, out, out_b, out_h, out_q,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One query row of one head: its stretches' sums, brought to one maximum, over their totals."""
-    owner, row = tl.program_id(0), tl.program_id(1)
+    """A tile of one head's query rows: its stretches' sums, brought to one maximum, over their totals."""
+    owner, row_r = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     first, count = tl.load(owners + owner * 2), tl.load(owners + owner * 2 + 1)
-    channel = tl.arange(0, TILE)
-    peak, total = float("-inf"), 0.0
-    sums = tl.zeros([TILE], tl.float32)
+    channel, real_r = tl.arange(0, TILE), row_r < GROUP * new
+    mask = real_r[:, None] & (channel < WIDTH)[None, :]
+    peak, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, TILE], tl.float32)
     for number in range(count + tail_stretches):
         slot = tl.where(number < count, first + number, slots + owner * tail_stretches + number - count)
-        part = slot.to(tl.int64) * (GROUP * NEW) + row
-        own_peak, own_total = tl.load(part_peaks + part * 2), tl.load(part_peaks + part * 2 + 1)
+        part = slot.to(tl.int64) * (GROUP * new) + row_r
+        own_peak = tl.load(part_peaks + part * 2, mask=real_r, other=0.0)
+        own_total = tl.load(part_peaks + part * 2 + 1, mask=real_r, other=1.0)
         highest = tl.maximum(peak, own_peak)
         base = tl.where(highest == float("-inf"), 0.0, highest)
         shrink, grow = tl.exp2(peak - base), tl.exp2(own_peak - base)
-        own_sums = tl.load(part_sums + part * WIDTH + channel, mask=channel < WIDTH, other=0.0)
-        sums = sums * shrink + own_sums * grow
+        own_sums = tl.load(part_sums + part[:, None] * WIDTH + channel[None, :], mask=mask, other=0.0)
+        sums = sums * shrink[:, None] + own_sums * grow[:, None]
         total = total * shrink + own_total * grow
         peak = highest
-    sample, head = owner // KV_HEADS, owner % KV_HEADS * GROUP + row // NEW
-    place = out + sample.to(tl.int64) * out_b + head * out_h + row % NEW * out_q
-    tl.store(place + channel, (sums / total).to(out.dtype.element_ty), mask=channel < WIDTH)
+    sample, head_r = (owner // KV_HEADS).to(tl.int64), owner % KV_HEADS * GROUP + row_r // new
+    place = out + sample * out_b + head_r * out_h + row_r % new * out_q
+    tl.store(place[:, None] + channel[None, :], (sums / total[:, None]).to(out.dtype.element_ty), mask=mask)

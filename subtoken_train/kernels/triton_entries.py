@@ -87,8 +87,8 @@ def whole_entries(
 @triton.jit
 def tail_entries(
     late, query, query_b, query_h, query_q, row_r, own_r, tail_keys, tail_values, tail_b, tail_h, tail_t,
-    tail_start, count, window, slots, tail_stretches, scale, peak, total, sums,
-    TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, NEW: tl.constexpr, WIDTH: tl.constexpr,
+    tail_start, count, window, slots, tail_stretches, scale, new, peak, total, sums,
+    TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     PIECE: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
     PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def tail_entries(
     owner, first = late // tail_stretches, late % tail_stretches * TAIL_STRETCH
     sample, head = (owner // KV_HEADS).to(tl.int64), owner % KV_HEADS
     real_k = channel_k < WIDTH
-    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, channel_k, real_k, GROUP, NEW)
+    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, channel_k, real_k, new, GROUP)
     of_head, own = sample * tail_b + head * tail_h, own_r[:, None]
     stop = tl.minimum(first + TAIL_STRETCH, count)
     for start in range(first, stop, BLOCK):

@@ -11,12 +11,12 @@ import triton.language as tl
 
 @triton.jit
 def load_queries(
-    query, query_b, query_h, query_q, sample, head, row, channel, real,
-    GROUP: tl.constexpr, NEW: tl.constexpr,
+    query, query_b, query_h, query_q, sample, head, row, channel, real, new,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """Query rows ``row`` [r] of a key-value head, new tokens fastest, in channels ``channel`` [m], [r, m]."""
-    own = query + sample * query_b + (head * GROUP + row // NEW) * query_h + row % NEW * query_q
-    return tl.load(own[:, None] + channel[None, :], mask=(row < GROUP * NEW)[:, None] & real[None, :], other=0)
+    own = query + sample * query_b + (head * GROUP + row // new) * query_h + row % new * query_q
+    return tl.load(own[:, None] + channel[None, :], mask=(row < GROUP * new)[:, None] & real[None, :], other=0)
 
 
 @triton.jit

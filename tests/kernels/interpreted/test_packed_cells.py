@@ -1,0 +1,39 @@
+"""Cells of the equality matrix whose steps the interpreted kernels compute: prompts, packing, decoding, the truth."""
+
+import random
+from functools import cache
+
+import pytest
+
+from subtoken_train.kernels import dispatch
+from tests.support.pairwise import Cell, pairwise
+from tests.support.truth_cells import FACTORS, allowed, compression_of, difference
+
+CELLS, STEPS = 100, 2
+
+
+def served(cell: Cell) -> bool:
+    """Not: pages that each step chooses; bf16, whose products the interpreter computes wrongly."""
+    eviction = compression_of(cell).eviction
+    return allowed(cell) and cell["precision"] != "bf16" and not (eviction is not None and eviction.reads)
+
+
+@cache
+def cells() -> list[Cell]:
+    every = [cell for cell in pairwise(FACTORS, allowed) if served(cell)]
+    return random.Random(0).sample(every, min(CELLS, len(every)))
+
+
+def test_there_are_enough():
+    assert len(cells()) == CELLS
+
+
+@pytest.mark.parametrize("number", range(CELLS))
+def test_fused_steps_are_the_truth(number, monkeypatch):
+    calls = []
+    fused = dispatch._fused
+    monkeypatch.setattr(dispatch, "_fused", lambda *args: calls.append(1) or fused(*args))
+    cell = cells()[number]
+    found = difference(cell, STEPS)
+    assert found.fits(cell["precision"]), (cell, found)
+    assert calls
