@@ -1,4 +1,4 @@
-"""Decoding without the host: steps replayed from a CUDA graph, and attention's share of a device copy.
+"""Decoding without the host: ``FixedStep`` replayed from a CUDA graph, and attention's share of a device copy.
 
 A graph takes the launches off the clock, so that what is left is the work of the device. Without CUDA the same calls
 run as they are.
@@ -7,6 +7,8 @@ run as they are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,15 @@ from benchmarks.shaped import HEAD_DIM, HEADS
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.text import TextFamily
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.reducers import build_reducer
 
 WARMUP = 3
+
+
+def on_cuda(device: str) -> bool:
+    """Whether there are graphs."""
+    return device.startswith("cuda")
 
 
 def replayed(action: Callable[[], object], device: str) -> Callable[[], object]:
@@ -30,7 +37,7 @@ def replayed(action: Callable[[], object], device: str) -> Callable[[], object]:
     Raises:
         RuntimeError: it waits for the device, or copies from the host, which a graph cannot hold.
     """
-    if not device.startswith("cuda"):
+    if not on_cuda(device):
         return action
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -49,20 +56,19 @@ def graphed_steps(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
     """Ratios of whole decoding steps: routed over the same entries, and over the same bytes, of whole values."""
     backbone = CompressedBackbone(TextFamily(decoder.model, None), build_reducer("none")).eval()
 
-    def step(cache: PackedCache) -> Callable[[], object]:
-        def one() -> None:
-            decode(backbone, decoder.token, cache)
-            cache.crop(-1)
-
-        return replayed(one, decoder.device)
-
     same_bytes = int(entries * (1 + KEPT / GROUPS) / 2)
-    steps = {
-        "routed": step(decoder.packed(entries, routed=True)),
-        "token_only": step(decoder.packed(entries, routed=False)),
-        "same_bytes": step(decoder.packed(same_bytes, routed=False)),
+    caches = {
+        "routed": decoder.packed(entries, routed=True),
+        "token_only": decoder.packed(entries, routed=False),
+        "same_bytes": decoder.packed(same_bytes, routed=False),
     }
-    seconds = interleaved(steps, pairs)
+    with ExitStack() as stack:
+        steps = {
+            name: stack.enter_context(FixedStep(backbone, cache, WARMUP + pairs, cuda_graph=on_cuda(decoder.device)))
+            for name, cache in caches.items()
+        }
+        turns = {name: partial(step, decoder.token) for name, step in steps.items()}
+        seconds = interleaved(turns, pairs, WARMUP)
     return {
         "entries": entries,
         "step_ms": {name: 1000 * float(np.median(each)) for name, each in seconds.items()},

@@ -5,7 +5,8 @@ first and read whole, its unwritten places hidden; how many tokens are written i
 counts up itself. Nothing of the host's state is read in between.
 
 What packed storage looks like differs from prompt to prompt, so that a compiled or captured step serves one cache: it
-is worth its making for long answers. Not served: eviction while tokens are decoded, whose storage changes shape.
+is worth its making for long answers; as it is, a fixed step reads all of the room and gains nothing. Not served:
+eviction while tokens are decoded, whose storage changes shape.
 
 Legend: B batch, V vocabulary.
 """

@@ -43,7 +43,7 @@ _REMOTE = "transformers runs it with code from the Hub"
 _OWN_CACHE = "the cache is SubTokenModel's own"
 _POSITIONS = "positions are those of the prompt's own tokens"
 _ENCODER = "it is for encoder-decoder models"
-_COMPILED = "storage has other shapes after every prompt; inference/fixed_step.py compiles the steps of one cache"
+_COMPILED = "steps have other shapes after every prompt; FixedStep (inference.fixed_step) compiles those of one cache"
 _FORWARD = "it is an argument of the model's forward, which this wrapper calls itself"
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
