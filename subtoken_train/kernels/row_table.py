@@ -24,6 +24,9 @@ from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValu
 SHORTEST = 128  # entries of a stretch, at least
 PROGRAMS = 4  # programs for each multiprocessor, about
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8)
+"""That the kernels read."""
+
 
 class Field(IntEnum):
     """Columns of ``RowTable.rows``, int64; addresses are those of the row's first head. 0: there is none."""
@@ -79,8 +82,20 @@ class RowTable:
     value_dtype: torch.dtype
     aligned: int
     cut: bool
-    held: list[object] = field(repr=False)
+    held: list[object] = field(default_factory=list, repr=False)
     nbytes: int = 0
+
+    def facts(self) -> list[int]:
+        """What is no tensor, as numbers: a node of a compiled graph takes nothing else."""
+        dtypes = [DTYPES.index(each) for each in (self.key_dtype, self.value_dtype)]
+        return [self.stretch, self.slots, self.heads, self.piece, self.bits, *dtypes, self.aligned, int(self.cut)]
+
+    @classmethod
+    def of_facts(cls, rows: Tensor, items: Tensor, owners: Tensor, facts: list[int]) -> RowTable:
+        """A table again; it holds no blocks, so that another must live as long."""
+        stretch, slots, heads, piece, bits, key, value, aligned, cut = facts
+        fixed = stretch, slots, heads, piece, bits, DTYPES[key], DTYPES[value], aligned, bool(cut)
+        return cls(rows, items, owners, *fixed)
 
 
 def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:

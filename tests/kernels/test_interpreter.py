@@ -38,6 +38,10 @@ def test_drawn_layers(share):
     interpreted("test_drawn_layers.py", DRAWN_FIRST=str(share * DRAWN), DRAWN_COUNT=str(DRAWN))
 
 
+def test_compiled_steps():
+    interpreted("test_compiled_steps.py")
+
+
 @pytest.mark.slow
 def test_the_equality_matrix():
     """Whole prompts and steps of tiny models, packed and decoded by the fused kernels, are the truth."""

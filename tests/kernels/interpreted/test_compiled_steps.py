@@ -1,0 +1,56 @@
+"""A compiled step with the fused kernels is one graph, in which each layer's attention is one node."""
+
+import pytest
+import torch
+from transformers import CompileConfig
+
+from subtoken_train.inference.fixed_step import FixedStep
+from subtoken_train.inference.prefill import decode
+from tests.support.step_cells import CELLS, StepCell
+
+ONE_LAYER = StepCell(
+    {"selector": "linear", "eviction": "own_sets", "protocol": "context_first"}, places=False, layers=1
+)
+
+
+@pytest.fixture(autouse=True)
+def forced(monkeypatch):
+    monkeypatch.setenv("SUBTOKEN_KERNEL", "triton")
+
+
+@torch.no_grad()
+def test_one_graph_with_one_node_a_layer():
+    graphs = []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    backbone, compiled, token_B1 = ONE_LAYER.filled()
+    _, plain, _ = ONE_LAYER.filled()
+    config = CompileConfig(fullgraph=True, backend=counting, mode=None)
+    with (
+        torch._dynamo.config.patch(recompile_limit=1),
+        FixedStep(backbone, compiled, 4, compile_config=config) as step,
+    ):
+        for _ in range(4):
+            expected = decode(backbone, token_B1, plain)
+            assert (step(token_B1) - expected).abs().max() < 1e-4
+            token_B1 = expected.argmax(-1, keepdim=True)
+    (graph,) = graphs
+    nodes = [node for node in graph.graph.nodes if "fused_decoding" in str(node.target)]
+    assert len(nodes) == len(compiled.layers)
+
+
+@torch.no_grad()
+def test_bytes_of_tables_and_scratch_are_counted():
+    backbone, cache, token_B1 = CELLS["own_heads_bits"].filled()
+    tables = sum(layer.fused.table.nbytes for layer in cache.layers)  # made with the prompt
+    assert cache.kernel_bytes == tables > 0
+    decode(backbone, token_B1, cache)
+    assert cache.kernel_bytes == tables + cache.workspace.nbytes > tables
+    table = cache.layers[0].fused.table
+    decode(backbone, token_B1, cache)
+    assert cache.layers[0].fused.table is table
+    cache.batch_select_indices(torch.tensor([0, 0, 1]))
+    assert cache.layers[0].fused.table is None
