@@ -61,7 +61,7 @@ def _by_block(
     per_sample: int,
 ) -> tuple[Tensor, Tensor]:
     """What ``_attend`` gives, of blocks that hold some of the rows each; ``states`` are its arguments for all rows."""
-    by_row = [x.reshape(rows, -1, *x.shape[1:]) for x in states]
+    by_row = [x.reshape(rows, len(x) // rows, *x.shape[1:]) for x in states]
     each = [x.unbind(0) for x in by_row]
     weights, sums = [each[-1][0]] * rows, [each[0][0]] * rows
     for block in blocks:
@@ -96,7 +96,7 @@ def _attend(
         reach: of its rows.
     """
     if block.pages is not None and (own_q is None or len(own_q) == 1):
-        block = read_pages(block, query_xGd.reshape(block.num_rows, -1, *query_xGd.shape[1:]))
+        block = read_pages(block, query_xGd.reshape(block.num_rows, block.heads, *query_xGd.shape[1:]))
     scores = torch.cat([*block_scores(scaled_xGd, block), last_xTG], 1)
     if reach is not None:
         assert own_q is not None

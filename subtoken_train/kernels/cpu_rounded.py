@@ -46,7 +46,11 @@ def stored_order(vectors: Tensor, payload: Payload) -> Tensor:
 
 def given_order(vectors: Tensor, payload: Payload) -> Tensor:
     """Channels of the last axis as they were, from the order of ``Integers``."""
-    return vectors.reshape(*vectors.shape[:-1], 2, -1).mT.flatten(-2) if payload.data.dtype == torch.uint8 else vectors
+    return (
+        vectors.reshape(*vectors.shape[:-1], 2, vectors.shape[-1] // 2).mT.flatten(-2)
+        if payload.data.dtype == torch.uint8
+        else vectors
+    )
 
 
 def rounded_stretches(payload: Payload) -> Iterator[tuple[int, Tensor, Tensor]]:
