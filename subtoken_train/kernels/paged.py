@@ -47,7 +47,11 @@ class Picked(Payload):
         return Picked(self.data, self.scale, self.dtype, self.entry_RcM.narrow(2, start, length))
 
     def read(self) -> Tensor:
-        """The vectors, copied, in the model's dtype."""
+        """See ``Payload.read``."""
+        return self.gathered().read()
+
+    def gathered(self) -> Payload:
+        """The vectors, copied, as they are stored."""
         rows, heads, entries, _ = self.data.shape
         first_Rc1 = torch.arange(rows * heads, device=self.data.device).view(rows, heads, 1) * entries
         place = (first_Rc1 + self.entry_RcM).flatten()
@@ -56,7 +60,7 @@ class Picked(Payload):
             own = vectors.view(-1, vectors.shape[-1]).index_select(0, place)
             return own.view(*self.entry_RcM.shape, vectors.shape[-1])
 
-        return Payload(taken(self.data), None if self.scale is None else taken(self.scale), self.dtype).read()
+        return Payload(taken(self.data), None if self.scale is None else taken(self.scale), self.dtype)
 
 
 def read_pages(block: Block, query_RcGd: Tensor) -> Block:

@@ -21,7 +21,7 @@ from torch import Tensor
 from subtoken_train.kernels.bit_index import places_in_bits, prepare_bits
 from subtoken_train.kernels.page_index import PageIndex
 
-CHUNK = 2048  # entries of a rounded payload that are read back at a time
+CHUNK = 2**20  # bytes of codes that are read back at a time, as fp32 into one room: fewer calls, and no new pages
 
 
 @dataclass
@@ -87,7 +87,8 @@ class Payload:
     @property
     def stretch(self) -> int:
         """Of these, how many are read at a time: all where reading copies nothing."""
-        return self.entries if self.scale is None else CHUNK
+        rows, heads, entries, width = self.data.shape
+        return entries if self.scale is None else max(1, CHUNK // (rows * heads * width))
 
     @property
     def nbytes(self) -> int:

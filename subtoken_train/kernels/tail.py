@@ -34,12 +34,12 @@ class Tail:
     @property
     def keys(self) -> Tensor:
         """Keys that are there, [B, h, T, d]; under ``written`` the whole room."""
-        return self.room_keys_BhTd if self.written is not None else self.room_keys_BhTd[:, :, : self.length]
+        return self.room_keys_BhTd if self.written is not None else self.room_keys_BhTd.narrow(2, 0, self.length)
 
     @property
     def values(self) -> Tensor:
         """Values, alike."""
-        return self.room_values_BhTd if self.written is not None else self.room_values_BhTd[:, :, : self.length]
+        return self.room_values_BhTd if self.written is not None else self.room_values_BhTd.narrow(2, 0, self.length)
 
     def own_places(self, new: int) -> Tensor:
         """Places of the new tokens, int64 [q]."""

@@ -8,6 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.kernels import storage
+from subtoken_train.kernels.cpu import packed_attention
+from subtoken_train.kernels.reach import Reach
+from subtoken_train.kernels.reference import reference_attention
+from subtoken_train.kernels.tail import Tail
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 SHAPES = [
@@ -89,7 +93,7 @@ def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
                 for dense_states, stored in zip((key, value), block.parts[0].payloads, strict=True):
                     dense_states[sample, head, keep[sample, head]] = stored.read()[i, part]
     expected = masked_attention(state, query, tail_key, tail_value, key, value)
-    for chunk in (storage.CHUNK, 4, 1):
+    for chunk in (storage.CHUNK, 200, 1):
         monkeypatch.setattr(storage, "CHUNK", chunk)
         assert (layer.attend(query, 8**-0.5) - expected).abs().max() < 1e-5
 
@@ -99,3 +103,38 @@ def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
 def test_rounded_pieces_are_close(bits, share):
     state = dense(7, width=16, bits=bits, share=share)
     compare(state, 2, 3, 1, 7, 0.02 if bits == 8 else 0.4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    sets=st.sampled_from(SETS),
+    shape=st.sampled_from([(1, 1, 8, 4), (2, 1, 8, 4), (2, 3, 8, 1), (4, 2, 8, 2), (2, 8, 8, 4)]),
+    share=st.sampled_from([0.0, 0.3, 1.0]),
+    bits=st.sampled_from([0, 8, 4]),
+    chunk=st.sampled_from([storage.CHUNK, 200, 1]),
+    new=st.sampled_from([1, 1, 3]),
+    padded=st.booleans(),
+    room=st.sampled_from([0, 4]),
+    window=st.sampled_from([None, 9]),
+)
+def test_padded_tails_rooms_and_rounded_pieces(seed, sets, shape, share, bits, chunk, new, padded, room, window):
+    """The two paths agree where the dense comparison does not reach; what lies behind the tail's end is not read."""
+    kv_heads, query_heads, width, num_groups = shape
+    state = dense(seed, 3, kv_heads, 21, width, num_groups, share, sets, bits=bits)
+    blocks, reach = state.layer().blocks, None
+    length, generator = 5 + new, torch.Generator().manual_seed(seed)
+    keys, values = (states(seed + i, 3, kv_heads, length + room, width) for i in (1, 2))
+    query = states(seed + 3, 3, kv_heads * query_heads, new, width)
+    start = torch.randint(0, 6, (3,), generator=generator) if padded else None
+    if window is not None:
+        for part in (part for block in blocks for part in block.parts):
+            part.position_RM = torch.randint(0, 21, part.keys.data.shape[::2][:2], generator=generator).int()
+        reach = Reach(window, torch.full((3,), 21))
+    written = torch.tensor([length]) if room else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "CHUNK", chunk)
+        tail = Tail(keys, values, length, start, written)
+        got = packed_attention(query, blocks, tail, width**-0.5, reach)
+    tail = Tail(keys[:, :, :length], values[:, :, :length], length, start)
+    assert (got - reference_attention(query, blocks, tail, width**-0.5, reach)).abs().max() < 1e-5
