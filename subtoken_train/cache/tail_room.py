@@ -53,8 +53,8 @@ class TailRoom(CacheLayerMixin):  # type: ignore[misc]
         new = key_Bhqd.shape[2]
         if self.written is not None:
             places_q = self.written + torch.arange(-new, 0, device=self.written.device)
-            self.keys.index_copy_(2, places_q, key_Bhqd)
-            self.values.index_copy_(2, places_q, value_Bhqd)
+            self.keys.index_copy_(2, places_q, key_Bhqd.to(self.dtype))  # autocast's differ
+            self.values.index_copy_(2, places_q, value_Bhqd.to(self.dtype))
             return
         length = self.tail_length + new
         if length > self.keys.shape[2]:

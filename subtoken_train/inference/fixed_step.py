@@ -93,6 +93,7 @@ class FixedStep:
         assert self.cache.next_position is not None
         self.left = self.tokens
         self.cache.choose_pages(True)
+        self.cache.prepare()  # no graph can
         self.cache.fix_shape(self.tokens)
         assert self.cache.written is not None
         # of its own and at one address, because steps count it up in place

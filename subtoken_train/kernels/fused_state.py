@@ -43,6 +43,10 @@ class FusedState:
     workspace: Workspace = field(default_factory=Workspace)
     table: RowTable | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without the table: a copy's entries lie elsewhere."""
+        return vars(self) | {"table": None}
+
     def table_of(self, blocks: Sequence[Block], batch: int, kv_heads: int, width: int) -> RowTable:
         """The layer's table; arguments as of ``row_table``."""
         if self.table is None:

@@ -1,7 +1,7 @@
 """Where the fused kernels find a layer's packed entries: addresses of rows, and the stretches that programs take.
 
-Made once when a layer is packed (and anew where its blocks change), never in a step. A *stretch* is a run of entries of
-one row; its program leaves sums in a *slot* per head, and all slots of a head are joined at the end.
+Made once when a layer is packed, and anew by the first step after its blocks changed. A *stretch* is a run of entries
+of one row; its program leaves sums in a *slot* per head, and all slots of a head are joined at the end.
 
 Legend: B batch, h key-value heads, R rows of a block, c heads of a row, M entries of a part, P pieces of a row, J
 stretches of a row, S flags of an entry.

@@ -49,6 +49,13 @@ def test_a_fixed_step_is_a_plain_step(name):
 
 
 @torch.no_grad()
+def test_a_fixed_step_under_autocast_is_a_plain_step():
+    """Where keys, which rotations leave in fp32, and values differ in precision."""
+    with torch.autocast("cpu", torch.bfloat16):
+        compare(CELLS["bits"], 3, 0.05)
+
+
+@torch.no_grad()
 def test_room_is_made_once_and_nothing_is_read():
     backbone, cache, token_B1 = CELLS["own_heads_bits"].filled()
     decode(backbone, token_B1, cache)

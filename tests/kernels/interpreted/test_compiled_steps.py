@@ -1,5 +1,7 @@
 """A compiled step with the fused kernels is one graph, in which each layer's attention is one node."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from transformers import CompileConfig
@@ -54,3 +56,26 @@ def test_bytes_of_tables_and_scratch_are_counted():
     assert cache.layers[0].fused.table is table
     cache.batch_select_indices(torch.tensor([0, 0, 1]))
     assert cache.layers[0].fused.table is None
+
+
+@torch.no_grad()
+def test_a_copied_cache_has_tables_of_its_own():
+    """Addresses are those of the tensors that were copied, which may be gone when the copy is read."""
+    backbone, cache, token_B1 = CELLS["own_heads_bits"].filled()
+    copied = deepcopy(cache)
+    expected = decode(backbone, token_B1, cache)
+    assert all(layer.fused.table is None for layer in copied.layers)
+    del cache
+    assert torch.equal(decode(backbone, token_B1, copied), expected)
+    assert {id(layer.fused.workspace) for layer in copied.layers} == {id(copied.workspace)}
+
+
+@torch.no_grad()
+def test_tables_are_there_before_a_step_is_compiled():
+    """Choosing samples lets them go, and a graph cannot make them."""
+    backbone, cache, token_B1 = ONE_LAYER.filled()
+    cache.batch_select_indices(torch.tensor([1, 0]))
+    expected = decode(backbone, token_B1[:2], deepcopy(cache))
+    config = CompileConfig(fullgraph=True, backend="eager", mode=None)
+    with FixedStep(backbone, cache, 1, compile_config=config) as step:
+        assert (step(token_B1[:2]) - expected).abs().max() < 1e-4
