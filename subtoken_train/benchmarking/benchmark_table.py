@@ -26,12 +26,18 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
         cells.append(f"{side['peak_bytes'] / _MIB:.1f}")
         for part in ("prefill", "step"):
             found = row["ratios"][part].get(name)
-            cells += [f"{middle_ms(side[f'{part}_seconds']):.2f}", "" if found is None else cell(tuple(found))]
+            cells += [f"{middle_ms(side[f'{part}_seconds']):.2f}", "" if found is None else _ratio(found, row)]
         table.append(cells)
-    lines = [f"{title}, {row['pairs']} rounds", *_aligned(table)]
+    rounds = f"{row['pairs']} rounds" if row["pairs"] > 1 else "1 round: no intervals"
+    lines = [f"{title}, {rounds}", *_aligned(table)]
     lines += [f"{name}: {side['words']}; kernel: {side['kernel']}" for name, side in row["sides"].items()]
     lines += _share_lines(row)
     return lines + [f"note: {note}" for note in row["notes"]]
+
+
+def _ratio(found: Sequence[float], row: Mapping[str, Any]) -> str:
+    """With its interval, where there is one."""
+    return cell((found[0], found[1], found[2])) if row["pairs"] > 1 else f"{found[0]:.2f}"
 
 
 def _share_lines(row: Mapping[str, Any]) -> list[str]:
@@ -44,7 +50,7 @@ def _share_lines(row: Mapping[str, Any]) -> list[str]:
             times * found["read_bytes"] / middle_ms(found[f"{part}_seconds"]) / 1e6
             for part, times in (("attention", 1), ("copy", 2))
         ]
-        share = "{:.1%} [{:.1%}, {:.1%}]".format(*found["share"])
+        share = "{:.1%} [{:.1%}, {:.1%}]".format(*found["share"]) if row["pairs"] > 1 else f"{found['share'][0]:.1%}"
         table.append([name, f"{found['read_bytes'] / _MIB:.3f}", *(f"{rate:.2f}" for rate in rates), share])
     return _aligned(table)
 

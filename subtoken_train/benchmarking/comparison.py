@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from subtoken_train.benchmarking.copy_share import copy_shares
 from subtoken_train.benchmarking.dense_sides import dense_sides
-from subtoken_train.benchmarking.rounds import measure, ratios
+from subtoken_train.benchmarking.rounds import SideFigures, measure, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -24,6 +24,8 @@ from subtoken_train.types import Batch
 
 ROUTED, TOKEN_ONLY, ANCHOR, UNROUTED = "routed", "same_tokens", "anchor", "packed"
 """Names of the packed sides; ``packed`` is an arm that routes nothing."""
+ROUNDING = 0.03
+"""Share by which an anchor's bytes may differ from its arm's without a word: whole tokens, and the index."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def run_row(
     prompts = draw_prompts(subject.family, parts, batch_size)
     sides, notes = comparison(subject, prompts, new_tokens)
     figures = measure(sides, new_tokens, pairs)
+    notes += _bytes_apart(figures, subject.name)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         notes.append(f"load average {load:.1f} on {cores} cores: other work ran beside it, so seconds are too many")
@@ -129,6 +132,20 @@ def run_row(
         row["share_of_copy"] = copy_shares(sides, pairs)
     _close(sides)
     return row
+
+
+def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
+    """What is to be said of an anchor whose bytes are not the subject's, as measured.
+
+    The ledger that solves its keep ratio takes every kept token for cut alike: keys in the last window are not.
+    """
+    if ANCHOR not in figures:
+        return []
+    held = [found.payload + found.index for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]
+    apart = held[0] / held[1] - 1
+    if abs(apart) <= ROUNDING:
+        return []
+    return [f"the anchor holds {held[0]:,} bytes of the prompt, {apart:+.1%} of the {held[1]:,} it stands for"]
 
 
 def _close(sides: Sequence[Side]) -> None:

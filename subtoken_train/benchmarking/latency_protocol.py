@@ -27,7 +27,7 @@ from subtoken_train.routing.bank import RouterBank
 
 REDUCERS = ("fastv", "visionzip")
 KEEP_RATIOS = (0.25, 0.125)
-NEW_TOKENS, DTYPE = 256, "bfloat16"
+NEW_TOKENS, DTYPE, GPU = 256, "bfloat16", "H100 NVL"
 SCALED_TOKENS, SCALED_DTYPE, SCALED_LAYERS, SCALED_NARROWER = 32, "float32", 4, 4
 """Of a run without a GPU; layers and width of a backbone that is drawn at random there."""
 PAPER: dict[str, dict[str, Any]] = {
@@ -66,31 +66,41 @@ def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
             yield f"{name} {ratio:.1%}", replace(subject, reducer=reducer, bank=bank)
 
 
-def departures(family: Family, path: str, parts: PromptParts, new_tokens: int, dtype: str) -> list[str]:
+def departures(
+    family: Family, path: str, parts: PromptParts, new_tokens: int, dtype: str, quantization: str = "none"
+) -> list[str]:
     """In which points a run is not the paper's; empty where it is."""
-    found, device = [], family.device.type
-    known = published_config(path)
-    if path not in PAPER or known is None:
-        found.append(f"{path} is none of the paper's backbones")
-    else:
-        own, text = family.model.config.get_text_config(), known.get_text_config()
-        names = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
-        for name, word in names.items():
-            if (have := getattr(own, name)) != (whole := getattr(text, name)):
-                found.append(f"{word} {have:,} instead of {whole:,}")
-        towers = [config.vision_config.to_dict() for config in (family.model.config, known)]
-        for name in ("num_hidden_layers", "depth"):
-            have, whole = (tower.get(name) for tower in towers)
-            if have != whole:
-                found.append(f"layers of the vision tower {have} instead of {whole}")
+    found, device = _smaller(family, path), family.device.type
     if device != "cuda":
         found.append(f"on a {device.upper()}, without its memory allocator's peak")
+    elif GPU not in (name := torch.cuda.get_device_name(family.device)):
+        found.append(f"on {name} instead of {GPU}")
     if dtype != DTYPE:
         found.append(f"{dtype} instead of {DTYPE}")
+    if quantization != "none":
+        found.append(f"weights in {quantization}")
     if new_tokens != NEW_TOKENS:
         found.append(f"{new_tokens} forced tokens instead of {NEW_TOKENS}")
     if parts.image_tokens not in (576, 144):
         found.append(f"an image of {parts.image_tokens} tokens")
+    return found
+
+
+def _smaller(family: Family, path: str) -> list[str]:
+    """In what a model is not as it was published."""
+    known = published_config(path)
+    if path not in PAPER or known is None:
+        return [f"{path} is none of the paper's backbones"]
+    found, own, text = [], family.model.config.get_text_config(), known.get_text_config()
+    names = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
+    for name, word in names.items():
+        if (have := getattr(own, name)) != (whole := getattr(text, name)):
+            found.append(f"{word} {have:,} instead of {whole:,}")
+    towers = [config.vision_config.to_dict() for config in (family.model.config, known)]
+    for name in ("num_hidden_layers", "depth"):
+        have, whole = (tower.get(name) for tower in towers)
+        if have != whole:
+            found.append(f"layers of the vision tower {have} instead of {whole}")
     return found
 
 
@@ -99,9 +109,10 @@ def overhead_line(label: str, row: Mapping[str, Any], path: str) -> str:
     words = []
     for part, what in (("prefill", "prefill"), ("step", "decode")):
         middle, low, high = (100 * (each - 1) for each in row["ratios"][part][TOKEN_ONLY])
+        interval = f" [{low:+.1f}, {high:+.1f}]" if row["pairs"] > 1 else ""
         paper = ""
         if path in PAPER:
             paper = " (paper {:+.1%} to {:+.1%})".format(*PAPER[path][part])
-        words.append(f"{what} {middle:+.1f} % [{low:+.1f}, {high:+.1f}]{paper}")
+        words.append(f"{what} {middle:+.1f} %{interval}{paper}")
     lengths = f"{row['prompt']['length']:,} -> {row['sides'][ROUTED]['entries']:,} tokens"
     return f"{label}: {lengths}; {', '.join(words)} over token-only at the same keep ratio"

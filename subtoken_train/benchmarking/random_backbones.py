@@ -56,6 +56,8 @@ class Shrink:
             text.num_attention_heads //= self.narrower
             text.num_key_value_heads = max(1, text.num_key_value_heads // self.narrower)
             setattr(config.vision_config, depth, text.num_hidden_layers)
+            if hasattr(config.vision_config, "fullatt_block_indexes"):  # the last block sees the whole image, as it did
+                config.vision_config.fullatt_block_indexes = [text.num_hidden_layers - 1]
             if width is not None:
                 setattr(config.vision_config, width, text.hidden_size)
 

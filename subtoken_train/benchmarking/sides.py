@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +38,7 @@ class HeldBytes:
     tail: int = 0
     slack: int = 0
     statistics: int = 0
+    kernel: int = 0
 
     @property
     def total(self) -> int:
@@ -141,9 +142,7 @@ class PackedSide(Side):
         assert self._opened is not None
         assert self.cache is not None
         found = report(self._backbone, self.prompts, self._opened.plan, self.cache, self.compression.key_channels)
-        return HeldBytes(
-            found.payload_bytes, found.index_bytes, found.tail_bytes, found.slack_bytes, found.statistics_bytes
-        )
+        return HeldBytes(**{part.name: getattr(found, f"{part.name}_bytes") for part in fields(HeldBytes)})
 
     def entries(self) -> int:
         """Those that any head keeps."""

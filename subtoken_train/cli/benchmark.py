@@ -92,7 +92,12 @@ def run(args: argparse.Namespace) -> int:
         from subtoken_train.benchmarking.latency_protocol import departures
 
         record["departures"] = departures(
-            subject.family, source.backbone.path, prompts[0], args.new_tokens, source.backbone.dtype
+            subject.family,
+            source.backbone.path,
+            prompts[0],
+            args.new_tokens,
+            source.backbone.dtype,
+            source.backbone.quantization,
         )
         said = "; ".join(record["departures"])
         print(plain(f"Table 8 of the paper{', scaled: ' + said if said else ', as it is described'}"), flush=True)
@@ -117,13 +122,29 @@ def _rows(
     for label, arm in subjects:
         for parts in prompts:
             for batch_size in args.batch_sizes:
-                row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, args.share_of_copy)
+                try:
+                    row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, args.share_of_copy)
+                except (RuntimeError, MemoryError) as error:
+                    if not _lacks_memory(error):
+                        raise
+                    raise ValueError(
+                        f"batch size {batch_size} of {parts.length} tokens does not fit into the memory here; give "
+                        "smaller --batch-sizes or shorter --lengths"
+                    ) from error
                 lines = row_lines(row)
                 if args.table8:
                     row["table8"] = label
                     lines.append(overhead_line(label, row, source.backbone.path))
                 print(plain("\n".join(["", *lines])), flush=True)
                 yield row
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether it says that a tensor had no room; on a CPU torch has no type of error for that."""
+    from torch import OutOfMemoryError
+
+    words = ("can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, OutOfMemoryError | MemoryError) or any(each in str(error) for each in words)
 
 
 def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
@@ -174,9 +195,10 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_protocol_options(args: argparse.Namespace) -> None:
-    """The protocol says what it keeps and how long its prompt is."""
-    for name in ("lengths", "batch_sizes", "reducer", "keep_ratio", "eviction", "key_channels", "prefill_chunk"):
-        if getattr(args, name) is not None:
+    """The protocol says what it keeps, in which precision, and how long its prompt is."""
+    sizes, kept = ("lengths", "batch_sizes", "reducer", "keep_ratio"), ("eviction", "key_channels", "merge", "rerotate")
+    for name in (*sizes, *kept, "kv_dtype", "prefill_chunk"):
+        if getattr(args, name) not in (None, "model"):
             raise ValueError(f"--{name.replace('_', '-')} is said by --table8; leave one of them out")
 
 

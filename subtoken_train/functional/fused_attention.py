@@ -6,6 +6,9 @@ here. In short: flash reads no mask and half precision alone, and shares a key h
 memory-efficient kernel reads masks and fp32 too, and every query head needs a key head of its own. A CPU gives the same
 numbers either way.
 
+cuDNN's kernel, which builds of torch may have and prefer on some GPUs, is not counted on: it reads masks and shared key
+heads in half precision, and may take calls that are said here to be left to the matrix.
+
 Not told apart are GPUs: Ampere and later are meant. An older one has no flash, and takes what is grouped as a matrix.
 
 Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K columns, d head width.

@@ -121,3 +121,15 @@ def test_a_packed_side_holds_what_its_cache_reports(tiny_family, kv_dtype):
     assert (held.payload, held.index) == (told.payload_bytes, told.index_bytes)
     assert held.tail == 2 * tiny_family.shape.token_bytes
     assert held.total == held.payload + held.index + held.tail + held.slack
+
+
+def test_a_packed_side_holds_the_tables_of_its_kernels(monkeypatch):
+    """On CUDA a cache has some, which its report counts."""
+    family = text_family("llama")
+    prompts = draw_prompts(family, TEXT, 1)
+    side = PackedSide("packed", "", family, prompts, WHOLE, None, Compression())
+    with side.turn():
+        side.prefill()
+        without = side.held().total
+        monkeypatch.setattr(PackedCache, "kernel_bytes", 123)
+        assert side.held().total == without + 123

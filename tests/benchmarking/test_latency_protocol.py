@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from subtoken_train.benchmarking.comparison import ROUTED, TOKEN_ONLY
 from subtoken_train.benchmarking.latency_protocol import (
@@ -63,6 +64,23 @@ def test_what_is_scaled_is_said():
     assert found[-1].startswith("an image of ")
 
 
+def test_another_gpu_and_quantised_weights_are_said(monkeypatch):
+    path = "llava-hf/llava-1.5-7b-hf"
+    family = laid_out(path)
+    parts = prompt_parts(family)
+    monkeypatch.setattr(type(family), "device", torch.device("cuda"))
+    for name, said in {"NVIDIA H100 NVL": [], "NVIDIA A100": ["on NVIDIA A100 instead of H100 NVL"]}.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert departures(family, path, parts, NEW_TOKENS, DTYPE) == said
+    assert departures(family, path, parts, NEW_TOKENS, DTYPE, "nf4")[-1] == "weights in nf4"
+
+
+def test_a_scaled_qwens_tower_can_say_what_it_attended_to():
+    """The tower of fewer blocks keeps a last one that sees the whole image, which VisionZip reads."""
+    tower = laid_out("Qwen/Qwen2.5-VL-3B-Instruct", Shrink(layers=4, narrower=4)).model.config.vision_config
+    assert tower.fullatt_block_indexes == [tower.depth - 1] == [3]
+
+
 def test_the_papers_figures_are_the_papers(shared):
     text = (shared / "papers" / "subtoken_routing.txt").read_text()
     table = text[text.index("Table 8: VLM inference-cost summary") :]
@@ -78,6 +96,7 @@ def test_the_papers_figures_are_the_papers(shared):
 
 def test_overheads_are_over_the_same_tokens():
     row = {
+        "pairs": 5,
         "prompt": {"length": 595},
         "sides": {ROUTED: {"entries": 163}},
         "ratios": {"prefill": {TOKEN_ONLY: (1.1, 1.0, 1.2)}, "step": {TOKEN_ONLY: (0.9, 0.8, 1.0)}},
@@ -86,6 +105,8 @@ def test_overheads_are_over_the_same_tokens():
     assert said.startswith("fastv 25.0%: 595 -> 163 tokens; prefill +10.0 % [+0.0, +20.0] (paper +28.9% to +46.1%), ")
     assert "decode -10.0 % [-20.0, +0.0] (paper +35.6% to +55.2%)" in said
     assert "paper" not in overhead_line("fastv 25.0%", row, "checkpoints/tiny-llava")
+    once = overhead_line("fastv 25.0%", row | {"pairs": 1}, "checkpoints/tiny-llava")
+    assert once.endswith("prefill +10.0 %, decode -10.0 % over token-only at the same keep ratio")
 
 
 def test_a_text_is_refused():

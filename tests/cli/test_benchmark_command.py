@@ -98,7 +98,7 @@ def test_a_text_adapter_with_an_eviction(capsys):
         == 0
     )
     said = capsys.readouterr().out
-    assert "256 tokens (192 of context), batch 1, 1 forced tokens, 1 rounds" in said
+    assert "256 tokens (192 of context), batch 1, 1 forced tokens, 1 round: no intervals" in said
     assert all(f"\n{name} " in said for name in SIDES)
     assert "quest" in said
     assert "snapkv" in said
@@ -165,6 +165,7 @@ REFUSED = {
     "shorter than an image": (["--adapter", VLM, "--lengths", "60"], "give at least 83"),
     "table8 of a text": (["--model", TINY_LLAMA, "--table8"], "--table8 is about a prompt with an image"),
     "table8 of lengths": (["--model", TINY_LLAVA, "--table8", "--lengths", "99"], "--lengths is said by --table8"),
+    "table8 of rounded values": (["--model", TINY_LLAVA, "--table8", "--kv-dtype", "int8"], "--kv-dtype is said by"),
     "nothing": ([], "give one of --adapter DIR, --config RECIPE and --model PATH; got none"),
     "two models": (["--adapter", VLM, "--model", TINY_LLAVA], "got --adapter and --model"),
     "an adapter as a backbone": (["--model", VLM], "is an adapter; write --adapter"),
@@ -201,6 +202,22 @@ def test_mistakes_are_said_before_weights_are_read(words, said, capsys, monkeypa
     message = capsys.readouterr().err
     assert said in message
     assert len(message.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("count", [10**12, 10**18])
+def test_what_does_not_fit_into_the_memory_is_said(count, capsys):
+    assert main(["benchmark", "--model", TINY_LLAMA, *SHORT, "--random", "--batch-sizes", str(count)]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"subtoken-train: error: batch size {count} of 512 tokens does not fit into the memory")
+    assert len(message.strip().splitlines()) == 1
+
+
+def test_an_anchor_of_other_bytes_is_said(capsys):
+    """Keys in the last window stay whole, here all of them, and the ledger takes half of their channels for gone."""
+    assert main(["benchmark", "--adapter", VLM, *SHORT, "--key-channels", "0.5"]) == 0
+    said = capsys.readouterr().out
+    assert "note: the anchor holds 165,888 bytes of the prompt, -7.4% of the 179,136 it stands for" in said
+    assert "[" not in said.split("\nrouted: ")[0]  # one round has no interval
 
 
 def test_a_forced_path_that_cannot_run_is_said_first(capsys, monkeypatch):
