@@ -97,7 +97,7 @@ def tail_entries(
     channel_k = tl.arange(0, KEY_TILE)
     channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
     owner, first = late // tail_stretches, late % tail_stretches * TAIL_STRETCH
-    sample, head = (owner // KV_HEADS).to(tl.int64), owner % KV_HEADS
+    sample, head = (owner // KV_HEADS).to(tl.int64), (owner % KV_HEADS).to(tl.int64)
     real_k = channel_k < WIDTH
     asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, channel_k, real_k, new, GROUP)
     of_head, own = sample * tail_b + head * tail_h, own_r[:, None]
