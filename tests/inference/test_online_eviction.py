@@ -16,7 +16,7 @@ from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill
-from tests.support.online_truth import decoded_online, largest_difference
+from tests.support.online_truth import decoded_online, largest_difference, moved_codes
 from tests.support.truth_cells import allowed, backbone_of, batch_of
 
 SETTINGS = {"snapkv": {"window": 4, "kernel": 3}}
@@ -162,7 +162,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
         alone = decoded_online(backbone, own, 24, compression)
         assert torch.equal(torch.cat(alone.tokens, 1)[0], torch.cat(together.tokens, 1)[sample])
         pairs = zip(alone.logits, together.logits, strict=True)
-        bound = 1e-4 if kv_dtype == "model" else 2e-3  # a batch's rounding errors can move a code by one
+        bound = (1e-4 if kv_dtype == "model" else 2e-3) + 0.01 * moved_codes(alone.cache, together.cache, sample)
         assert max(float((a[0] - b[sample]).abs().max()) for a, b in pairs) < bound
 
 

@@ -79,6 +79,8 @@ class FusedCell:
         drawn = {each.name: chooser.choice(LEVELS[each.name]) for each in fields(cls)} | given
         if drawn["keeps"] == "none" and drawn["sets"] == "shared":
             drawn["sets"] = "own"  # heads without entries
+        if drawn["bits"] == 4 and drawn["pieces"] == "few" and drawn["width"] % 8:
+            drawn["bits"] = 8  # int4 stores two channels a byte, and these pieces are odd
         return cls(**drawn)
 
     @property
