@@ -8,8 +8,8 @@ two activations keeps both, a frozen linear layer keeps no input):
 * two norms: 4 D each (their input in fp32);
 * LoRA's and the router's input: see ``ActivationBytes._adapters``;
 * attention: rotated query, key, value and output, e each, a log-sum per head, and a layer's own e-byte copy of the
-  [M, M] mask where records are padded (batch > 1) or the context is split; keys and values are repeated to the query's
-  width where a mask meets grouped queries;
+  [M, M] mask where records are padded (batch > 1) or the context is split; grouped keys and values are repeated to the
+  query's width where there is a mask, and under a split in fp32 too, whose rows are two calls with keys of their own;
 * routing: the value before the mask and the mask, e v each; scores in fp32;
 * MLP: gate, its SiLU, up: 3 e F.
 
@@ -91,8 +91,10 @@ class ActivationBytes:
     def layer(self, rows: int) -> int:
         """What the backward pass of a layer needs."""
         e, padded = self.element, self.splits or self.step.batch_size > 1
-        repeated = padded and not self.splits
-        key_value = 2 * (self.query if repeated else self.value)
+        key_value = 2 * (self.query if padded and not self.splits else self.value)
+        if self.splits and self.query != self.value:
+            masked = self.step.batch_size > 1 or e == FP32_BYTES  # no kernel shares heads then
+            key_value = 2 * (self.query if masked else self.value) + 2 * self.query
         attention = e * (2 * self.query + key_value) + FP32_BYTES * self.heads + self.head_norms
         mask = e * rows * rows if padded else 0
         norms = 2 * FP32_BYTES * self.hidden
