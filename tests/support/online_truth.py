@@ -39,9 +39,10 @@ class OnlineRun:
 
 
 def moved_codes(alone: PackedCache, together: PackedCache, sample: int) -> int:
-    """Stored whole numbers of a sample that are not the same in a batch; none may be off by more than one.
+    """Stored whole numbers of a sample that are not the same in a batch: two at most, and none off by more than one.
 
-    Sums of a batch are rounded in another order, which can carry a number over to its neighbour.
+    Sums of a batch are rounded in another order, which can carry a number over to its neighbour; a neighbour that is
+    seen would change them all.
     """
     moved = 0
     for own, batched in zip(alone.layers, together.layers, strict=True):
@@ -54,6 +55,7 @@ def moved_codes(alone: PackedCache, together: PackedCache, sample: int) -> int:
             off = (mine.int() - among[key].int()).abs()
             assert off.max() <= 1
             moved += int(off.sum())
+    assert moved <= 2
     return moved
 
 
