@@ -33,7 +33,8 @@ from subtoken_train.functional.causal_attention import Seen, causal_attention
 from subtoken_train.functional.fused_attention import fused_kernels
 from subtoken_train.functional.window import SlidingWindow, in_window
 from subtoken_train.reducers.context import ContextReducer, ContextView
-from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
 
 ROW_BLOCK = 512

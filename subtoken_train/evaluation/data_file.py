@@ -24,7 +24,7 @@ from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.decoding import TokenScore
 from subtoken_train.ledger.measure import emptied_words
-from subtoken_train.types import Batch, Turn
+from subtoken_train.types import Batch, Protocol, Turn
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def answer_records(
         turns = [*sample.earlier, Turn(sample.prompt, sample.reference["answer"])]
         return answer_tokens(Record(sample.id, [], turns), backbone.family)
 
-    return answer_samples(backbone, samples, SceneScore(), batches, collate, progress, compression, reference)
+    return answer_samples(backbone, samples, SceneScore(), batches, collate, progress, compression, reference=reference)
 
 
 def answer_samples(
@@ -116,6 +116,7 @@ def answer_samples(
     collate: Callable[[Sequence[Sample]], Batch],
     progress: Callable[[int, int], None] | None = None,
     compression: Compression | None = None,
+    protocol: Protocol = "query_aware",
     reference: Callable[[Sample], Sequence[int]] | None = None,
 ) -> Answers:
     """Greedy answers to samples without choices; what is not said here is as in ``answer_records``.
@@ -124,9 +125,9 @@ def answer_samples(
     forcing: ``token_accuracy``, the share of the reference's tokens that are the greedy choice after those before it,
     and ``log_likelihood``, their mean log-probability in nats. Both are read from the very cache that the answer is
     decoded from, so that every reducer, router, eviction and precision shows in them; at the cost of one pass over the
-    references for each batch (of one per token, where a step chooses its pages). An eviction that acts after the prompt
-    cannot change a reference's first token. With ``eviction_every`` there is no such cache to go back to, and both are
-    left out.
+    references for each batch (of one per token, where a step chooses its pages). An eviction that acts after the whole
+    prompt cannot change a reference's first token. With ``eviction_every`` there is no such cache to go back to, and
+    both are left out.
 
     Args:
         backbone: in evaluation mode.
@@ -136,6 +137,7 @@ def answer_samples(
         collate: makes the batch of some samples' prompts.
         progress: after every batch.
         compression: eviction and precision.
+        protocol: what is seen when the cache is compressed.
         reference: the token ids of a sample's reference answer; none: it has none. None: no sample has.
 
     Raises:
@@ -150,7 +152,7 @@ def answer_samples(
     for places in batches:
         batch = [samples[place] for place in places]
         tokens = [reference(sample) for sample in batch] if reference is not None else None
-        outcomes = answer_batch(backbone, batch, collate(batch), [], compression, references=tokens)
+        outcomes = answer_batch(backbone, batch, collate(batch), [], compression, protocol, tokens)
         kept += sum(outcome.keys_after + outcome.values_after for outcome in outcomes) / 2
         before += sum(outcome.entries_before for outcome in outcomes)
         for place, sample, outcome in zip(places, batch, outcomes, strict=True):

@@ -150,15 +150,16 @@ FORCED = {
     "evicted": {"family": "llava_gqa", "eviction": "snapkv"},
     "rounded": {"reducer": "quest", "selector": "query", "eviction": "knorm", "precision": "int8"},
     "pages": {"eviction": "read_pages"},
+    "before the question": {"family": "llava_gqa", "eviction": "knorm", "protocol": "context_first"},
 }
 REFERENCES = [[11, 45], [], [19, 23]]
 
 
 @torch.no_grad()
-def forced_by_hand(backbone, prompt, compression, tokens):
+def forced_by_hand(backbone, prompt, compression, protocol, tokens):
     """(log-probability, share that greedy decoding would say) of one prompt's tokens, fed one after another."""
     cache = PackedCache(backbone.family.shape.num_layers)
-    logits_V = open_prompts(backbone, prompt, cache, compression, "query_aware").logits_BV[0]
+    logits_V = open_prompts(backbone, prompt, cache, compression, protocol).logits_BV[0]
     total, right = 0.0, 0
     for token in tokens:
         total += logits_V.float().log_softmax(-1)[token].item()
@@ -171,22 +172,21 @@ def forced_by_hand(backbone, prompt, compression, tokens):
 @pytest.mark.parametrize("arm", FORCED)
 def test_references_are_scored_as_decoding_steps_with_them_forced(arm, pad_left):
     """In a batch of unequal prompts and references; and the answers stay what they are."""
-    cell = PLAIN_CELL | {"eviction": "none"} | FORCED[arm]
-    backbone, compression = backbone_of(cell), compression_of(cell)
+    cell = PLAIN_CELL | {"eviction": "none", "protocol": "query_aware"} | FORCED[arm]
+    backbone, compression, protocol = backbone_of(cell), compression_of(cell), cell["protocol"]
+    how = {"max_new_tokens": 5, "compression": compression, "protocol": protocol}
     batch = drawn_prompts(backbone.family, "three", pad_left)
-    plain = generate_batch(backbone, batch, max_new_tokens=5, compression=compression)
+    plain = generate_batch(backbone, batch, **how)
     said = plain[0].token_ids
     given = [[*said[:3], said[3] % 50 + 1, 12, 45], *REFERENCES[1:]]  # some right, some wrong
-    got = generate_batch(backbone, batch, max_new_tokens=5, compression=compression, references=given)
+    got = generate_batch(backbone, batch, **how, references=given)
     assert [one.token_ids for one in got] == [one.token_ids for one in plain]
     assert [one.kv_bytes for one in got] == [one.kv_bytes for one in plain]
     assert got[1].reference is None
     assert 3 <= got[0].reference.right < 6
     for i in (0, 2):
-        score, (logprob, share) = (
-            got[i].reference,
-            forced_by_hand(backbone, only_sample(batch, i), compression, given[i]),
-        )
+        score, alone = got[i].reference, only_sample(batch, i)
+        logprob, share = forced_by_hand(backbone, alone, compression, protocol, given[i])
         assert score.logprob == pytest.approx(logprob, abs=1e-4)
         assert (score.right / score.count, score.count) == (share, len(given[i]))
 
