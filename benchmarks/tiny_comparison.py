@@ -18,25 +18,21 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.comparison_tables import EMBEDDED, comparison_markdown, read_comparison, read_records
+from benchmarks.recall_questions import recall_questions
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
-from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.data_file import Answers, answer_records, answer_samples
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.scores_file import RunRecord, write_record
-from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.resources import shipped_recipe
-from subtoken_train.types import Batch
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINED = "trained.json"
@@ -72,24 +68,9 @@ def run_arm(arm: str, seed: int, data: Path, work: Path, out: Path) -> None:
 def answer_recall(backbone: CompressedBackbone, task: RecallTask, count: int, batch_size: int = 32) -> Answers:
     """Held-out contexts (the test split's English, facts drawn for them), each asked for several of its facts at once.
 
-    The score of a context is the share of its asked facts whose code is stated exactly. Unlike the task ``recall``,
-    which asks in text, the context's tokens are those that were drawn: whole pages.
+    The score of a context is the share of its asked facts whose code is stated exactly.
     """
-    records = RecallRecords(task, "test", count)
-    drawn = [records[i] for i in range(count)]
-    longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
-    prompts = {
-        sample.text.record_id: replace(sample.text, input_ids=sample.text.input_ids[: sample.text.prompt_length])
-        for sample in drawn
-    }
-    samples = [
-        Sample(sample.text.record_id, "", {"codes": sample.codes}, max_new_tokens=longest + 4, kind="recall")
-        for sample in drawn
-    ]
-
-    def collate(asked: Sequence[Sample]) -> Batch:
-        return collate_text([prompts[sample.id] for sample in asked], padding_id(backbone.family.tokenizer))
-
+    samples, collate = recall_questions(RecallRecords(task, "test", count))
     return answer_samples(backbone, samples, RecallScore(), list(in_batches(range(count), batch_size)), collate)
 
 
