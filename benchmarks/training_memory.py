@@ -75,12 +75,8 @@ class Case:
         """Words that tell it apart."""
         weights = self.dtype if self.quantization == "none" else f"{self.dtype}-{self.quantization}"
         marks = [self.model, weights, self.reducer, "routed" if self.routed else "unrouted", f"b{self.batch}"]
-        return "-".join(
-            marks
-            + ["ckpt"] * self.checkpointing
-            + ["8bit-adamw"] * (self.optimizer != "adamw")
-            + ["distilled"] * self.distilled
-        )
+        marks += ["ckpt"] * self.checkpointing + ["8bit-adamw"] * (self.optimizer != "adamw")
+        return "-".join(marks + ["distilled"] * self.distilled)
 
 
 def cases() -> list[Case]:
