@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from subtoken_train.errors import check_range
 from subtoken_train.evictions.compactor import Compactor
 from subtoken_train.reducers.scored_context import ScoredContext
+
+SEEDS = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ class CompactorReducer(ScoredContext):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range("reducer sketch_seed", self.sketch_seed, 0, SEEDS)
         assert self.scorer  # whose settings are checked where it is made
 
     @property
