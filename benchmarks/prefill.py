@@ -43,7 +43,8 @@ from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.families.text import TextFamily
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -58,9 +58,11 @@ def _routing_words(config: RoutingConfig | None) -> str:
     query = ", query-conditioned" if config.query_conditioned else ""
     prior = "" if config.score_prior == "none" else f"{config.score_prior} prior, "
     gate = "value gate, " if config.value_gate else ""
+    scope = "" if config.balance_scope == "sample" else f" per {config.balance_scope}"
+    temperature = "" if config.temperature == 1 else f", temperature {config.temperature:g}"
     return (
         f"{config.selector}{query}, S={config.num_groups}, K={config.kept_groups}, {config.layout}, "
-        f"{config.budget} budget, {prior}{gate}balance weight {config.balance_weight:g}"
+        f"{config.budget} budget, {prior}{gate}balance weight {config.balance_weight:g}{scope}{temperature}"
     )
 
 

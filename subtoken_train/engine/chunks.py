@@ -23,7 +23,7 @@ from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.causal_attention import Seen
-from subtoken_train.routing.bank import RoutingState
+from subtoken_train.routing.state import RoutingState
 
 LayerFinished = Callable[[int, Rows, Tensor | None], None]
 """Called with (layer, rows, kept groups [B, N, S]) once a layer's dense keys and values are in the cache; its rows'

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache
@@ -19,8 +18,9 @@ from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.cuts import CutCourse
-from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, reducer_view, routing_state, rows_read
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, reducer_view, routing_state
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
+from subtoken_train.engine.tower_pass import tower_reduced
 from subtoken_train.families.family import Family
 from subtoken_train.families.placement import check_on_one_device
 from subtoken_train.families.shapes import check_reducer
@@ -33,8 +33,9 @@ from subtoken_train.reducers.base import RankingReducer, Reducer, TowerReducer
 from subtoken_train.reducers.context import ContextReducer
 from subtoken_train.reducers.staged import DecoderReducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RouterBank, RoutingState
-from subtoken_train.types import Batch, Region, VisualStates
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.routing.state import RoutingState
+from subtoken_train.types import Batch, Region
 
 
 class CompressedBackbone(nn.Module):
@@ -137,7 +138,7 @@ class CompressedBackbone(nn.Module):
         rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
         if tower is not None:
             assert states is not None
-            hidden, keep = self._tower_reduced(tower, batch, rows, states)
+            hidden, keep = tower_reduced(family, tower, batch, rows, states)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)
             result = self._routed_span(call, take_rows(hidden, gather), rows, 0)
         else:
@@ -156,9 +157,9 @@ class CompressedBackbone(nn.Module):
             assert isinstance(reducer, RankingReducer)
             size = None if call.chunks is None else call.chunks.size
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
-            keep, rank = reducer.select(
-                reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, size, rows.deep_nBMD))
-            )
+            way = (size, rows.deep_nBMD, reducer.frozen_scout)
+            view = reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, *way))
+            keep, rank = reducer.select(view)
             rows, gather = rows.take(keep, call.pad_left)
             return self._routed_span(call, take_rows(hidden, gather), rows, 0, rank)
         assert isinstance(reducer, DecoderReducer)
@@ -187,19 +188,6 @@ class CompressedBackbone(nn.Module):
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
         return PromptPass(hidden, rows, [(0, depth, rows)], state, kept=on_device(split.seen, regions.device))
-
-    def _tower_reduced(
-        self, reducer: TowerReducer, batch: Batch, rows: Rows, states: VisualStates
-    ) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, [B, N]."""
-        family = self.family
-        keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
-        sizes = [len(tokens) for tokens in states.tokens]
-        batch.check_features(int(visual.sum()), sum(sizes))
-        merged = reducer.merge(states, list(rows_read(batch)[visual].split_with_sizes(sizes)))
-        slots = torch.cat(merged.slots)
-        keep[visual] = slots
-        return family.place(batch, family.project(torch.cat(merged.tokens)), keep), keep
 
     def _decoder_reduced(self, reducer: DecoderReducer, call: PassCall, hidden: Tensor, rows: Rows) -> PromptPass:
         """Stretches of layers on ever fewer rows; below the first cut nothing is routed."""

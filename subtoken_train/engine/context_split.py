@@ -19,7 +19,8 @@ from torch import Tensor
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.functional.window import SlidingWindow, in_window
 from subtoken_train.reducers.context import ContextReducer, ContextView
-from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
 
 

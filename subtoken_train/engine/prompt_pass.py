@@ -17,7 +17,7 @@ from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.window import in_window
 from subtoken_train.reducers.base import PositionPolicy, ReducerView
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RoutingState
+from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
 
 

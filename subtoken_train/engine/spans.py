@@ -17,7 +17,7 @@ from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.moving import on_device
-from subtoken_train.routing.bank import RoutingState
+from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Batch
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]

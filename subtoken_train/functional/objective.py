@@ -38,7 +38,8 @@ def balance_loss(logits_BNS: Tensor, hard_BNS: Tensor, routed_BN: Tensor) -> Ten
 
     Only routed tokens count (``routed_BN``, bool [B, N]). A sample without one gives 0, still connected to the
     logits, so that every router takes part in every step (DDP). 1 is perfect balance. Computed in fp32. Averaging
-    over samples is left to the caller: the loss is linear in the batch, so two processes give the loss of one.
+    over samples is left to the caller: the loss is linear in the batch, so two processes give the loss of one. (Samples
+    that are read as one, [1, B * N], give the loss of the batch, which is not.)
     """
     routed_BN1 = routed_BN[..., None]
     chosen_BS = (hard_BNS & routed_BN1).float().sum(1)

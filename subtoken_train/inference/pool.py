@@ -226,7 +226,7 @@ def with_selection(
         return replace(changed, routing=None)
     if config.routing is None:
         raise ValueError(f"selector={selector!r}: {name} routes nothing, so there is no S and K to take it at")
-    free = replace(config.routing, selector=selector, value_gate=False, score_prior="none", query_conditioned=False)
+    free = config.routing.without_router(selector)
     return replace(changed, routing=free if seed is None else replace(free, seed=seed))
 
 

@@ -24,12 +24,7 @@ SELECTORS: Registry[Selector] = Registry(
 def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     """One layer's selector by its name; an unknown name is a worded ``ValueError``."""
     selector = SELECTORS.find(config.selector)(hidden_size, config)
-    wanted = {
-        "query_conditioned": config.query_conditioned,
-        "value_gate": config.value_gate,
-        "score_prior": config.score_prior != "none",
-    }
-    refused = [option for option, is_wanted in wanted.items() if is_wanted and not selector.learned]
+    refused = [] if selector.learned else config.of_routers()
     if refused:
         raise ValueError(
             f"{refused[0]} needs a learned router (linear or mlp), not {config.selector!r}: take one of them, or leave "

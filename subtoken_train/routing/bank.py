@@ -19,78 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
-from subtoken_train.functional.objective import balance_loss
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
 from subtoken_train.routing.gate import ValueGate
 from subtoken_train.routing.output_norm import OutputNorms
-
-
-@dataclass
-class RoutingState:
-    """One prompt pass: what is routed, and what the layers did.
-
-    Attributes:
-        routed_BN: tokens that are routed, bool; all others keep every group.
-        query_BN: tokens of the query summary, bool.
-        position_BN: original positions, int64.
-        sample_seed_B: a number per sample, int64.
-        rank_BN: the token reducer's rank of each routed token within its sample, int64, 0 is the best; None where the
-            reducer ranks nothing.
-        masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
-        deferred: per layer the projection's input and output that wait for ``route_deferred``; None where nothing
-            waits.
-        choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
-            the balance loss is made of. Learned selectors only.
-        ahead: the projection's output over all rows, of a layer that runs a chunk of rows at a time.
-        part: the rows of that chunk, (first, one past the last).
-    """
-
-    routed_BN: Tensor
-    query_BN: Tensor
-    position_BN: Tensor
-    sample_seed_B: Tensor
-    deferred: dict[int, tuple[Tensor, Tensor]] | None = None
-    rank_BN: Tensor | None = None
-    masks: dict[int, Tensor] = field(default_factory=dict)
-    choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    ahead: dict[int, Tensor] = field(default_factory=dict)
-    part: tuple[int, int] = (0, 0)
-
-    def on(self, device: torch.device) -> RoutingState:
-        """The same for a layer on a device; what layers note stands in one place."""
-        if device == self.routed_BN.device:
-            return self
-        tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **tensors)
-
-    def mean_balance(self) -> Tensor:
-        """Balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
-        return self.balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
-
-    def balances(self) -> Tensor:
-        """Balance loss per layer of ``choices`` (in its order, at least one) and sample, [layers, B].
-
-        All layers at once: the tensors are small, and a layer would cost as many operations as all of them. Rows that
-        layers above a cut no longer have are filled up with unrouted ones.
-        """
-        scores, hard, routed = (
-            pad_sequence([part.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2).flatten(0, 1)
-            for parts in zip(*self.choices.values(), strict=True)
-        )
-        return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)
+from subtoken_train.routing.state import RoutingState
 
 
 class RouterBank(nn.Module):
@@ -236,7 +178,9 @@ class RouterBank(nn.Module):
     def _factors(self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, routed_BN1: Tensor) -> Tensor:
         """What a learned router multiplies groups by, [B, N, S] in fp32: the mask, times the gate of routed tokens."""
         chosen = self.config.kept_groups < self.config.num_groups
-        factors_BNS = straight_through(mask_BNS, logits_BNS, routed_BN1) if chosen else mask_BNS.to(logits_BNS.dtype)
+        factors_BNS = mask_BNS.to(logits_BNS.dtype)
+        if chosen:
+            factors_BNS = straight_through(mask_BNS, logits_BNS, routed_BN1, self.config.temperature)
         if not self.config.value_gate:
             return factors_BNS
         return torch.where(routed_BN1, factors_BNS * self.gates[layer](logits_BNS), 1.0)

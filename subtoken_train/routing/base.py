@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.types import Layout
 
 BudgetKind = Literal["per_token", "global", "ranked"]
+BalanceScope = Literal["sample", "batch"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]
 
 
@@ -37,7 +38,12 @@ class RoutingConfig:
             With ``kept_groups`` = ``num_groups`` it is the gate alone, without selection.
         score_prior: a norm whose standardised logarithm is added to a learned router's logits; ``none``: nothing.
         query_conditioned: the mean router input of the query region joins a learned router's input.
-        balance_weight: lambda, weight of the load-balance loss of learned routers.
+        balance_weight: lambda, weight of the load-balance loss of learned routers; 0 trains without it.
+        balance_scope: ``sample``: every sample is to use its groups alike, and the loss is linear in the batch;
+            ``batch``: all routed tokens of a micro-batch together, so that samples may differ. Then it is not linear:
+            it depends on how samples are split into micro-batches and over processes. Learned routers only.
+        temperature: of the sigmoid that the straight-through gradient is of, ``sigmoid(logit / temperature)``; the
+            forward pass has none. Learned routers only.
         seed: seed of the ``random`` and ``static`` selectors.
     """
 
@@ -50,17 +56,32 @@ class RoutingConfig:
     score_prior: ScorePrior = "none"
     query_conditioned: bool = False
     balance_weight: float = 0.01
+    balance_scope: BalanceScope = "sample"
+    temperature: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_range("routing balance_weight", self.balance_weight, 0, 10**6)
+        check_range("routing temperature", self.temperature, 0.001, 1000)
         check_range("routing seed", self.seed, 0, MAX_SEED)
 
     def check(self, shape: KVShape) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
         check_groups(self.num_groups, self.kept_groups, shape.num_kv_heads, shape.head_dim, self.layout)
         check_word("budget", self.budget, get_args(BudgetKind))
+        check_word("balance_scope", self.balance_scope, get_args(BalanceScope))
         check_word("score_prior", self.score_prior, get_args(ScorePrior))
+
+    def of_routers(self) -> list[str]:
+        """Settings away from their defaults that only learned routers have."""
+        return [name for name in _OF_ROUTERS if getattr(self, name) != getattr(RoutingConfig, name)]
+
+    def without_router(self, selector: str) -> RoutingConfig:
+        """The same under a router-free selector: what only routers have is as by default."""
+        return replace(self, selector=selector, **{name: getattr(RoutingConfig, name) for name in _OF_ROUTERS})
+
+
+_OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "balance_scope", "temperature")
 
 
 @dataclass

@@ -138,8 +138,10 @@ class SubTokenModule(L.LightningModule):
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
         accumulation = self.trainer.accumulate_grad_batches
         answer = total * accumulation / self._global_tokens(window_tokens)
-        balance = torch.zeros((), device=self.device) if result.state is None else result.state.mean_balance()
-        weight = 0.0 if self.routing_config is None else self.routing_config.balance_weight
+        weight, balance = 0.0, torch.zeros((), device=self.device)
+        if result.state is not None and self.routing_config is not None:
+            weight = self.routing_config.balance_weight
+            balance = result.state.mean_balance(self.routing_config.balance_scope)
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
         self.last_step = StepRecord.of(micro, result)

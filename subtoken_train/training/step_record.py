@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from subtoken_train.engine.prompt_pass import PromptPass, Rows
-from subtoken_train.routing.bank import RoutingState
+from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 

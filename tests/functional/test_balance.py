@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.functional.masks import fixed_mask, global_mask
 from subtoken_train.functional.objective import balance_loss
+from subtoken_train.routing.state import RoutingState
 from tests.support.helpers import random_mask, random_scores
 
 
@@ -56,6 +57,44 @@ def test_linear_in_the_batch(batch, data):
     assert torch.allclose(whole, (cut * first + (size - cut) * second) / size, atol=1e-5)
     if 2 * cut == size:
         assert torch.allclose(whole, (first + second) / 2, atol=1e-5)
+
+
+def state_of(*layers):
+    """What a pass leaves behind where ``layers`` chose by these (logits, hard mask, routed tokens)."""
+    routed = layers[0][2]
+    nothing = torch.zeros_like(routed)
+    places = torch.arange(routed.shape[1]).expand(routed.shape)
+    return RoutingState(routed, nothing, places, places[:, 0], choices=dict(enumerate(layers)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(first=batches(), cut=st.integers(0, 4))
+def test_a_batch_is_one_long_sample(first, cut):
+    """The scope ``batch`` against loops; a layer above a cut has fewer rows."""
+    second = tuple(part[:, cut:] if cut < part.shape[1] else part for part in first)
+    state = state_of(first, second)
+    expected = [slow_balance(*(part.flatten(0, 1) for part in layer)) for layer in (first, second)]
+    assert torch.allclose(state.balances("batch"), torch.tensor(expected)[:, None], atol=1e-5)
+    assert torch.allclose(state.mean_balance("batch"), torch.tensor(expected).mean(), atol=1e-5)
+    assert torch.equal(state.mean_balance("sample"), state.mean_balance())
+
+
+def test_samples_that_differ_are_balanced_as_a_batch_alone():
+    """Two samples that each use half of the groups: even together, uneven each."""
+    logits = torch.tensor([[[9.0, 9, 0, 0]], [[0.0, 0, 9, 9]]]).requires_grad_()
+    state = state_of((logits, fixed_mask(logits.detach(), 2), torch.ones(2, 1, dtype=torch.bool)))
+    assert state.mean_balance("batch").item() == pytest.approx(1.0, abs=1e-5)
+    assert state.mean_balance("sample").item() == pytest.approx(2.0, abs=1e-3)
+
+
+def test_a_batch_without_routed_tokens_gives_zero_still_connected():
+    logits = random_scores(0, 2, 3, 4).requires_grad_()
+    state = state_of((logits, fixed_mask(logits.detach(), 1), torch.zeros(2, 3, dtype=torch.bool)))
+    loss = state.mean_balance("batch")
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
 
 
 def test_padding_does_not_count():

@@ -28,6 +28,7 @@ NUMBERS = (
     "routing.num_groups",
     "routing.kept_groups",
     "routing.balance_weight",
+    "routing.temperature",
     "schema_version",
 )
 INVALID: dict[str, tuple[Any, ...]] = {
@@ -43,6 +44,7 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "routing.kept_groups": (0, 17, -4, 4.5, "4"),
     "routing.layout": ("nope", 5, None),
     "routing.budget": ("nope", 5, None),
+    "routing.balance_scope": ("nope", 5, None),
     "routing.query_conditioned": ("yes", 2, None),
     "routing": (5, "linear", [], True),
     "lora": (5, None, [], {}),

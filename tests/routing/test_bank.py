@@ -14,8 +14,9 @@ from subtoken_train.functional.masks import ranked_counts
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig
-from subtoken_train.routing.bank import RouterBank, RoutingState
+from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.base import BudgetKind
+from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch, sharpen
 

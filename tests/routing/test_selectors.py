@@ -176,7 +176,16 @@ def test_unknown_names_name_the_nearest():
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-@pytest.mark.parametrize("option", [{"query_conditioned": True}, {"value_gate": True}, {"score_prior": "value_norm"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"query_conditioned": True},
+        {"value_gate": True},
+        {"score_prior": "value_norm"},
+        {"balance_scope": "batch"},
+        {"temperature": 2.0},
+    ],
+)
 def test_controls_refuse_what_belongs_to_routers(name, option):
     (word,) = option
     message = rf"{word} needs a learned router \(linear or mlp\), not '{name}': take one of them, or leave {word} out"
@@ -188,6 +197,10 @@ def test_wrong_settings_are_worded():
     shape = KVShape(4, 4, 32)
     with pytest.raises(ValueError, match=r"routing balance_weight is -0\.1; it must be 0 to"):
         RoutingConfig(balance_weight=-0.1)
+    with pytest.raises(ValueError, match=r"routing temperature is 0; it must be 0\.001 to 1,000"):
+        RoutingConfig(temperature=0)
+    with pytest.raises(ValueError, match=r"unknown balance_scope 'batches'\. Did you mean 'batch'\?"):
+        RoutingConfig(balance_scope="batches").check(shape)
     with pytest.raises(ValueError, match="num_groups=12 does not divide the value width 128"):
         RoutingConfig(num_groups=12).check(shape)
     for num_groups in (64, 128):  # d_v/2 and d_v: pairs of channels, and single ones

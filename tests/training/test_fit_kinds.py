@@ -28,6 +28,7 @@ KINDS = {
     "pyramiddrop-linear": ["--model.reducer.name=pyramiddrop", "--model.reducer.keep_ratio=0.6"],
     "fastv-decoder": ["--model.reducer.stage=decoder"],
     "fastv-query": ["--model.routing.query_conditioned=true"],
+    "fastv-hot-batch": ["--model.routing.temperature=2", "--model.routing.balance_scope=batch"],
     "fastv-global-gated": ["--model.routing.budget=global", "--model.routing.value_gate=true"],
     "fastv-ranked-prior": ["--model.routing.budget=ranked", "--model.routing.score_prior=value_norm"],
     "fastv-output-prior-mlp": ["--model.routing.score_prior=output_norm", "--model.routing.selector=mlp"],

@@ -1,0 +1,76 @@
+"""What routers read of one prompt pass, and what they did: the choice of every layer and its balance loss.
+
+Legend: B batch, N positions, S value groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from subtoken_train.functional.objective import balance_loss
+from subtoken_train.routing.base import BalanceScope
+
+
+@dataclass
+class RoutingState:
+    """One prompt pass: what is routed, and what the layers did.
+
+    Attributes:
+        routed_BN: tokens that are routed, bool; all others keep every group.
+        query_BN: tokens of the query summary, bool.
+        position_BN: original positions, int64.
+        sample_seed_B: a number per sample, int64.
+        rank_BN: the token reducer's rank of each routed token within its sample, int64, 0 is the best; None where the
+            reducer ranks nothing.
+        masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
+        deferred: per layer the projection's input and output that wait for ``route_deferred``; None where nothing
+            waits.
+        choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
+            the balance loss is made of. Learned selectors only.
+        ahead: the projection's output over all rows, of a layer that runs a chunk of rows at a time.
+        part: the rows of that chunk, (first, one past the last).
+    """
+
+    routed_BN: Tensor
+    query_BN: Tensor
+    position_BN: Tensor
+    sample_seed_B: Tensor
+    deferred: dict[int, tuple[Tensor, Tensor]] | None = None
+    rank_BN: Tensor | None = None
+    masks: dict[int, Tensor] = field(default_factory=dict)
+    choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    ahead: dict[int, Tensor] = field(default_factory=dict)
+    part: tuple[int, int] = (0, 0)
+
+    def on(self, device: torch.device) -> RoutingState:
+        """The same for a layer on a device; what layers note stands in one place."""
+        if device == self.routed_BN.device:
+            return self
+        tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
+
+    def mean_balance(self, scope: BalanceScope = "sample") -> Tensor:
+        """Balance loss averaged over layers and what ``scope`` counts alone, a scalar; 0 where nothing is learned."""
+        return self.balances(scope).mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
+
+    def balances(self, scope: BalanceScope = "sample") -> Tensor:
+        """Balance loss per layer of ``choices`` (in its order, at least one), and per sample where ``scope`` says so.
+
+        [layers, B]; under the scope ``batch``, whose samples are read as one, [layers, 1].
+
+        All layers at once: the tensors are small, and a layer would cost as many operations as all of them. Rows that
+        layers above a cut no longer have are filled up with unrouted ones.
+        """
+        scores, hard, routed = (
+            pad_sequence([part.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2).flatten(0, 1)
+            for parts in zip(*self.choices.values(), strict=True)
+        )
+        if scope == "batch":
+            samples = len(self.choices), -1
+            scores, hard, routed = (part.reshape(*samples, *part.shape[2:]) for part in (scores, hard, routed))
+        return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)
