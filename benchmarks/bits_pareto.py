@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from benchmarks.mini_suite import STYLE
+from benchmarks.mini_suite import STYLE, read_scores
 from subtoken_train.evaluation.charts import COLORS, INK, MARKERS, axes_in_a_row, styled, svg_of
-from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
+from subtoken_train.evaluation.reporting.exports import report_csv
 from subtoken_train.evaluation.reporting.report import make_report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,8 +67,7 @@ class Choice:
 
 def read_choices() -> list[Choice]:
     """The committed CSV's arms, the dearest first."""
-    texts = {heading: str for heading, kind in KINDS.items() if kind is object}
-    frame = pd.read_csv(CSV_FILE, dtype=texts, keep_default_na=False)
+    frame = read_scores(CSV_FILE)
     rows = frame[frame.score == "score"].to_dict("records")
     return sorted((_choice(row) for row in rows), key=lambda one: (one.task, -one.kv, one.adapter))
 
@@ -174,9 +172,7 @@ def _draw(axes: Axes, choices: Sequence[Choice], title: str) -> None:
 
 def drawing() -> str:
     """The picture as an SVG file of its own."""
-    words = (
-        "Score over stored bytes for tokens, value groups and bits; the tables beside it have the numbers"
-    )
+    words = "Score over stored bytes for tokens, value groups and bits; the tables beside it have the numbers"
     style = Markup("<style>{}</style>").format(Markup(STYLE))
     made = str(svg_of(figure(), "bits", "Bits and groups at equal bytes", words))
     return made.replace("<title", f"{style}<title", 1) + "\n"

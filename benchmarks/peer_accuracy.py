@@ -4,7 +4,7 @@
     python benchmarks/peer_accuracy.py --task scenes --data data/scenes/dev.json  # every method, LoRA only
     python benchmarks/peer_accuracy.py --task recall --split dev
     python benchmarks/peer_accuracy.py --task scenes --arms DIR DIR                  # routed arms, anchors
-    python benchmarks/peer_accuracy.py --table                                      # tables from the records in --out
+    python benchmarks/peer_accuracy.py --table                                      # the page's tables from the records
 
 The adapter was trained without compression. ``blind``: the context is compressed before the question is there.
 ``aware``: the method sees the question and acts after the prompt's pass, as it is served: one-word answers come from
@@ -52,6 +52,8 @@ from subtoken_train.types import Batch
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks/results/screens/peers"
+PAGE = OUT.parent / "README.md"
+START, END = "<!-- peers:start -->", "<!-- peers:end -->"
 ADAPTERS = {"scenes": "tiny_lora_only", "recall": "tinylm_lora_only"}
 SHARES = {"scenes": (0.15625, 0.078125), "recall": (0.21875, 0.109375)}
 """Of the visual tokens (64), or of the context (512): the anchors' whole tokens, and the routed arms' bytes."""
@@ -201,10 +203,13 @@ def main() -> None:
         help="scenes: short questions (180) and a third as many descriptions; recall: contexts of 8 facts (40)",
     )
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--table", action="store_true", help="print the tables of the records in --out and stop")
+    parser.add_argument("--table", action="store_true", help="the tables of the records in --out, and no asking")
     args = parser.parse_args()
     if args.table:
-        print(peer_markdown(args.out))
+        print(made := peer_markdown(args.out))
+        if args.out == OUT:
+            before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
+            PAGE.write_text(f"{before}{START}\n{made}\n{END}{rest.split(END)[1]}", encoding="utf-8")
         return
     if args.task is None:
         parser.error("--task scenes or --task recall")

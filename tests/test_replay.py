@@ -1,15 +1,12 @@
-"""The peers' records and the replay that their question-aware scores are read from."""
+"""Replay: what an eviction kept with the question is kept again before it; and the settings of the peers."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 import torch
 
-from benchmarks.peer_accuracy import ADAPTERS, OUT, SHARES, is_there
+from benchmarks.peer_accuracy import ADAPTERS
 from benchmarks.peer_methods import PEERS, peer_settings
-from benchmarks.peer_tables import ARM, AWARENESS, peer_markdown, read_task, scores_of
 from benchmarks.replay import marked, replayed
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import TextSample, collate_text
@@ -84,27 +81,3 @@ def test_every_method_stands_among_the_peers_with_settings_it_has():
     assert set(EVICTIONS) <= set(PEERS.values())
     for task in ADAPTERS:
         assert all(build_eviction(notation, **peer_settings(task, name)) for name, notation in PEERS.items())
-
-
-@pytest.mark.parametrize("task", SHARES)
-def test_the_records_kept_their_budget_and_asked_the_same(task):
-    found = read_task(OUT / task)
-    assert set(PEERS) == {name for name in found if not name.startswith(ARM)}
-    sizes = set()
-    for name, cells in found.items():
-        if not name.startswith(ARM):
-            assert all(cell["settings"] == peer_settings(task, name) for cell in cells)
-            assert {(cell["share"], cell["awareness"]) for cell in cells} == {
-                (share, awareness) for share in SHARES[task] for awareness in AWARENESS
-            }
-        for cell in cells:
-            if "refused" not in cell:
-                assert name.startswith(ARM) or cell["measured"] <= cell["share"] + 1e-6
-                sizes.add(tuple((kind, len(scores)) for kind, scores in sorted(cell["scores"].items())))
-    assert len(sizes) == 1
-    assert {name for name, cells in found.items() if all("refused" in cell for cell in cells)} == REFUSED[task]
-    blind, again = (
-        [scores_of(cell, "all") for cell in found["knorm"] if cell["awareness"] == awareness]
-        for awareness in ("blind", "reread")
-    )
-    assert blind == again
