@@ -45,9 +45,10 @@ _PLAIN: dict[str, Any] = {
 }
 """Settings of peft that would change what the tensors mean: ours are always these."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out. 3: with ``merged``. 4: a reducer's
-settings are its own; up to 3 they were those of every method."""
+settings are its own; up to 3 they were those of every method. 5: further settings of reducers and routing (``ranking``,
+``fill`` and others), which are today's defaults where a folder does not name them."""
 
 _OWN_SETTINGS = 4
 _SINCE = {
@@ -113,6 +114,10 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
     content = {key: record[key] for key in record if key not in ("schema_version", "versions")}
     content["reducer"] = _reducer(record["reducer"], schema, f"{path}: reducer")
     config = typed(AdapterConfig, content, str(path))
+    if config.merged and config.reducer.frozen_scout:
+        raise ValueError(
+            f"{path}: merged, with a frozen ranking: merged weights cannot rank without their LoRA; the files disagree"
+        )
     for key, kind in _TRAINING.items():
         if key in config.training:
             checked(kind, config.training[key], f"{path}: training.{key}")

@@ -187,7 +187,12 @@ def write_merged(
 
 
 def check_mergeable(backbone: CompressedBackbone) -> None:
-    """Raise a worded ``ValueError`` where a LoRA sits on weights that are no floating-point numbers."""
+    """Raise a worded ``ValueError`` where a LoRA sits on no floating-point numbers, or must be left out for ranking."""
+    if backbone.reducer.frozen_scout:
+        raise ValueError(
+            "cannot merge an adapter whose reducer ranks by the backbone alone (reducer.ranking: frozen): merged "
+            "weights cannot run without the LoRA; export it without --merge-lora"
+        )
     for name, module in backbone.model.named_modules():
         base = getattr(module, "base_layer", None)
         if base is not None and not base.weight.is_floating_point():

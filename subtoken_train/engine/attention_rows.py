@@ -6,12 +6,13 @@ Legend: B batch, N positions, R attending rows, D model width, H query heads, h 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from subtoken_train.engine.chunks import run_chunks
-from subtoken_train.engine.modes import evaluation_mode, gathered_weights
+from subtoken_train.engine.modes import evaluation_mode, gathered_weights, without_lora
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows
 
@@ -48,16 +49,17 @@ def scouted_row(
     row_B: Tensor,
     size: int | None = None,
     deep_nBND: Tensor | None = None,
+    frozen: bool = False,
 ) -> Tensor:
     """``attention_row`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
 
     ``size``: a chunk of rows at a time, see ``engine/chunks.py``; None: all at once. ``deep_nBND``: what the first
-    layers add to their outputs.
+    layers add to their outputs. ``frozen``: the backbone alone, without LoRA.
     """
     length = int(row_B.max().clamp(min=0)) + 1
     visible, position = visible_BN[:, :length], position_ids[..., :length]
     deep = None if deep_nBND is None else deep_nBND[:, :, :length]
-    with evaluation_mode(family.decoder):
+    with evaluation_mode(family.decoder), without_lora(family.decoder) if frozen else nullcontext():
         if size is None:
             below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer, deep_nBND=deep)
         else:

@@ -157,9 +157,9 @@ class CompressedBackbone(nn.Module):
             assert isinstance(reducer, RankingReducer)
             size = None if call.chunks is None else call.chunks.size
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
-            keep, rank = reducer.select(
-                reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, size, rows.deep_nBMD))
-            )
+            way = (size, rows.deep_nBMD, reducer.frozen_scout)
+            view = reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, *way))
+            keep, rank = reducer.select(view)
             rows, gather = rows.take(keep, call.pad_left)
             return self._routed_span(call, take_rows(hidden, gather), rows, 0, rank)
         assert isinstance(reducer, DecoderReducer)

@@ -1,10 +1,11 @@
-"""How a model runs: parts in evaluation mode or with sharded weights whole for a block, layers under checkpointing."""
+"""How a model runs: for a block in evaluation mode, without LoRA or with sharded weights whole; with checkpointing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -23,6 +24,22 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextmanager
+def without_lora(module: nn.Module) -> Iterator[None]:
+    """Every LoRA in ``module`` is left out inside the block, the one on ``o_proj`` too; nothing else changes.
+
+    peft's own switch (``enable_adapters``) also writes ``requires_grad``: it would free the frozen LoRA of stage 2.
+    """
+    active = [part for part in module.modules() if isinstance(part, BaseTunerLayer) and not part.disable_adapters]
+    for part in active:
+        part._disable_adapters = True
+    try:
+        yield
+    finally:
+        for part in active:
+            part._disable_adapters = False
 
 
 @contextmanager

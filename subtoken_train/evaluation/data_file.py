@@ -21,7 +21,7 @@ from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.measure import emptied_words
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Protocol
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def answer_samples(
     collate: Callable[[Sequence[Sample]], Batch],
     progress: Callable[[int, int], None] | None = None,
     compression: Compression | None = None,
+    protocol: Protocol = "query_aware",
 ) -> Answers:
     """Greedy answers to samples without choices; what is not said here is as in ``answer_records``.
 
@@ -115,13 +116,14 @@ def answer_samples(
         collate: makes the batch of some samples' prompts.
         progress: after every batch.
         compression: eviction and precision.
+        protocol: what is seen when the cache is compressed.
     """
     compression, clock = Compression() if compression is None else compression, time.perf_counter()
     found: dict[int, SampleRecord] = {}
     kept = before = 0.0
     for places in batches:
         batch = [samples[place] for place in places]
-        outcomes = answer_batch(backbone, batch, collate(batch), [], compression)
+        outcomes = answer_batch(backbone, batch, collate(batch), [], compression, protocol)
         kept += sum(outcome.keys_after + outcome.values_after for outcome in outcomes) / 2
         before += sum(outcome.entries_before for outcome in outcomes)
         for place, sample, outcome in zip(places, batch, outcomes, strict=True):

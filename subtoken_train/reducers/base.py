@@ -95,6 +95,11 @@ class Reducer:
         return 0
 
     @property
+    def frozen_scout(self) -> bool:
+        """Whether the rows that it reads before the model runs are the backbone's alone, without LoRA."""
+        return False
+
+    @property
     def words(self) -> str:
         """Its own settings, for people; empty where it has none."""
         return self._own()

@@ -21,6 +21,7 @@ from subtoken_train.reducers.base import RankingReducer, ReducerView
 from subtoken_train.reducers.staged import CutView, RankedCuts, attention_paid
 
 FastVStage = Literal["embeds", "decoder"]
+Ranking = Literal["adapted", "frozen"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,15 @@ class FastV(RankingReducer, RankedCuts):
         stage: where it cuts. ``embeds``: a no-grad scout ranks, then the shortened input starts again at layer 0 (the
             paper's lengths count this); ``decoder``: the published FastV, rows leave at layer ``layer``.
         layer: L_f; the ranking is the attention of layer L_f - 1, counted from 0.
+        ranking: by which weights the scout ranks. ``adapted``: with the LoRA that is being trained, so that every
+            adapter drifts to tokens of its own; ``frozen``: by the backbone alone, so that all adapters of a backbone
+            keep the same tokens. Stage ``embeds`` only: a cut in the decoder reads the layers that run.
     """
 
     name: str = "fastv"
     stage: FastVStage = "embeds"
     layer: int = 2
+    ranking: Ranking = "adapted"
 
     ranks: ClassVar[bool] = True
 
@@ -43,6 +48,12 @@ class FastV(RankingReducer, RankedCuts):
         super().__post_init__()
         check_word("FastV stage", self.stage, get_args(FastVStage))
         check_range("reducer layer", self.layer, 1, 10_000)
+        check_word("FastV ranking", self.ranking, get_args(Ranking))
+        if self.frozen_scout and self.stage != "embeds":
+            raise ValueError(
+                f"reducer.ranking 'frozen' ranks by a scout, and FastV's stage {self.stage!r} has none; set "
+                "reducer.stage: embeds, or reducer.ranking: adapted"
+            )
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
         """The layer at which the published method cuts."""
@@ -54,9 +65,14 @@ class FastV(RankingReducer, RankedCuts):
         return self.layer
 
     @property
+    def frozen_scout(self) -> bool:
+        """See ``ranking``."""
+        return self.ranking == "frozen"
+
+    @property
     def words(self) -> str:
-        """Stage and layer."""
-        return f"stage {self.stage}, L_f={self.layer}"
+        """Stage and layer, and the ranking where it is frozen."""
+        return f"stage {self.stage}, L_f={self.layer}" + (", frozen ranking" if self.frozen_scout else "")
 
     def scores(self, view: ReducerView) -> Tensor:
         """The attention row of layer L_f - 1, [B, N]."""

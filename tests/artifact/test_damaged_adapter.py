@@ -53,13 +53,14 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         "round_up": False,
         "stage": "embeds",
         "layer": 2,
+        "ranking": "adapted",
     }
     record = json.loads((folder / CONFIG_FILE).read_text())
     own = {**record, "schema_version": 4, "stage2": None, "merged": False, "reducer": asdict(config.reducer)}
     (folder / CONFIG_FILE).write_text(json.dumps(own))
     assert read_config(folder) == config
     put(folder, CONFIG_FILE, "reducer.page_size", 16)
-    refused(folder, "reducer: unknown key 'page_size'.* Allowed: keep_ratio, layer, name, round_up, stage")
+    refused(folder, "reducer: unknown key 'page_size'.* Allowed: keep_ratio, layer, name, ranking, round_up, stage")
 
 
 @pytest.mark.parametrize(

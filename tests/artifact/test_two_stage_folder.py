@@ -129,11 +129,12 @@ def test_a_stray_output_lora(written):
 
 
 def test_the_schema(written):
-    """Version 2 says whether there was a second stage, 3 whether the LoRA is merged; 4 has a reducer's own settings."""
+    """Version 2 says whether there was a second stage, 3 whether the LoRA is merged; 4 has a reducer's own, 5 more."""
     path = written[0] / "subtoken_config.json"
     record = json.loads(path.read_text())
-    assert record["schema_version"] == SCHEMA_VERSION == 4
-    assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, "stage": "embeds", "layer": 2}
+    assert record["schema_version"] == SCHEMA_VERSION == 5
+    own = {"stage": "embeds", "layer": 2, "ranking": "adapted"}
+    assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, **own}
     del record["merged"]
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="merged is missing"):

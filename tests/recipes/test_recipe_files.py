@@ -22,9 +22,11 @@ NAME = re.compile(
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
     r"(?:_(?P<selector>mlp|query|valuenorm|outputnorm|random|static|olora))?"
     r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?"
-    r"(?:_lf(?P<layer>\d+))?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
+    r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
-PATTERN = "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_lf<L>][_anchor|_stage2].yaml"
+PATTERN = (
+    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_lf<L>][_frozen][_anchor|_stage2].yaml"
+)
 SELECTORS = {
     "mlp": "mlp",
     "valuenorm": "value_norm",
@@ -131,6 +133,7 @@ def test_reducer(recipe):
     assert reducer.stage == stages.get(reducer.name, "decoder" if reducer.staged else "tower")
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
+        assert reducer.frozen_scout == (words["frozen"] is not None)
     if words["anchor"] and reducer.staged:
         routed, held = places.recipe(recipe.name.removesuffix("_anchor")), []
         for path in (routed, places.recipe(recipe.name)):
