@@ -114,7 +114,7 @@ def _keep_ratio(cli: RecipeCLI) -> float:
     assert routing is not None
     budget = replace(routing.token_budget, keep_ratio=reducer.keep_ratio)
     if reducer.stage != "decoder" and not budget.stores_fill:
-        return budget.total_kv_fraction
+        return float(budget.exact_total)
     parts = lay_out(cli.model)
     prompt = nominal_prompt(parts.family, cli.datamodule)
     return equal_bytes_anchor(parts, prompt_ledger(parts, prompt), prompt).keep_ratio

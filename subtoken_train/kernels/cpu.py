@@ -82,7 +82,8 @@ def _by_block(
         else:
             of_block = [x.index_select(0, block.rows).flatten(0, 1) for x in by_row]
         near = None if reach is None else reach.of_rows(block.rows, per_sample)
-        weight_xTG, sums_xGd = _attend(block, *of_block[:3], own_q, near, *of_block[3:])
+        filled = None if len(of_block) == 3 else of_block[3]
+        weight_xTG, sums_xGd = _attend(block, of_block[0], of_block[1], of_block[2], own_q, near, filled)
         if sums_xGd is None:
             sums_xGd = torch.zeros_like(of_block[0])
         for taken, found in ((weights, weight_xTG), (sums, sums_xGd)):

@@ -28,7 +28,7 @@ class LearnedFill(nn.Module):
         return self.vector.float()[None]
 
 
-def fill_of(kind: Fill, value_BNV: Tensor, routed_BN: Tensor, learned: LearnedFill | None) -> Tensor | None:
+def fill_of(kind: Fill, value_BNV: Tensor, routed_BN: Tensor, learned: nn.Module | None) -> Tensor | None:
     """What dropped groups of a layer read as, [B, V] or [1, V] in fp32; None: zero.
 
     Args:

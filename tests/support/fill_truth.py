@@ -32,8 +32,10 @@ class PlainFill:
         return (fill_hd.to(value_1hMd.dtype)[:, None] * (1 - factor_hNd.to(value_1hMd.dtype)))[None]
 
 
-def plain_fill(backbone: CompressedBackbone, layer: int, routed_N: Tensor) -> PlainFill:
-    """Of a layer that routes these rows."""
+def plain_fill(backbone: CompressedBackbone, layer: int, routed_N: Tensor, mask: Tensor | None) -> PlainFill:
+    """Of a layer that routes these rows, or (no mask) none."""
+    if mask is None:
+        return PlainFill()
     kind, shape = backbone.bank.config.fill, backbone.family.shape
     if kind == "mean" and bool(routed_N.any()):
         return PlainFill(rows_N=routed_N)

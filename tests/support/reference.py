@@ -185,16 +185,12 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
         layers.append(
             LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor, torch.ones(factor.shape), merge)
         )
-        if mask is not None:
-            layers[-1].fill = plain_fill(backbone, layer, routed & seen)
+        layers[-1].fill = plain_fill(backbone, layer, routed & seen, mask)
         _check_plan(kept, mask, sample, rows.index_BM)
         for i, row in enumerate(kept.entries_BN[sample].tolist()):
             if row >= 0:
-                layers[-1].entries_hN[:, origin == row] = (
-                    torch.ones(shape.num_kv_heads, 1).bool()
-                    if kept.heads_BNh is None
-                    else kept.heads_BNh[sample, i, :, None]
-                )
+                keep_h1 = True if kept.heads_BNh is None else kept.heads_BNh[sample, i, :, None]
+                layers[-1].entries_hN[:, origin == row] = keep_h1
                 if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
                     layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
         layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
