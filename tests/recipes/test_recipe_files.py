@@ -18,7 +18,7 @@ from tests.support import places
 RECIPES = places.run_recipes()
 NAME = re.compile(
     r"(?P<model>[a-z0-9]+)_"
-    r"(?:lora_only|(?P<reducer>[a-z]+)(?P<keep>\d+(?:p\d+)?)"
+    r"(?:lora_only|(?P<reducer>[a-z]+(?:_[a-z]+)*)(?P<keep>\d+(?:p\d+)?)"
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
     r"(?:_(?P<selector>mlp|query|valuenorm|outputnorm|random|static|olora))?"
     r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?"
@@ -34,6 +34,7 @@ SELECTORS = {
     "random": "random",
     "static": "static",
 }
+CONTEXT = ("quest", "compactor", "expected_attention")
 FIXED = ("valuenorm", "outputnorm", "random", "static")
 
 
@@ -129,7 +130,7 @@ def test_reducer(recipe):
         assert (reducer.name, reducer.keep_ratio) == ("none", 1)
         return
     assert reducer.name == words["reducer"]
-    stages = {"none": "none", "fastv": "embeds", "quest": "context"}
+    stages = {"none": "none", "fastv": "embeds", **dict.fromkeys(CONTEXT, "context")}
     assert reducer.stage == stages.get(reducer.name, "decoder" if reducer.staged else "tower")
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
