@@ -5,7 +5,7 @@ Legend: s seeds, n questions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Arm:
     visual_tokens: str
     nominal_kv: float
     realised_kv: float
-    measures: dict[str, Scores]
+    measures: dict[str, Scores] = field(default_factory=dict)
 
     def scores_of(self, group: str) -> Scores:
         """Scores of ``questions``, ``descriptions`` or one kind, [s, n of that group]."""
