@@ -22,10 +22,11 @@ NAME = re.compile(
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
     r"(?:_(?P<selector>mlp|query|valuenorm|outputnorm|random|static|olora))?"
     r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?"
-    r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
+    r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?P<merged>_merged)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
 PATTERN = (
-    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_lf<L>][_frozen][_anchor|_stage2].yaml"
+    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_lf<L>][_frozen][_merged]"
+    "[_anchor|_stage2].yaml"
 )
 SELECTORS = {
     "mlp": "mlp",
@@ -134,6 +135,7 @@ def test_reducer(recipe):
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
         assert reducer.frozen_scout == (words["frozen"] is not None)
+    assert reducer.merges_dropped == (words["merged"] is not None)
     if words["anchor"] and reducer.staged:
         routed, held = places.recipe(recipe.name.removesuffix("_anchor")), []
         for path in (routed, places.recipe(recipe.name)):

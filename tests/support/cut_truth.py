@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
+from subtoken_train.reducers.base import RankingReducer
 from subtoken_train.reducers.staged import Cut, DecoderReducer
 
 
@@ -39,6 +40,26 @@ def noting_cuts(backbone: CompressedBackbone, made: dict[int, Cut]) -> Iterator[
             method.cut = cut
         else:
             del method.cut
+
+
+@contextmanager
+def noting_joins(backbone: CompressedBackbone, made: list[Tensor | None]) -> Iterator[None]:
+    """Note which row each row joins before layer 0, int64 [B, N], in the passes inside the block; None: nowhere."""
+    if not isinstance(backbone.reducer, RankingReducer):
+        yield
+        return
+    select = RankingReducer.select
+
+    def noted(self, view):
+        kept = select(self, view)
+        made.append(kept[2])
+        return kept
+
+    RankingReducer.select = noted
+    try:
+        yield
+    finally:
+        RankingReducer.select = select
 
 
 def joined_targets(

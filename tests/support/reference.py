@@ -25,7 +25,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, Plan, Region
-from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, noting_cuts
+from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, noting_cuts, noting_joins
 from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
@@ -83,6 +83,7 @@ class Tap:
     result: list[PromptPass] = field(default_factory=list)
     gates: dict[int, Tensor] = field(default_factory=dict)
     cuts: dict[int, Cut] = field(default_factory=dict)
+    joins: list[Tensor | None] = field(default_factory=list)
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
         handles.append(gate.register_forward_hook(lambda _, __, out, layer=layer: tap.gates.update({layer: out})))
     backbone.run = noting
     try:
-        with noting_cuts(backbone, tap.cuts):
+        with noting_cuts(backbone, tap.cuts), noting_joins(backbone, tap.joins):
             yield tap
     finally:
         del backbone.run
@@ -196,7 +197,9 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
         layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
         layers[-1].position_N = counted_anew(tap.cuts, layer, seen, placed["position"])
     start = int((tap.batch[-1].regions_BN[sample] != Region.PADDING).long().argmax())
-    deep = deep_rows(backbone.family, prompts, sample, origin - start)
+    joins = tap.joins[-1] if tap.joins else None
+    joined = None if joins is None else joins[sample, start:] - start
+    deep = deep_rows(backbone.family, prompts, sample, origin - start, joined)
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, deep=deep, **placed)
 
 

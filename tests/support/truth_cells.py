@@ -38,6 +38,7 @@ REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
     "fastv_decoder": {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
+    "fastv_merged": {"name": "fastv", "keep_ratio": 0.5, "merge_dropped": True},
     "visionzip": {"name": "visionzip", "keep_ratio": 0.5},
     "fastervlm": {"name": "fastervlm", "keep_ratio": 0.5},
     "prumerge": {"name": "prumerge", "keep_ratio": 0.5},
