@@ -1,7 +1,4 @@
-"""The matched-budget comparisons of the embedded arms, from committed run records.
-
-A comparison is a list of arms and of the differences to print. The main one stands here; others, ablations, are YAML
-files with the same two things (``read_comparison``). All share one folder of records: an arm is run once.
+"""The matched-budget comparisons of the embedded arms, from committed run records (lists: ``comparison_lists``).
 
 Legend: s seeds, n questions.
 """
@@ -15,54 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS, KINDS
-from subtoken_train.documents import read_json, read_yaml
+from benchmarks.comparison_lists import EMBEDDED, Comparison
+from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
+from subtoken_train.documents import read_json
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.typed import checked
-
-ARMS = {
-    "tiny_lora_only": "LoRA only",
-    "tiny_fastv25": "FastV 25 %, unrouted",
-    "tiny_fastv25_s16k4_anchor": "anchor (FastV 15.6 %)",
-    "tiny_fastv25_s16k4": "FastV 25 % + S16K4 router",
-    "tiny_fastv25_s16k4_valuenorm": "FastV 25 % + S16K4 value norm",
-    "tiny_fastv12p5": "FastV 12.5 %, unrouted",
-    "tiny_fastv12p5_s16k4_anchor": "anchor (FastV 7.8 %)",
-    "tiny_fastv12p5_s16k4": "FastV 12.5 % + S16K4 router",
-    "tiny_fastv25_s16k4_lf4_anchor": "anchor (FastV 15.6 %), L_f = 4",
-    "tiny_fastv25_s16k4_lf4": "FastV 25 % + S16K4 router, L_f = 4",
-}
-"""Recipe -> words of the table's row, in the table's order."""
-
-PAIRS = (
-    ("tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"),
-    ("tiny_fastv25_s16k4", "tiny_fastv25_s16k4_valuenorm"),
-    ("tiny_fastv12p5_s16k4", "tiny_fastv12p5_s16k4_anchor"),
-    ("tiny_fastv25_s16k4_lf4", "tiny_fastv25_s16k4_lf4_anchor"),
-    ("tiny_fastv25", "tiny_fastv25_s16k4_anchor"),
-    ("tiny_fastv25", "tiny_fastv12p5_s16k4_anchor"),
-)
-"""(arm, what it is compared with), both answering the same questions."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What one table shows.
-
-    Attributes:
-        arms: recipe -> words of the table's row, in the table's order.
-        pairs: (arm, what it is compared with).
-        groups: groups of questions whose mean and difference are shown, see ``Arm.scores_of``.
-        kinds: single question kinds whose mean is shown too.
-    """
-
-    arms: dict[str, str]
-    pairs: tuple[tuple[str, str], ...]
-    groups: tuple[str, ...] = ("questions", "descriptions")
-    kinds: tuple[str, ...] = KINDS
-
-
-EMBEDDED = Comparison(ARMS, PAIRS)
 
 Scores = npt.NDArray[np.float64]
 
@@ -84,31 +38,6 @@ class Arm:
         described = np.isin(self.kinds, DESCRIPTION_KINDS)
         chosen = {"questions": ~described, "descriptions": described}.get(group, self.kinds == group)
         return self.scores_sn[:, chosen]
-
-
-def read_comparison(path: Path) -> Comparison:
-    """Read a YAML file with ``arms`` (a mapping) and ``differences`` (pairs of arms).
-
-    With ``groups`` the table shows these groups of questions and no single kinds.
-
-    Raises:
-        ValueError: other keys, or a difference of arms that are not listed.
-    """
-    content = read_yaml(path)
-    keys = {"arms", "differences"}
-    if not isinstance(content, dict) or not keys <= content.keys() <= {*keys, "groups"}:
-        raise ValueError(f"{path} must have the keys arms and differences, and no other but groups")
-    checked(dict[str, str], content["arms"], f"{path}: arms")
-    if any(len(pair) != 2 for pair in checked(list[list[str]], content["differences"], f"{path}: differences")):
-        raise ValueError(f"{path}: each of the differences is a pair of arms")
-    checked(list[str], content.get("groups", []), f"{path}: groups")
-    pairs = tuple((first, second) for first, second in content["differences"])
-    strangers = {arm for pair in pairs for arm in pair} - content["arms"].keys()
-    if strangers:
-        raise ValueError(f"{path} compares {', '.join(sorted(strangers))}, which its arms do not list")
-    if "groups" in content:
-        return Comparison(content["arms"], pairs, tuple(content["groups"]), ())
-    return Comparison(content["arms"], pairs)
 
 
 def read_records(folder: Path) -> dict[str, Arm]:
@@ -164,7 +93,7 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
 
     Arms without records are left out.
     """
-    columns, words = (*comparison.groups, *comparison.kinds), comparison.arms
+    columns, words = (*comparison.groups, *comparison.kinds), {name: arm.words for name, arm in comparison.arms.items()}
     known = [name for name in words if name in arms]
     lines = [
         "| arm | recipe | tokens | KV nominal | KV realised | seeds | " + " | ".join(columns) + " |",
@@ -174,7 +103,8 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
         arm = arms[name]
         cells = [_mean_cell(arm.scores_of(column)) for column in columns]
         budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
-        lines.append(f"| {words[name]} | `{name}` | {budget} | " + " | ".join(cells) + " |")
+        recipe = comparison.arms[name].recipe
+        lines.append(f"| {words[name]} | `{recipe}` | {budget} | " + " | ".join(cells) + " |")
     lines += [
         "",
         f"| difference | seeds | {' | '.join(comparison.groups)} |",

@@ -38,6 +38,7 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.activation_memory import Step
+from subtoken_train.training.distillation import DistillationConfig
 from subtoken_train.training.memory import estimate_memory
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
@@ -62,6 +63,7 @@ class Case:
     batch: int = 2
     dropout: float = 0.05
     optimizer: str = "adamw"
+    distilled: bool = False
 
     @property
     def precision(self) -> str:
@@ -73,7 +75,8 @@ class Case:
         """Words that tell it apart."""
         weights = self.dtype if self.quantization == "none" else f"{self.dtype}-{self.quantization}"
         marks = [self.model, weights, self.reducer, "routed" if self.routed else "unrouted", f"b{self.batch}"]
-        return "-".join(marks + ["ckpt"] * self.checkpointing + ["8bit-adamw"] * (self.optimizer != "adamw"))
+        marks += ["ckpt"] * self.checkpointing + ["8bit-adamw"] * (self.optimizer != "adamw")
+        return "-".join(marks + ["distilled"] * self.distilled)
 
 
 def cases() -> list[Case]:
@@ -170,6 +173,7 @@ def as_step(case: Case, batch: Batch) -> Step:
         on_cpu=True,
         quantization=case.quantization,
         optimizer=case.optimizer,
+        distilled=case.distilled,
     )
 
 
@@ -184,6 +188,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         routing=None if parts.bank is None else parts.bank.config,
         optimizer=OptimizerConfig(name=case.optimizer),
         gradient_checkpointing=case.checkpointing,
+        distillation=DistillationConfig() if case.distilled else None,
     )
     module.compressed = parts
     trainer = L.Trainer(

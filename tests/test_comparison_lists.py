@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.comparison_tables import Arm, comparison_markdown, read_comparison
+from benchmarks.comparison_lists import ArmPlan, Questions, read_comparison
+from benchmarks.comparison_tables import Arm, comparison_markdown
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_questions import KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
@@ -26,7 +27,7 @@ def total_kv(name):
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
 def test_listed_arms_are_recipes(path):
     comparison = read_comparison(path)
-    assert set(comparison.arms) <= {path.stem for path in run_recipes()}
+    assert {arm.recipe for arm in comparison.arms.values()} <= {path.stem for path in run_recipes()}
 
 
 def test_the_two_stage_list_is_table_4():
@@ -83,10 +84,42 @@ def test_a_list_may_name_the_groups_that_its_table_shows(tmp_path):
     assert rows[-1] == "| first - second | 1 | +25.0 [+25.0, +25.0] |"
 
 
+def test_arms_take_the_lists_training_and_their_own_settings(tmp_path):
+    """An arm that is reduced at evaluation is not trained: the list's training is not its own."""
+    path = tmp_path / "list.yaml"
+    path.write_text(
+        "folder: long\nquestions: {split: dev, seed: 3, count: 40}\n"
+        "training: {trainer.max_steps: 9, data.group_by_length: false}\n"
+        "arms:\n  a: whole\n"
+        "  b: {words: frozen, recipe: a, settings: {model.reducer.ranking: frozen, trainer.max_steps: 7}}\n"
+        "  c: {words: later, recipe: d, adapter_of: a}\ndifferences: [[b, a]]\n"
+    )
+    comparison = read_comparison(path)
+    assert (comparison.folder, comparison.questions) == ("long", Questions("dev", 3, 40))
+    trained = {"trainer.max_steps": 9, "data.group_by_length": False}
+    assert list(comparison.arms.values()) == [
+        ArmPlan("a", "whole", "a", trained),
+        ArmPlan("b", "frozen", "a", {**trained, "model.reducer.ranking": "frozen", "trainer.max_steps": 7}),
+        ArmPlan("c", "later", "d", {}, "a"),
+    ]
+    flags = comparison.arms["b"].flags()
+    assert flags[:4] == ["--trainer.max_steps", "7", "--data.group_by_length", "false"]
+    assert flags[4:] == ["--model.reducer.ranking", "frozen"]
+    contents = {arm.content(b"recipe") for arm in comparison.arms.values()}
+    assert len(contents) == 3
+    assert ArmPlan("a", "whole", "a").content(b"recipe") == b"recipe"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("arms: {a: x}", "must have the keys arms and differences, and no other"),
+        ("arms: {a: x}", "must have the keys arms and differences"),
+        ("arms: {a: x}\ndifferences: []\nstep: 3", "unknown key 'step'"),
+        ("arms: {a: {recipe: x}}\ndifferences: []", "arms: a: words is missing"),
+        ("arms: {a: {words: x, adapter_of: b}}\ndifferences: []", "a takes the adapter of b, which no arm trains"),
+        ("arms: {a: {words: x, adapter_of: a}}\ndifferences: []", "a takes the adapter of a, which no arm trains"),
+        ("arms: {a: x}\ndifferences: []\nquestions: {split: train, seed: 0, count: 1}", "split"),
+        ("arms: {a: x}\ndifferences: [[a]]", "a pair of arms"),
         ("- a", "must have the keys"),
         ("arms: {a: x}\ndifferences: [[a, b], [c, a]]", "compares b, c, which its arms do not list"),
     ],

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks.comparison_tables import (
-    ARMS,
-    EMBEDDED,
-    PAIRS,
-    comparison_markdown,
-    read_comparison,
-    read_records,
-)
+from benchmarks.arm_training import digest
+from benchmarks.comparison_lists import EMBEDDED, read_comparison
+from benchmarks.comparison_tables import comparison_markdown, read_records
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
-from tests.support.places import RECIPES, ROOT, recipe
+from tests.support.places import RECIPES, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
+LISTS = [EMBEDDED, *map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml")))]
+RUNS = [
+    (path, comparison.arms[name])
+    for comparison in LISTS
+    for name in comparison.arms
+    for path in sorted((RESULTS / comparison.folder).glob(f"{name}-seed*.json"))
+]
 
 
 @pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "recall", "beyond"])
@@ -28,13 +29,13 @@ def test_readme_tables_are_regenerated_from_the_records(name):
     text = (RECIPES / "README.md").read_text()
     printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
     chosen = EMBEDDED if name == "comparison" else read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml")
-    assert printed == comparison_markdown(read_records(RESULTS / "recall" if name == "recall" else RESULTS), chosen)
+    assert printed == comparison_markdown(read_records(RESULTS / chosen.folder), chosen)
 
 
 def test_records_cover_every_arm_with_the_same_seeds_and_questions():
     arms = read_records(RESULTS)
-    assert set(ARMS) <= set(arms)
-    assert {len(arms[name].scores_sn) for name in ARMS} == {5}
+    assert set(EMBEDDED.arms) <= set(arms)
+    assert {len(arms[name].scores_sn) for name in EMBEDDED.arms} == {5}
     kinds = next(iter(arms.values())).kinds
     assert (~np.isin(kinds, DESCRIPTION_KINDS)).sum() >= 4000
     assert all((arm.kinds == kinds).all() for arm in arms.values())
@@ -49,24 +50,23 @@ def test_dropping_tokens_costs_enough_to_show_anything():
 
 
 def test_every_record_belongs_to_a_table():
-    lists = [EMBEDDED, *map(read_comparison, (RECIPES / "ablations").glob("*.yaml"))]
-    assert set(read_records(RESULTS)) <= {arm for comparison in lists for arm in comparison.arms}
+    folders = {comparison.folder for comparison in LISTS}
+    found = {path for folder in folders for path in (RESULTS / folder).glob("*-seed*.json")}
+    assert found == {path for path, _ in RUNS}
 
 
-@pytest.mark.parametrize("arm", [*read_records(RESULTS), *read_records(RESULTS / "recall")])
-def test_records_belong_to_the_recipes_as_they_are(arm):
-    digest = hashlib.sha256(recipe(arm).read_bytes()).hexdigest()
-    for path in (RESULTS / "recall" if arm.startswith("tinylm") else RESULTS).glob(f"{arm}-seed*.json"):
-        record = json.loads(path.read_text())
-        assert record["recipe_sha256"] == digest
-        assert record["realised_kv"] == pytest.approx(record["nominal_kv"])
-        assert len(record["predictions"]) == len(record["scores"]) == len(record["kinds"])
-        assert path.name == f"{arm}-seed{record['seed']}.json"
+@pytest.mark.parametrize(("path", "arm"), RUNS, ids=lambda part: part.stem if hasattr(part, "stem") else "")
+def test_records_belong_to_the_recipes_as_they_are(path, arm):
+    record = json.loads(path.read_text())
+    assert record["recipe_sha256"] == digest(arm)
+    assert record["realised_kv"] == pytest.approx(record["nominal_kv"])
+    assert len(record["predictions"]) == len(record["scores"]) == len(record["kinds"])
+    assert path.name == f"{arm.name}-seed{record['seed']}.json"
 
 
 def test_compared_arms_hold_equal_bytes():
     arms = read_records(RESULTS)
-    for first, second in PAIRS[:4]:
+    for first, second in EMBEDDED.pairs[:4]:
         assert arms[first].nominal_kv == pytest.approx(arms[second].nominal_kv)
     assert arms["tiny_fastv25_s16k4"].nominal_kv == KVBudget(0.25, 16, 4).total_kv_fraction
 
@@ -83,7 +83,7 @@ def test_mixed_question_files_are_refused(tmp_path):
     }
     with pytest.raises(ValueError, match="no run records"):
         read_records(tmp_path)
-    for seed, digest in enumerate(("x", "y")):
-        (tmp_path / f"a-seed{seed}.json").write_text(json.dumps({**record, "data_sha256": digest}))
+    for seed, asked in enumerate(("x", "y")):
+        (tmp_path / f"a-seed{seed}.json").write_text(json.dumps({**record, "data_sha256": asked}))
     with pytest.raises(ValueError, match="different question files"):
         read_records(tmp_path)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.comparison_lists import Questions
 from benchmarks.tiny_comparison import answer_recall
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.text_batches import collate_text, padding_id
@@ -38,11 +39,11 @@ def test_size():
 
 def test_recall_with_the_whole_context_and_what_quest_costs_it(family, task):
     """The floor of the README's figure; untrained for it, a model that sees an eighth of the context loses facts."""
-    whole = answer_recall(compress(family).eval(), task, 16)
+    whole = answer_recall(compress(family).eval(), task, Questions("test", 0, 16))
     assert np.mean(whole.scores) >= 0.95
     assert [record.id for record in whole.records] == [f"test-{i:06d}" for i in range(16)]
     quest = compress(family, keep_ratio=0.125, **QUEST).eval()
-    answers = answer_recall(quest, task, 16)
+    answers = answer_recall(quest, task, Questions("test", 0, 16))
     assert np.mean(answers.scores) <= 0.8
     record = RunRecord.of("quest", quest, answers, b"", 512)
     assert record.visual_tokens == "64/512"
@@ -52,7 +53,8 @@ def test_recall_with_the_whole_context_and_what_quest_costs_it(family, task):
 def test_answers_do_not_depend_on_the_batch(family, task):
     routing = RoutingConfig(num_groups=16, kept_groups=8, budget="global", query_conditioned=True)
     routed = compress(family, routing, keep_ratio=0.5, **QUEST).eval()
-    together, alone = (answer_recall(routed, task, 4, batch_size=size).records for size in (4, 1))
+    asked = Questions("test", 0, 4)
+    together, alone = (answer_recall(routed, task, asked, batch_size=size).records for size in (4, 1))
     assert [(r.id, r.prediction, r.score) for r in together] == [(r.id, r.prediction, r.score) for r in alone]
 
 

@@ -121,7 +121,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         lora=_plain(record["lora"]),
         output_row="" if output_lora is None else f"| LoRA on o_proj | {_plain(output_lora)} |\n",
         fraction=budget.total_kv_fraction,
-        training=_plain(record["training"]) or "not recorded",
+        training=_training_words(record["training"]),
         budget="" if sections.budget is None else _BUDGET.format(table=sections.budget),
         scores=""
         if scored is None
@@ -160,6 +160,13 @@ def _title(record: dict[str, Any]) -> str:
 def _load_words(name: str, merged: bool, output_lora: bool) -> str:
     second = _SECOND.format(name=name) if output_lora else ""
     return _LOAD.format(name=name) + (_MERGED if merged else _PEFT.format(name=name, second=second))
+
+
+def _training_words(training: dict[str, Any]) -> str:
+    words = _plain(training) or "not recorded"
+    if (teacher := training.get("distillation")) is not None:
+        words += f"; distilled from the uncompressed backbone ({_plain(teacher)})"
+    return words
 
 
 def _stages_words(training: dict[str, Any], output_lora: dict[str, Any] | None) -> str:

@@ -56,7 +56,7 @@ _SINCE = {
     "stage2": 2,
     "merged": 3,
 }
-_TRAINING = {"name": str, "steps": int, "seed": int | None}
+_TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict[str, Any]}
 """What is read of ``training`` beside the card."""
 
 

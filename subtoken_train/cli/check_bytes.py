@@ -125,5 +125,6 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
         quantization=module.backbone_config.quantization,
         optimizer=module.optimizer_config.name,
         strategy=str(trainer.strategy),
+        distilled=module.distillation_config is not None,
         processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
     )

@@ -35,6 +35,8 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
         yield f"stage 2    on {stage2.adapter} ({read})"
         if stage2.output_lora is not None:
             yield f"o_proj     LoRA {_lora_words(stage2.output_lora)}"
+    if (teacher := module.distillation_config) is not None:
+        yield f"teacher    the uncompressed backbone, weight {teacher.weight:g}, temperature {teacher.temperature:g}"
     routers = "" if (rate := optimizer.router_learning_rate) is None else f" (routers {rate:g})"
     yield (
         f"optimiser  {_OPTIMIZERS[optimizer.name]} at {optimizer.learning_rate:g}{routers}, "

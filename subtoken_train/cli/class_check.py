@@ -22,7 +22,7 @@ _SPEC = ("class_path", "init_args", "dict_kwargs")
 GROUPS = {
     **dict.fromkeys(("model", "data", "trainer", "checkpoint", "model.backbone", "model.reducer", "data.train"), ""),
     **dict.fromkeys(("evaluation", "early_stopping", "model.lora", "model.routing", "model.stage2"), " or null"),
-    **dict.fromkeys(("model.stage2.output_lora", "model.optimizer", "data.val"), " or null"),
+    **dict.fromkeys(("model.stage2.output_lora", "model.optimizer", "model.distillation", "data.val"), " or null"),
 }
 """Keys that hold keys; a text there would be read as the name of another file."""
 _MAX_TEXT = 4096

@@ -1,4 +1,4 @@
-"""The training objective: token-normalised cross-entropy on the rows that predict a label, and the balance loss.
+"""The training objective on the rows that predict a label: cross-entropy and distillation; and the balance loss.
 
 Legend: B batch, N positions, V vocabulary, L labelled targets of the batch, S value groups.
 """
@@ -31,6 +31,17 @@ def answer_loss(logits_LV: Tensor, targets_L: Tensor) -> Tensor:
     however samples are split into micro-batches.
     """
     return F.cross_entropy(logits_LV.float(), targets_L, reduction="sum")
+
+
+def distillation_loss(logits_LV: Tensor, teacher_LV: Tensor, temperature: float) -> Tensor:
+    """T^2 * KL(teacher || student) of the softened distributions, summed over targets, a scalar in fp32.
+
+    It is normalised as ``answer_loss`` is. With T^2 the gradient, T * (softmax(z / T) - softmax(t / T)), keeps its size
+    whatever T is (Hinton et al. 2015, section 2). The teacher gets none.
+    """
+    student_LV = F.log_softmax(logits_LV.float() / temperature, -1)
+    softened_LV = F.log_softmax(teacher_LV.detach().float() / temperature, -1)
+    return temperature**2 * F.kl_div(student_LV, softened_LV, reduction="sum", log_target=True)
 
 
 def balance_loss(logits_BNS: Tensor, hard_BNS: Tensor, routed_BN: Tensor) -> Tensor:

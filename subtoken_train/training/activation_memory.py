@@ -52,6 +52,7 @@ class Step:
         optimizer: its name.
         strategy: its name in the recipe.
         processes: of the run.
+        distilled: the uncompressed backbone's logits of the labels are learned, too.
     """
 
     batch_size: int
@@ -67,6 +68,7 @@ class Step:
     optimizer: OptimizerName = "adamw"
     strategy: str = "auto"
     processes: int = 1
+    distilled: bool = False
 
 
 class ActivationBytes:
@@ -129,8 +131,22 @@ class ActivationBytes:
         return kept * self.element * self.value + 5 * FP32_BYTES * self.bank.config.num_groups
 
     def loss(self) -> int:
-        """The final norm's input, and the largest moment of logits, cross-entropy and their gradients."""
-        return self.step.labelled * FP32_BYTES * (self.hidden + 3 * self.vocabulary)
+        """The final norm's input, and the largest moment of logits, cross-entropy and their gradients.
+
+        With distillation that is where the divergence is made: the logits themselves, the log-probabilities of
+        cross-entropy, student and teacher, and three more on the way to their product.
+        """
+        entry = 6 * FP32_BYTES + self.element if self.step.distilled else 3 * FP32_BYTES
+        return self.step.labelled * (FP32_BYTES * self.hidden + entry * self.vocabulary)
+
+    def teacher(self, rows: int) -> int:
+        """The largest moment of a layer without gradient: residual stream, norm's output, MLP, and any mask."""
+        mask = self.element * rows * rows if self.splits or self.step.batch_size > 1 else 0
+        return rows * self.element * (3 * self.hidden + 3 * self.mlp) + mask
+
+    def teacher_logits(self) -> int:
+        """What is held of the teacher's pass while the student's runs."""
+        return self.step.labelled * self.element * self.vocabulary
 
     def backward(self, rows: int) -> int:
         """Gradients inside the MLP at work, of all records: three at the product, or one and a dequantised weight."""

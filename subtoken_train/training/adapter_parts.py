@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,13 @@ def adapter_config(module: SubTokenModule, family: Family, training: dict[str, A
     Args:
         module: what was trained.
         family: its backbone, whole or laid out; a process of a sharded run holds neither.
-        training: name of the run, optimiser steps, seed; stage 1's are added.
+        training: name of the run, optimiser steps, seed; stage 1's and distillation's settings are added.
     """
     if module.first_stage is not None:
         stage1 = {**module.first_stage.config.training, "sha256": module.first_stage_digest}
         training = {**training, "stage1": stage1}
+    if module.distillation_config is not None:
+        training = {**training, "distillation": asdict(module.distillation_config)}
     return AdapterConfig(
         backbone=module.backbone_config,
         lora=module.lora_settings,

@@ -9,8 +9,9 @@ in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale p
 *Kept from the forward pass for the backward pass*, and *on top of that*, the loss or a backward product, whichever is
 larger: ``activation_memory.py``.
 
-*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``). It counts where it needs more than
-everything that follows.
+*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``), and with distillation the teacher's
+pass over all rows. They count where one needs more than everything that follows. The teacher's logits stay until the
+loss.
 
 Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), DDP's copy of the gradients, and
 the scout, which holds less than a layer in full. Stage 2 of two-stage training keeps less (no q/v LoRA trains) and is
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from operator import itemgetter
 from typing import Any
 
 from torch import nn
@@ -78,13 +80,18 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
     kept *= step.batch_size
     working = max(step.batch_size * sizes.loss(), backward)
     tower = step.batch_size * (parts.family.tower_bytes(step.pixel_bytes) if step.pixel_bytes else 0)
-    phases = (("kept for backward", kept), ("loss or backward", working))
+    phases: tuple[tuple[str, int], ...] = (("kept for backward", kept), ("loss or backward", working))
+    before = ("vision tower", tower)
+    if step.distilled:
+        held = step.batch_size * sizes.teacher_logits()
+        phases = (("teacher's logits", held), *phases)
+        before = max(before, ("teacher's pass", step.batch_size * sizes.teacher(step.length) + held), key=itemgetter(1))
     return MemoryEstimate(
         (step.length, rows[-1]),
         (
             *_held(parts, step),
             ("batch", step.batch_size * (step.pixel_bytes + 3 * 8 * step.length)),
-            *(phases if kept + working >= tower else (("vision tower", tower),)),
+            *(phases if sum(size for _, size in phases) >= before[1] else (before,)),
         ),
     )
 

@@ -19,9 +19,10 @@ from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.functional.objective import answer_loss, predicting_rows
+from subtoken_train.functional.objective import answer_loss, distillation_loss, predicting_rows
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.distillation import DistillationConfig, Teacher
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
 from subtoken_train.training.sharding import is_sharded, see_blank_image, shard_layers
 from subtoken_train.training.step_record import StepRecord
@@ -32,7 +33,7 @@ FIRST_STAGE_KEY = "first_stage_sha256"
 
 
 class SubTokenModule(L.LightningModule):
-    """Adapters of a frozen backbone, trained with token-normalised cross-entropy + lambda * balance loss.
+    """Adapters of a frozen backbone, trained with token-normalised cross-entropy + lambda * balance (+ distillation).
 
     The backbone is loaded at the first use of ``family`` (a data module may come first), never at construction.
     Checkpoints hold only what is trained.
@@ -45,6 +46,7 @@ class SubTokenModule(L.LightningModule):
         stage2: two-stage training: freeze the LoRA of a token-only adapter and train the routers on top of it.
         optimizer: AdamW and schedule.
         gradient_checkpointing: recompute decoder layers in the backward pass (non-reentrant).
+        distillation: learn the answers' distributions of the uncompressed backbone, too; None: labels alone.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class SubTokenModule(L.LightningModule):
         stage2: Stage2Config | None = None,
         optimizer: OptimizerConfig | None = None,
         gradient_checkpointing: bool = False,
+        distillation: DistillationConfig | None = None,
     ) -> None:
         super().__init__()
         self.backbone_config, self.lora_written = backbone, lora
@@ -67,6 +70,8 @@ class SubTokenModule(L.LightningModule):
         self.first_stage_digest: str | None = None
         self.optimizer_config = optimizer or OptimizerConfig()
         self.gradient_checkpointing = gradient_checkpointing
+        self.distillation_config = distillation
+        self._teacher: Teacher | None = None
         self.strict_loading = False  # the frozen weights are not in the checkpoint; on_load_checkpoint is strict
         self.compressed: CompressedBackbone | None = None
         self.in_step = False  # set by a strategy under which all processes must call the same modules
@@ -129,15 +134,18 @@ class SubTokenModule(L.LightningModule):
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def training_step(self, batch: tuple[Batch, int, int], batch_idx: int) -> Tensor:
-        """One micro-batch's share of the window's token-normalised loss, plus the weighted balance loss."""
+        """One micro-batch's share of the window's token-normalised losses, plus the weighted balance loss."""
         micro, window_tokens, window_size = batch
         self._keep_in_step(micro)
+        # before the student, so that what its pass holds is let go when the student's begins
+        teacher = None if self.distillation_config is None else self._teacher_logits(micro)
         result = self.parts.run(micro)
         rows, targets = predicting_rows(result.labels(micro.labels_BN))
-        total = answer_loss(self.parts.logits(result, rows), targets)
+        logits = self.parts.logits(result, rows)
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
         accumulation = self.trainer.accumulate_grad_batches
-        answer = total * accumulation / self._global_tokens(window_tokens)
+        share = accumulation / self._global_tokens(window_tokens)
+        answer = answer_loss(logits, targets) * share
         weight, balance = 0.0, torch.zeros((), device=self.device)
         if result.state is not None and self.routing_config is not None:
             weight = self.routing_config.balance_weight
@@ -145,7 +153,12 @@ class SubTokenModule(L.LightningModule):
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
         self.last_step = StepRecord.of(micro, result)
-        return answer + weight * balance * accumulation / window_size
+        loss = answer + weight * balance * accumulation / window_size
+        if teacher is None or self.distillation_config is None:
+            return loss
+        divergence = distillation_loss(logits, teacher, self.distillation_config.temperature) * share
+        self.log("train/distillation", divergence.detach() * window_size / accumulation, sync_dist=True)
+        return loss + self.distillation_config.weight * divergence
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
@@ -195,6 +208,12 @@ class SubTokenModule(L.LightningModule):
                 "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
                 "anew with --overwrite"
             )
+
+    def _teacher_logits(self, batch: Batch) -> Tensor:
+        """What the uncompressed backbone says of a batch's labels, see ``Teacher``; it is made at the first use."""
+        if self._teacher is None:
+            self._teacher = Teacher(self.family)
+        return self._teacher.logits(batch)
 
     def _keep_in_step(self, batch: Batch) -> None:
         """A text-only batch calls what one with images calls, where processes would wait for each other."""

@@ -138,6 +138,24 @@ def test_real_steps_hold_what_was_predicted(tmp_path, name):
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.15
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_with_a_teacher_hold_what_was_predicted(tmp_path, dtype):
+    """A vocabulary of 32,000, so that both sides' logits are the largest moment."""
+    case = training_memory.Case("llama-32k", dtype, reducer="quest", distilled=True)
+    found = training_memory.measure(case, tmp_path)
+    assert abs(found["error"]) < 0.05
+    assert found["parts"]["teacher's logits"] == 2 * training_memory.ANSWER * 32_000 * (4 if dtype == "float32" else 2)
+
+
+def test_a_teachers_pass_counts_where_it_is_the_largest_moment(parts):
+    """It sees all rows, and what trains sees few: so with checkpointing, and long before a record is all image."""
+    few = {"distilled": True, "checkpointing": True, "batch_size": 64}
+    assert "teacher's pass" not in sizes(parts, **few)
+    found = sizes(parts, **few, length=4096 + 100, compressed=4096, labelled=2)
+    assert found["teacher's pass"] > 64 * 4196 * 3 * 4 * (128 + 256)
+    assert "kept for backward" not in found
+
+
 @pytest.mark.parametrize("model", memory_models.FURTHER)
 def test_further_models_hold_what_was_predicted(tmp_path, model):
     case = training_memory.Case(model, reducer="quest" if model in memory_models.TEXT_MODELS else "fastv")

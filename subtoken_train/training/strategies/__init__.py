@@ -91,6 +91,11 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
             "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; take ddp, zero2 or zero3, "
             "or set it to false"
         )
+    if module.distillation_config is not None and issubclass(kind, ZeroStrategy | Fsdp2Strategy):
+        raise ValueError(
+            "model.distillation runs every layer twice in a step, for its teacher too, which is not tried under ZeRO "
+            "and FSDP2; take trainer.strategy ddp, or set model.distillation: null"
+        )
     optimizer = module.optimizer_config.name
     if optimizer != "adamw" and issubclass(kind, ZeroStrategy | Fsdp2Strategy):
         raise ValueError(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
 
 from subtoken_train.cli.main import main
 from subtoken_train.training.devices import check_devices
@@ -23,12 +23,15 @@ def refused(capsys, argv: list[str]) -> str:
     return err.splitlines()[-1].removeprefix("subtoken-train: error: ")
 
 
-def module(quantization: str = "none", optimizer: str = "adamw", checkpointing: bool = False) -> SimpleNamespace:
+def module(
+    quantization: str = "none", optimizer: str = "adamw", checkpointing: bool = False, distillation: object = None
+) -> SimpleNamespace:
     return SimpleNamespace(
         backbone_config=SimpleNamespace(quantization=quantization),
         optimizer_config=SimpleNamespace(name=optimizer),
         gradient_checkpointing=checkpointing,
         routing_config=SimpleNamespace(),
+        distillation_config=distillation,
     )
 
 
@@ -115,6 +118,15 @@ def test_fsdp2_recomputes_no_routers():
     with pytest.raises(ValueError, match=r"cannot train routers with model\.gradient_checkpointing"):
         check_fit(trainer(Fsdp2Strategy()), module(checkpointing=True))
     check_fit(trainer(Fsdp2Strategy()), module())
+
+
+def test_a_teacher_is_not_for_weights_that_are_shared_out():
+    for kind in (ZeroStrategy, Fsdp2Strategy):
+        with pytest.raises(
+            ValueError, match=r"model\.distillation runs every layer twice .* take trainer\.strategy ddp"
+        ):
+            check_kind(kind, "32-true", module(distillation=object()))
+    check_kind(DDPStrategy, "32-true", module(distillation=object()))
 
 
 def test_an_eight_bit_optimiser_is_for_whole_tensors():

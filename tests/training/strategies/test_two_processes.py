@@ -88,6 +88,12 @@ def test_what_reads_weights_out_of_place(arena, strategy):
 
 
 @pytest.mark.slow
+def test_a_teacher_beside_two_students_equals_one_process(arena):
+    distilled = [*WINDOWS, "--model.distillation={weight: 2.0, temperature: 2.0}"]
+    assert_same(arena.fit("ddp", "distilled-ddp", *distilled), arena.reference("distilled", *distilled))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_resuming_gives_the_weights_of_never_having_stopped(arena, strategy):
     whole = arena.fit(strategy, f"whole-{strategy}", *RESUMED)

@@ -1,0 +1,216 @@
+"""Distillation in training: what the teacher is, what a step's loss is, and that every arm trains under it."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.engine.build import assemble
+from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
+from subtoken_train.functional.objective import IGNORE_INDEX, predicting_rows
+from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.distillation import DistillationConfig, Teacher
+from subtoken_train.training.module import SubTokenModule
+from subtoken_train.types import Region
+from tests.support.helpers import interrupted_fit, make_batch, moved_by_fit, only_sample
+from tests.support.text_families import text_batch, text_family
+
+MIXED = [(1, 7), (1, 5), (0, 6)]
+ON = "--model.distillation={weight: 0.5, temperature: 2}"
+
+
+class Trainer:
+    """As much of a trainer as a training step reads."""
+
+    world_size, accumulate_grad_batches = 1, 1
+
+
+def made(family, distillation=None, dropout=0.0, **reducer) -> SubTokenModule:
+    """A module with LoRA that does something, outside of a run; ``logged`` collects."""
+    settings = {
+        "reducer": build_reducer(**{"name": "fastv", "keep_ratio": 0.25, **reducer}),
+        "routing": RoutingConfig(),
+    }
+    module = SubTokenModule(backbone=BackboneConfig(), distillation=distillation, **settings)
+    torch.manual_seed(0)
+    module.compressed, _ = assemble(family, LoraSettings(4, 8, dropout), settings["reducer"], settings["routing"])
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    module.stub = Trainer()
+    module.trainer = module.stub
+    module.logged = {}
+    module.log = lambda name, value, **_: module.logged.update({name: float(value)})
+    return module.train()
+
+
+def gradients(module: SubTokenModule, loss: Tensor) -> dict[str, Tensor]:
+    """Of what trains; the module has none afterwards."""
+    loss.backward()
+    found = {name: parameter.grad.clone() for name, parameter in module.trained().items()}
+    module.zero_grad()
+    return found
+
+
+def plain_logits(model, batch) -> Tensor:
+    """Transformers' own forward pass of an untouched model, one sample at a time: rows that predict a label."""
+    rows = []
+    for index in range(len(batch.labels_BN)):
+        one = only_sample(batch, index)
+        seen = one.regions_BN[0] != Region.PADDING
+        pixels = {} if one.pixel_values is None else {"pixel_values": one.pixel_values}
+        logits = model(input_ids=one.input_ids_BN[:, seen], **pixels).logits[0]
+        rows.append(logits[predicting_rows(one.labels_BN[:, seen])[0][0]])
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_the_teacher_is_the_backbone_as_it_was_loaded(tiny_family, pad_left):
+    batch = make_batch(MIXED, pad_left)
+    expected = plain_logits(copy.deepcopy(tiny_family.model), batch)
+    module = made(tiny_family, dropout=0.5)
+    enable_checkpointing(tiny_family, module.parts.bank)
+    modes = [part.training for part in module.modules()]
+    learns = [parameter.requires_grad for parameter in module.parameters()]
+    found = Teacher(tiny_family).logits(batch)
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert modes == [part.training for part in module.modules()]
+    assert learns == [parameter.requires_grad for parameter in module.parameters()]
+    result = module.parts.run(batch)
+    rows, _ = predicting_rows(result.labels(batch.labels_BN))
+    assert (module.parts.logits(result, rows) - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "reducer", [{}, {"stage": "decoder"}, {"name": "visionzip"}], ids=["embeds", "decoder", "tower"]
+)
+def test_a_step_adds_the_weighted_divergence_of_aligned_rows(tiny_family, reducer):
+    """Against transformers' own pass of an untouched copy, with loops over answer tokens."""
+    batch, weight, temperature = make_batch(MIXED), 0.5, 2.0
+    with torch.no_grad():
+        teacher = plain_logits(copy.deepcopy(tiny_family.model), batch)
+    module = made(tiny_family, DistillationConfig(weight, temperature), **reducer)
+    loss = module.training_step((batch, 6, 1), 0)
+    result = module.parts.run(batch)
+    rows, targets = predicting_rows(result.labels(batch.labels_BN))
+    logits, answer, divergence = module.parts.logits(result, rows), 0.0, 0.0
+    assert len(targets) == len(teacher) == 6
+    for ours, theirs, target in zip(logits, teacher, targets, strict=True):
+        answer -= ours.log_softmax(-1)[target]
+        p, q = (each / temperature for each in (theirs, ours))
+        divergence += temperature**2 * (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum()
+    expected = answer / 6 + weight * divergence / 6 + 0.01 * result.state.mean_balance()
+    assert divergence > 0.001
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    assert module.logged["train/distillation"] == pytest.approx(divergence.item() / 6, rel=1e-3)
+    assert module.logged["train/loss"] == pytest.approx(answer.item() / 6, rel=1e-4)
+    ours, theirs = gradients(module, loss), gradients(module, expected)
+    for name, gradient in ours.items():
+        assert torch.allclose(gradient, theirs[name], atol=1e-5), name
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2_window"])
+@torch.no_grad()
+def test_the_teacher_of_a_language_model_reads_all_context_with_whole_values(kind):
+    """Its own layers run context splits for the student, of which the teacher's pass knows nothing."""
+    family, batch = text_family(kind), text_batch([(24, 9, 2), (20, 7, 2)])
+    batch.labels_BN = torch.where(batch.regions_BN == Region.QUERY, batch.input_ids_BN, IGNORE_INDEX)
+    expected = plain_logits(copy.deepcopy(family.model), batch)
+    module = made(family, name="quest", keep_ratio=0.5, page_size=4, window=8)
+    assert module.parts.splits
+    assert torch.allclose(Teacher(family).logits(batch), expected, atol=1e-4)
+
+
+def test_a_window_of_single_samples_is_one_batch(tiny_family):
+    batch = make_batch(MIXED)
+    module = made(tiny_family, DistillationConfig(2.0, 3.0))
+    whole = gradients(module, module.training_step((batch, 6, 1), 0))
+    module.stub.accumulate_grad_batches = 3
+    parts = [module.training_step((only_sample(batch, index), 6, 3), index) / 3 for index in range(3)]
+    found = gradients(module, sum(parts))
+    for name, gradient in whole.items():
+        assert torch.allclose(found[name], gradient, atol=1e-5), name
+
+
+def test_checkpointing_and_weight_zero_change_no_gradient(tiny_family):
+    batch = make_batch(MIXED)
+    module = made(tiny_family)
+    plain = gradients(module, module.training_step((batch, 6, 1), 0))
+    module.distillation_config = DistillationConfig(0.0)
+    logged_only = gradients(module, module.training_step((batch, 6, 1), 0))
+    assert module.logged["train/distillation"] > 0
+    assert all(torch.allclose(logged_only[name], plain[name], atol=1e-7) for name in plain)
+    module.distillation_config = DistillationConfig()
+    distilled = gradients(module, module.training_step((batch, 6, 1), 0))
+    enable_checkpointing(tiny_family, module.parts.bank)
+    again = gradients(module, module.training_step((batch, 6, 1), 0))
+    assert all(torch.allclose(again[name], distilled[name], atol=1e-6) for name in plain)
+    assert any(not torch.allclose(plain[name], distilled[name], atol=1e-4) for name in plain)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [["--model.routing=null"], ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"]],
+    ids=["anchor", "routed-bf16-checkpointing"],
+)
+def test_a_fit_moves_exactly_the_trainables(tiny_run, extra):
+    cli = RecipeCLI(tiny_run("--trainer.max_steps=2", "--model.optimizer.warmup_steps=0", ON, *extra)[1:])
+    assert {f"compressed.{name}" for name in moved_by_fit(cli)} == set(cli.model.trained())
+
+
+def test_stage_2_keeps_its_first_lora_frozen_and_says_what_it_learned(tiny_run, tmp_path):
+    assert main(tiny_run("--trainer.max_steps=1", "--model.routing=null", output="first")) == 0
+    first = tmp_path / "first" / "adapter"
+    stage2 = ["--model.lora=null", f"--model.stage2.adapter={first}", "--trainer.max_steps=2", ON]
+    assert main(tiny_run(*stage2, output="second")) == 0
+    folder = tmp_path / "second" / "adapter"
+    name = "adapter_model.safetensors"
+    assert (folder / name).read_bytes() == (first / name).read_bytes()
+    config, _, _ = read_adapter(folder)
+    assert config.training["distillation"] == {"weight": 0.5, "temperature": 2.0}
+    assert (
+        "distilled from the uncompressed backbone (weight 0.5, temperature 2.0)" in (folder / "README.md").read_text()
+    )
+    config = json.loads((folder / "subtoken_config.json").read_text())
+    config["training"]["distillation"] = "yes"
+    (folder / "subtoken_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"training\.distillation"):
+        read_adapter(folder)
+
+
+def test_resuming_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
+    options = ["--model.lora.dropout=0.1", "--trainer.max_steps=4", ON]
+    assert main(tiny_run(*options, output="whole")) == 0
+    assert interrupted_fit(tiny_run(*options, output="parts"), after_step=2) == 130
+    assert main(tiny_run(*options, "--resume", output="parts")) == 0
+    for name in ("adapter_model.safetensors", "router.safetensors"):
+        whole, parts = ((tmp_path / run / "adapter" / name).read_bytes() for run in ("whole", "parts"))
+        assert whole == parts
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("{weight: -1}", ["distillation weight is -1", "0 to"]),
+        ("{weight: .nan}", ["distillation weight is nan"]),
+        ("{temperature: 0}", ["distillation temperature is 0", "0.01 to 1,000"]),
+        ("{temprature: 1}", ["temprature"]),
+        ("yes", ["model.distillation"]),
+    ],
+)
+def test_wrong_settings_are_worded(tiny_run, capsys, value, words):
+    assert main(tiny_run(f"--model.distillation={value}")) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert all(word in err for word in words)
