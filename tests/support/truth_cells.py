@@ -165,9 +165,7 @@ def _eviction_fits(cell: Cell) -> bool:
     if method is None:
         return True
     sees = cell.get("family", "llava") not in TEXT
-    if sees:
-        return not method.needs_image or not cell.get("batch", "one").startswith("text")
-    return not method.needs_image
+    return not method.needs_image or (sees and not cell.get("batch", "one").startswith("text"))
 
 
 def full_matrix() -> list[Cell]:
