@@ -103,7 +103,8 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
     def norms(value_BND: Tensor) -> Tensor:
         config = bank.config
         groups_BNSg = split_groups(value_BND, config.num_groups, bank.shape.num_kv_heads, config.layout)
-        return torch.linalg.vector_norm(groups_BNSg.float(), dim=-1)
+        norms_BNS: Tensor = torch.linalg.vector_norm(groups_BNSg.float(), dim=-1)
+        return norms_BNS
 
     def keep_values(layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> None:
         values[layer] = value_BND if bank.config.fill != "zero" else norms(value_BND)

@@ -144,14 +144,6 @@ def test_gate_prior_and_budget_are_named_and_the_gate_is_counted(capsys, tiny):
     assert "visual 64 16 8,192 3,072 32 17.1875 %" in lines
     plain = "routing linear, S=16, K=4, contiguous, per_token budget, balance weight 0.01"
     assert plain in checked(capsys, [*tiny, "--offline"])
-    filled = [*tiny, "--offline", "--model.routing.kept_groups=3"]
-    lines = checked(capsys, [*filled, "--model.routing.fill=mean"])
-    assert "routing linear, S=16, K=3, contiguous, per_token budget, fill mean, balance weight 0.01" in lines
-    assert "visual 64 16 8,192 2,048 32 15.625 %" in lines  # 16 tokens of 3 groups, and one vector
-    assert any(line.startswith("matched anchor: 10 of 64 visual tokens") for line in lines)
-    lines = checked(capsys, [*filled, "--model.routing.fill=learned"])
-    assert "routers (linear) 18 13,152" in lines  # 128 channels more in each of 6 layers
-    assert "visual 64 16 8,192 1,536 32 14.8438 %" in lines
     learning = ["--model.routing.balance_scope=batch", "--model.routing.temperature=0.5"]
     assert f"{plain} per batch, temperature 0.5" in checked(capsys, [*tiny, "--offline", *learning])
 
@@ -224,10 +216,6 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--model.reducer.name", "fastvv"], ["unknown reducer 'fastvv'. Did you mean 'fastv'?"]),
         (["--model.routing.selector", "lineer"], ["unknown selector 'lineer'. Did you mean 'linear'?"]),
         (["--model.routing.selector", "static", "--model.routing.query_conditioned", "true"], ["learned router"]),
-        (
-            ["--model.routing.fill", "mean", "--model.routing.kept_groups", "16"],
-            ["fill 'mean' does nothing where kept_groups = num_groups = 16"],
-        ),
         (
             ["--model.routing.selector", "random", "--model.routing.value_gate", "true"],
             ["value_gate", "learned router"],
