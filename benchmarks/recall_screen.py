@@ -5,10 +5,10 @@
 
 Adapters are those that ``tiny_comparison.py`` trained in ``--work`` (one training seed); an arm whose adapter is not
 there is left out. Contexts are of the ``dev`` split with a seed of their own, so that the test split stays unopened. An
-arm is its adapter under other settings at inference, where it says so: groups kept (K of S = 16), tokens kept, key
-channels kept (ThinK), an eviction; ``context_first`` compresses before the question is there. Shares of the context's
-KV are measured on packed tensors: ``kv`` without the index of groups and channels, as the paper counts, ``kv_index``
-with it.
+arm is its adapter under other settings at inference, where it says so: another reducer, groups kept (K of S = 16),
+tokens kept, key channels kept (ThinK), an eviction; ``context_first`` compresses before the question is there. Shares
+of the context's KV are measured on packed tensors: ``kv`` without the index of groups and channels, as the paper
+counts, ``kv_index`` with it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import Outcome, generate_batch
 from subtoken_train.inference.compression import Compression
+from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +45,7 @@ class Trial:
     """One arm: the recipe that trained its adapter, and what is set otherwise at inference (None: nothing)."""
 
     recipe: str
+    reducer: str | None = None
     keep_ratio: float | None = None
     kept_groups: int | None = None
     key_channels: float = 1.0
@@ -55,6 +57,7 @@ class Trial:
     def name(self) -> str:
         """Of its record."""
         said = [self.recipe.removeprefix("tinylm_")]
+        said += [] if self.reducer is None else [f"under_{self.reducer}"]
         said += [] if self.keep_ratio is None else [f"r{self.keep_ratio:.6g}"]
         said += [] if self.kept_groups is None else [f"k{self.kept_groups}"]
         said += [] if self.key_channels == 1 else [f"keys{self.key_channels:.6g}"]
@@ -72,6 +75,7 @@ def trials() -> list[Trial]:
         for method in evictions
         for keep in (0.21875, 0.25)
     ]
+    found += [Trial("tinylm_lora_only", method, keep) for method in evictions for keep in (0.21875, 0.25)]
     for scorer, anchor in SCORERS.items():
         found += [Trial(f"tinylm_{scorer}25{rest}") for rest in ("", "_s16k12", "_s16k12_valuenorm")]
         found += [Trial(f"tinylm_{anchor}")]
@@ -80,9 +84,9 @@ def trials() -> list[Trial]:
         (0.25, 16, 0.75), (0.25, 14, 0.875), (0.28125, 12, 0.8056), (0.28125, 14, 0.6806),
         (0.3125, 12, 0.65), (0.3125, 10, 0.775), (0.28125, 9, 1.0), (0.3125, 7, 1.0),
     ):  # fmt: skip
-        found.append(Trial(adapter, keep, kept, keys, **blind))
-    found += [Trial("tinylm_compactor25", 0.25, None, 0.75, **blind)]
-    found += [Trial("tinylm_compactor25_s16k12_anchor", 0.28125, None, 0.5556, **blind)]
+        found.append(Trial(adapter, None, keep, kept, keys, **blind))
+    found += [Trial("tinylm_compactor25", None, 0.25, None, 0.75, **blind)]
+    found += [Trial("tinylm_compactor25_s16k12_anchor", None, 0.28125, None, 0.5556, **blind)]
     return found
 
 
@@ -98,7 +102,8 @@ def backbone_of(trial: Trial, work: Path) -> CompressedBackbone | None:
     if trial.keep_ratio is None:
         return backbone
     backbone.detach()
-    reducer = replace(backbone.reducer, keep_ratio=trial.keep_ratio)
+    reducer = backbone.reducer if trial.reducer is None else build_reducer(trial.reducer)
+    reducer = replace(reducer, keep_ratio=trial.keep_ratio)
     return CompressedBackbone(backbone.family, reducer, backbone.bank).eval()
 
 
