@@ -46,6 +46,7 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "model.routing.layout": ("nope", 5, []),
     "model.routing.balance_weight": (*WORDS, -1),
     "model.routing.balance_scope": ("nope", 5, []),
+    "model.routing.fill": ("nope", 5, []),
     "model.routing.temperature": (*WORDS, -1, 0),
     "model.optimizer.name": ("nope", 5, []),
     "model.optimizer.learning_rate": (*WORDS, -1, 0),
