@@ -30,12 +30,16 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import Outcome, generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks/results/screens/recall"
 SPLIT, SEED, CONTEXTS, TRAINED_SEED, BATCH = "dev", 77, 200, 0, 25
 REFERENCE = "lora_only-compactor-0.21875"
+BY_NORM = RoutingConfig("value_norm", 16, 16, budget="global")
+"""Of an adapter without routers, where groups are cut."""
 KEY_WINDOW = 4
 """Last entries whose keys stay whole: those that Compactor keeps in any case."""
 SCORERS = {"quest": "quest25_s8k6_anchor", "compactor": "compactor25_s16k12_anchor"}
@@ -88,6 +92,8 @@ def trials() -> list[Trial]:
     ):  # fmt: skip
         found.append(Trial(adapter, None, tokens / 512, kept, channels / 32, **blind))
     found += [Trial("tinylm_compactor25_s16k12_anchor", None, 144 / 512, None, 17 / 32, **blind)]
+    for tokens, kept, channels in ((128, 12, 32), (160, 10, 24), (144, 12, 25), (144, None, 17), (128, None, 23)):
+        found.append(Trial("tinylm_lora_only", "compactor", tokens / 512, kept, channels / 32, **blind))
     return found
 
 
@@ -98,14 +104,17 @@ def backbone_of(trial: Trial, work: Path) -> CompressedBackbone | None:
     if folder is None:
         return None
     backbone = read_adapter(folder)[1]
-    if trial.kept_groups is not None and backbone.bank is not None:
-        backbone.bank.config = replace(backbone.bank.config, kept_groups=trial.kept_groups)
+    family, bank = backbone.family, backbone.bank
     if trial.keep_ratio is None:
         return backbone
+    if trial.kept_groups is not None and bank is None:
+        bank = RouterBank(replace(BY_NORM, kept_groups=trial.kept_groups), family.hidden_size, family.shape)
+    elif trial.kept_groups is not None and bank is not None:
+        bank.config = replace(bank.config, kept_groups=trial.kept_groups)
     backbone.detach()
     reducer = backbone.reducer if trial.reducer is None else build_reducer(trial.reducer)
     reducer = replace(reducer, keep_ratio=trial.keep_ratio)
-    return CompressedBackbone(backbone.family, reducer, backbone.bank).eval()
+    return CompressedBackbone(family, reducer, bank).eval()
 
 
 def ask(trial: Trial, backbone: CompressedBackbone) -> dict[str, Any]:
