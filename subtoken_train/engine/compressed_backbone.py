@@ -18,7 +18,7 @@ from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.cuts import CutCourse
-from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, reducer_view, routing_state
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, joined_rows, reducer_view, routing_state
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
 from subtoken_train.engine.tower_pass import tower_reduced
 from subtoken_train.families.family import Family
@@ -82,7 +82,7 @@ class CompressedBackbone(nn.Module):
     def group_budget(self) -> KVBudget:
         """What a routed entry stores: K of its S value groups, all where no routing acts; without a keep ratio."""
         routing = self.active_routing
-        return KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
+        return KVBudget() if routing is None else routing.token_budget
 
     @property
     def placeless(self) -> bool:
@@ -102,7 +102,8 @@ class CompressedBackbone(nn.Module):
         shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels)
         layers = [self.reducer.layer_tokens(tokens, shape.num_layers) for tokens in samples if tokens]
         kept = [sum(counts) for counts in zip(*layers, strict=True)]
-        return nominal_ledger(shape, {region: sum(samples)}, budget, self.cut_layer, kept or None).fraction(region)
+        tokens, filled = {region: sum(samples)}, sum(bool(tokens) for tokens in samples)
+        return nominal_ledger(shape, tokens, budget, self.cut_layer, kept or None, filled).fraction(region)
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""
@@ -144,7 +145,8 @@ class CompressedBackbone(nn.Module):
         else:
             hidden = family.embed(batch, states)
             result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
-        result.embeds_BND, result.routing, result.windows = hidden, self.active_routing, family.windows
+        result.embeds_BND = hidden if result.embeds_BND is None else result.embeds_BND
+        result.routing, result.windows = self.active_routing, family.windows
         return result
 
     def _run_embedded(self, call: PassCall, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
@@ -159,9 +161,13 @@ class CompressedBackbone(nn.Module):
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
             way = (size, rows.deep_nBMD, reducer.frozen_scout)
             view = reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, *way))
-            keep, rank = reducer.select(view)
-            rows, gather = rows.take(keep, call.pad_left)
-            return self._routed_span(call, take_rows(hidden, gather), rows, 0, rank)
+            keep, rank, joins = reducer.select(view)
+            if joins is not None:
+                hidden, rows = joined_rows(hidden, rows, joins)
+            taken, gather = rows.take(keep, call.pad_left)
+            result = self._routed_span(call, take_rows(hidden, gather), taken, 0, rank)
+            result.embeds_BND = hidden
+            return result
         assert isinstance(reducer, DecoderReducer)
         return self._decoder_reduced(reducer, call, hidden, rows)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
 from subtoken_train.functional.hashing import sample_seeds
+from subtoken_train.functional.merging import joined_means
 from subtoken_train.functional.window import in_window
 from subtoken_train.reducers.base import PositionPolicy, ReducerView
 from subtoken_train.routing import RoutingConfig
@@ -101,6 +102,15 @@ class Rows:
         return replace(self, regions_BM=self.regions_BM.masked_fill(left_BM, Region.PADDING), attended_BM=attended_BM)
 
 
+def joined_rows(hidden_BND: Tensor, rows: Rows, joins_BN: Tensor) -> tuple[Tensor, Rows]:
+    """Embeddings, and what the first layers add to them, each the mean of the rows that go to its row."""
+    goes_B1N = joins_BN[:, None].to(hidden_BND.device)
+    deep = rows.deep_nBMD
+    if deep is not None:
+        deep = torch.stack([joined_means(each[:, None], goes_B1N.to(each.device))[:, 0] for each in deep])
+    return joined_means(hidden_BND[:, None], goes_B1N)[:, 0], replace(rows, deep_nBMD=deep)
+
+
 def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     """One past each sample's largest position id (under mRoPE: of all three axes), [B, 1] or [3, B, 1]."""
     largest = position.masked_fill(~visible_BN, -1).amax(-1, keepdim=True)
@@ -137,6 +147,7 @@ def routing_state(
         rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),
         deferred={} if deferred else None,
         masks={} if before is None else before.masks,
+        fills={} if before is None else before.fills,
         choices={} if before is None else before.choices,
     )
 
@@ -175,7 +186,8 @@ class PromptPass:
         state: what the routers did; None without routing.
         routing: settings of the routing that acted; None where every group stays as it is.
         kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
-        embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place.
+        embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place,
+            and in the row that dropped ones were merged into, their mean.
         windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
     """
 
@@ -211,11 +223,18 @@ class PromptPass:
             layer_plan(keep_BhM, masks.get(layer), rows.index_BM, longest[layer])
             for layer, (keep_BhM, (rows, _)) in enumerate(zip(kept, held, strict=True))
         ]
+        stored = self.routing is not None and self.routing.token_budget.stores_fill
+        for layer, kept_layer in enumerate(layers):
+            kept_layer.filled = stored and layer in masks
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
 
     def groups(self) -> dict[int, Tensor]:
         """Value groups of the rows of the layers that route, bool [B, M, S]."""
         return {} if self.state is None or self.routing is None else self.state.masks
+
+    def fills(self) -> dict[int, Tensor]:
+        """What dropped groups of the layers that route read as, see ``RoutingState.fills``."""
+        return {} if self.state is None or self.routing is None else self.state.fills
 
     def labels(self, labels_BN: Tensor) -> Tensor:
         """Labels of the surviving rows, [B, M]; padding gets -100."""
