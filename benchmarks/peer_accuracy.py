@@ -121,8 +121,8 @@ def ask(backbone: CompressedBackbone, questions: Questions, compression: Compres
         return sum(getattr(record, name) for record in records)
 
     return {
-        "measured": round(total("region_bytes") / total("region_dense_bytes"), 6),
-        "with_index": round((total("region_bytes") + total("index_bytes")) / total("region_dense_bytes"), 6),
+        "measured": round((total("region_bytes") - total("index_bytes")) / total("region_dense_bytes"), 6),
+        "with_index": round(total("region_bytes") / total("region_dense_bytes"), 6),
         "prompt_kv": round(total("kv_bytes") / total("dense_kv_bytes"), 6),
         "emptied": sum(bool(record.emptied) for record in records),
         "seconds": round(time.perf_counter() - clock, 1),
