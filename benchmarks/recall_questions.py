@@ -30,3 +30,10 @@ def recall_questions(records: RecallRecords) -> tuple[list[Sample], Collate]:
     ]
     pad_id = padding_id(records.task.tokenizer)
     return samples, lambda asked: collate_text([prompts[sample.id] for sample in asked], pad_id)
+
+
+def recall_reference(records: RecallRecords) -> Callable[[Sample], Sequence[int]]:
+    """The token ids of a question's right answer, as training labels them: end-of-text included."""
+    texts = [records[i].text for i in range(len(records))]
+    answers = {text.record_id: text.input_ids[text.prompt_length :] for text in texts}
+    return lambda sample: answers[sample.id]

@@ -3,7 +3,8 @@
     python recipes/generate.py          # writes recipes/MODEL/*.yaml; a test checks that they are what it writes
 
 Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
-The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well. Backbones that
+The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well, and so are arms
+under two other scorers of a context (``SCORERS``). Backbones that
 the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``), and so
 has LLaVA-1.5-7B under token reducers that it does not train (``reducer_arms``).
 """
@@ -24,6 +25,7 @@ from recipe_texts import (
     EMBEDDED_HEADER,
     EMBEDDED_LORA,
     EMBEDDED_TRAIN,
+    FILL,
     HEADER,
     IMAGE_WORDS,
     INTERNVL_PIXELS,
@@ -50,6 +52,7 @@ from subtoken_train.ledger.ledger import Ledger, nominal_ledger, solve_anchor
 from subtoken_train.reducers import REDUCERS as REGISTERED
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.types import Fill
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -124,6 +127,8 @@ OTHER_REDUCERS = {
     "FitPrune": "fitprune",
 }
 """Token reducers beyond the paper's tables; their recipes are LLaVA-1.5-7B's."""
+SCORERS = {"Compactor": "compactor", "ExpectedAttention": "expected_attention"}
+"""Token reducers of a language model's context that the paper does not train; their recipes are the embedded one's."""
 REACHED = {"pyramiddrop": ("46.875", "35"), "fitprune": ("50", "25")}
 """Averages over layers of those that do not reach 12.5 % in 32 layers; PyramidDrop's own first."""
 
@@ -142,7 +147,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """The file's name, ``<model>_<reducer><keep>_s<S>k<K>[_mlp|_olora][_stage2][_anchor]``."""
+        """The file's name, ``<model>_<reducer><keep>_s<S>k<K>[_mlp|_olora][_mean|_learned][_stage2][_anchor]``."""
         if self.reducer == "none":
             return f"{self.model}_lora_only"
         groups = f"_s{self.num_groups}k{self.kept_groups}" if self.num_groups else ""
@@ -157,7 +162,7 @@ class Arm:
     @property
     def budget(self) -> KVBudget:
         """The budget that the name describes."""
-        return KVBudget(float(self.keep) / 100, self.num_groups or 1, self.kept_groups or 1)
+        return KVBudget(float(self.keep) / 100, self.num_groups or 1, self.kept_groups or 1, fill=self.fill)
 
     @property
     def keep_ratio(self) -> float:
@@ -169,13 +174,19 @@ class Arm:
             share = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
             return build_reducer(self.reducer).at_share(share, ledger.shape.num_layers).keep_ratio
         if self.backbone.is_text or self.backbone.sized:  # pages, and images of any size, round it up
-            return float(self.budget.exact_total)
-        return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
+            return float(self.budget.total_of(self.backbone.tokens))
+        share = self.budget.total_of(self.backbone.tokens)
+        return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, share).keep_ratio
 
     @property
     def selector(self) -> str:
         """What chooses groups."""
         return "mlp" if "_mlp" in self.variant else "value_norm" if "_valuenorm" in self.variant else "linear"
+
+    @property
+    def fill(self) -> Fill:
+        """What a dropped group reads as."""
+        return "mean" if "_mean" in self.variant else "learned" if "_learned" in self.variant else "zero"
 
     @property
     def routed(self) -> bool:
@@ -190,7 +201,7 @@ class Arm:
     def ledger(self) -> Ledger:
         """The compressed region of a prompt in every layer."""
         shape, tokens, method = geometry(self.backbone.shape), self.backbone.tokens, self.made()
-        groups = KVBudget(1.0, self.budget.num_groups, self.budget.kept_groups) if self.routed else KVBudget()
+        groups = replace(self.budget, keep_ratio=1.0) if self.routed else KVBudget()
         kept, cut = method.layer_tokens(tokens, shape.num_layers), method.cut_layer(shape.num_layers)
         return nominal_ledger(shape, {"visual": tokens}, groups, cut, kept)
 
@@ -239,12 +250,17 @@ def arms() -> Iterator[Arm]:
 
 
 def embedded_arms() -> Iterator[Arm]:
-    """The rows of the language models on the embedded one, and trained value-norm selection at S = 16."""
+    """The rows of the language models on the embedded one, trained value norm at S = 16, and other scorers' arms."""
     for arm in arms():
         if arm.model == "llama7b":
             yield replace(arm, model="tinylm")
             if arm.routed and arm.num_groups == 16:
                 yield replace(arm, model="tinylm", variant="_valuenorm")
+    yield Arm("tinylm", "quest", "25")
+    for reducer in SCORERS.values():
+        routed = Arm("tinylm", reducer, "25", 16, 12)
+        yield from (Arm("tinylm", reducer, "25"), replace(routed, anchor=True))
+        yield from (routed, replace(routed, variant="_valuenorm"))
 
 
 def further_arms() -> Iterator[Arm]:
@@ -298,7 +314,7 @@ def _header(arm: Arm) -> str:
     backbone, kept, is_text = arm.backbone, arm.kept_tokens(), arm.backbone.is_text
     words = [backbone.words]
     if arm.reducer != "none":
-        title = next(words for words, name in (REDUCERS | OTHER_REDUCERS).items() if name == arm.reducer)
+        title = next(words for words, name in (REDUCERS | OTHER_REDUCERS | SCORERS).items() if name == arm.reducer)
         share = 100 * arm.keep_ratio if arm.staged else 100 * kept / backbone.tokens
         average = " on average" if arm.staged else ""
         words.append(f"{title} {share:.6g} %{average} ({arm.kept_words()} of {backbone.tokens})")
@@ -357,12 +373,13 @@ def _model_band(arm: Arm) -> str:
         average = ", the average over layers" if arm.staged else ""
         kept = f"{arm.kept_words()} of {arm.backbone.tokens} {what} tokens{average}"
         text += f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n" + METHOD_NOTES.get(
-            "quest_embedded" if embedded else arm.reducer, ""
+            f"{arm.reducer}_embedded" if embedded else arm.reducer, ""
         )
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
     if arm.routed:
         text += ROUTING.format(selector=arm.selector, S=arm.num_groups, K=arm.kept_groups)
+        text += "" if arm.fill == "zero" else FILL.format(fill=arm.fill)
         if arm.backbone.is_text:
             text += LANGUAGE_BUDGET + (LANGUAGE_QUERY if arm.selector != "value_norm" else "")
     return text

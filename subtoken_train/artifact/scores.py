@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from huggingface_hub import EvalResult
+
+NATS = frozenset({"log_likelihood"})
+"""Metrics in nats per token; all others are fractions, printed in %."""
 
 
 @dataclass(frozen=True)
@@ -13,9 +17,10 @@ class Score:
 
     Attributes:
         kind: the kind's name, ``all`` for all questions.
-        metric: what is averaged: ``exact_match``, ``f1``, or ``score`` where kinds of both are taken together.
+        metric: what is averaged: ``exact_match``, ``f1``, ``score`` where kinds of both are taken together, or the name
+            of a measure beside the score.
         questions: how many.
-        mean: in [0, 1].
+        mean: a fraction, or nats.
         low: lower end of the 95 % interval.
         high: its upper end.
     """
@@ -29,8 +34,25 @@ class Score:
 
     @property
     def cell(self) -> str:
-        """``60.3 [58.9, 61.7]``, in %."""
-        return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        """``60.3 [58.9, 61.7]``, see ``printed``."""
+        return f"{printed(self.metric, self.mean)} {self.interval}"
+
+    @property
+    def interval(self) -> str:
+        """``[58.9, 61.7]``."""
+        return f"[{printed(self.metric, self.low)}, {printed(self.metric, self.high)}]"
+
+
+def printed(metric: str, figure: float, sign: Literal["", "+"] = "", more: int = 0) -> str:
+    """A figure of a metric as tables print it: ``60.3``, in %, or ``-0.312``, in nats.
+
+    Args:
+        metric: its name.
+        figure: a mean, an end of its interval, or a difference.
+        sign: ``+`` for differences.
+        more: further digits.
+    """
+    return f"{figure:{sign}.{3 + more}f}" if metric in NATS else f"{100 * figure:{sign}.{1 + more}f}"
 
 
 @dataclass(frozen=True)
@@ -64,13 +86,15 @@ def score_table(evaluation: Evaluation) -> str:
     arms = (evaluation.own, *evaluation.others)
     rows = [["", *(arm.name for arm in arms)], ["---"] * (len(arms) + 1)]
     rows += [[name, *(arm.facts.get(name, "") for arm in arms)] for name in evaluation.own.facts]
-    for place, score in enumerate(evaluation.own.scores):
-        rows.append([f"{score.kind} ({score.questions:,}, {score.metric})", *(arm.scores[place].cell for arm in arms)])
+    cells = [{(score.kind, score.metric): score.cell for score in arm.scores} for arm in arms]
+    for score in evaluation.own.scores:
+        row, key = f"{score.kind} ({score.questions:,}, {score.metric})", (score.kind, score.metric)
+        rows.append([row, *(of_arm.get(key, "") for of_arm in cells)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def model_index(evaluation: Evaluation, task: str) -> list[EvalResult]:
-    """The card's own scores as the Hub's evaluation results, in %."""
+    """The card's own scores as the Hub's evaluation results, in %; log-likelihoods in nats per token."""
     return [
         EvalResult(
             task_type=task,
@@ -78,8 +102,8 @@ def model_index(evaluation: Evaluation, task: str) -> list[EvalResult]:
             dataset_name=evaluation.data,
             dataset_revision=evaluation.digest,
             metric_type=score.metric,
-            metric_name=f"{score.kind} [{100 * score.low:.1f}, {100 * score.high:.1f}], 95 % interval",
-            metric_value=round(100 * score.mean, 2),
+            metric_name=f"{score.kind}, {score.metric} {score.interval}, 95 % interval",
+            metric_value=float(printed(score.metric, score.mean, more=1)),
         )
         for score in evaluation.own.scores
     ]

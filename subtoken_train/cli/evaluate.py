@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from subtoken_train.cli.arm_flags import add_compression_options
 from subtoken_train.cli.command_line import check_counts
@@ -26,7 +26,9 @@ HELP = """Score adapters, or a backbone alone, with reducer, routers and KV evic
   --suite mini         the embedded models, minutes on two cores
 
 With --data the last turn of every record is asked; scores are exact match (F1 of the described objects for scene
-descriptions). On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --config GRID.yaml ..."""
+descriptions), beside them token accuracy and log-likelihood of the reference answers, and a description's F1 by
+attribute.
+On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --config GRID.yaml ..."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +115,8 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
     return RunRecord.of(name, model.backbone, answers, asked)
 
 
-BYTES_NOTE = "KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache"
+NOTE = """KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache
+token accuracy and log-likelihood (nats per token): of the references' tokens, teacher-forced"""
 
 
 def _table(arms: list[RunRecord]) -> Table:
@@ -122,9 +125,10 @@ def _table(arms: list[RunRecord]) -> Table:
     from rich.text import Text
 
     from subtoken_train.evaluation.data_file import grouped
+    from subtoken_train.evaluation.measures import MEASURES, measure_names
     from subtoken_train.ledger.kv_budget import share_words
 
-    table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=BYTES_NOTE)
+    table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=NOTE)
     table.add_column("")
     for arm in arms:
         table.add_column(Text(plain(arm.arm)), justify="right")
@@ -140,10 +144,15 @@ def _table(arms: list[RunRecord]) -> Table:
             "read per step", *[f"{(arm.kv_bytes - arm.unread_bytes) / arm.dense_kv_bytes:.1%}" for arm in arms]
         )
     table.add_section()
-    table.add_row("all", *[_interval(arm.scores) for arm in arms])
+    table.add_row("all", *[_interval("score", arm.scores) for arm in arms])
     groups = [grouped(arm.kinds, arm.scores) for arm in arms]
     for kind in groups[0]:
-        table.add_row(Text(plain(kind)), *[_interval(group[kind]) for group in groups])
+        table.add_row(Text(plain(kind)), *[_interval("score", group[kind]) for group in groups])
+    table.add_section()
+    for name in measure_names([arm.measures for arm in arms]):
+        figures = [arm.measures.get(name, []) for arm in arms]
+        having = [[figure for figure in of_arm if figure is not None] for of_arm in figures]
+        table.add_row(MEASURES.get(name, name), *[_interval(name, found) if found else "-" for found in having])
     table.add_section()
     table.add_row("seconds", *[f"{arm.seconds:.0f}" for arm in arms])
     return table
@@ -152,21 +161,25 @@ def _table(arms: list[RunRecord]) -> Table:
 def _differences(arms: list[RunRecord]) -> list[str]:
     """The first arm less each other one, in words: both answered the same questions, so that these pair."""
     from subtoken_train.evaluation.intervals import bootstrap_interval
+    from subtoken_train.evaluation.measures import MEASURES, measure_names, paired, verdict_words
 
     first, *others = arms
     lines = []
     for other in others:
-        paired = [mine - its for mine, its in zip(first.scores, other.scores, strict=True)]
-        low, high = bootstrap_interval(paired)
-        verdict = "better" if low > 0 else "worse" if high < 0 else "no difference is shown"
-        where = f"points on the same {len(paired):,} questions (95 % interval)"
-        lines.append(plain(f"{first.arm} less {other.arm}: {_interval(paired, '+')} {where}: {verdict}"))
+        both = [name for name in measure_names([first.measures]) if name in other.measures]
+        found = {"score": paired(first.scores, other.scores)}
+        found |= {MEASURES.get(name, name): paired(first.measures[name], other.measures[name]) for name in both}
+        verdict = verdict_words({name: bootstrap_interval(pairs) for name, pairs in found.items()})
+        where = f"points on the same {len(first.scores):,} questions (95 % interval)"
+        score = _interval("score", found["score"], "+")
+        lines.append(plain(f"{first.arm} less {other.arm}: {score} {where}; by all measures: {verdict}"))
     return lines
 
 
-def _interval(scores: list[float], sign: str = "") -> str:
-    """The mean in %, and its 95 % interval."""
+def _interval(metric: str, figures: list[float], sign: Literal["", "+"] = "") -> str:
+    """The mean and its 95 % interval."""
+    from subtoken_train.artifact.scores import printed
     from subtoken_train.evaluation.intervals import bootstrap_interval
 
-    low, high = bootstrap_interval(scores)
-    return f"{100 * sum(scores) / len(scores):{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+    low, high = (printed(metric, end, sign) for end in bootstrap_interval(figures))
+    return f"{printed(metric, sum(figures) / len(figures), sign)} [{low}, {high}]"

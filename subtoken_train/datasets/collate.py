@@ -89,6 +89,20 @@ def encode(
     )
 
 
+def answer_tokens(record: Record, family: Family) -> list[int]:
+    """Token ids of the last answer as ``encode`` labels them, end of turn included; none where there is no answer.
+
+    No image is opened: the conversation is tokenised with a picture's placeholder in its place.
+    """
+    if not record.turns[-1].answer:
+        return []
+    rendered = family.render(record.turns)
+    encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
+    begin, end = rendered.answer_spans[-1]
+    offsets = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    return [token for token, (start, _) in offsets if begin <= start < end]
+
+
 @contextmanager
 def _named(record: Record) -> Iterator[None]:
     """What is wrong with a record is said with its name."""

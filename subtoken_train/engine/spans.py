@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 from transformers import Cache
 
-from subtoken_train.engine.attention import ContextSplit
 from subtoken_train.engine.chunks import Chunks, QueryNotes, look_ahead, run_chunks
+from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.moving import on_device
@@ -112,16 +112,16 @@ def _in_chunks(
             rows.deep_nBMD,
             unpadded=rows.unpadded,
         )
-        states, groups_BMS = call.cache.layers[layer], None
+        states, groups_BMS, fill = call.cache.layers[layer], None, None
         if split is not None:
             del split.ahead[layer]
             states.values = split.routed.pop(layer, states.values)
         if state is not None:
             del state.ahead[layer]
             state.choices.pop(layer, None)
-            groups_BMS = state.masks[layer]
+            groups_BMS, fill = state.masks[layer], state.fills.get(layer)
         if call.observer is not None and notes is not None:
             seen = on_device(entries(layer), states.keys.device)
             call.observer(layer, notes.taken(), states.keys, states.values, notes.scale, seen)
-        chunks.finished(layer, entries(layer), groups_BMS)
+        chunks.finished(layer, entries(layer), groups_BMS, fill)
     return hidden_BMD

@@ -15,6 +15,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.data_file import Answers, grouped
 from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.evaluation.measures import measure_names
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.ledger.kv_budget import share_words
@@ -26,6 +27,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("kv_bytes", "dense_kv_bytes"), int),
     "kinds": list[str],
     "scores": list[float],
+    "measures": dict[str, list[float | None]],
 }
 """What is read of a run."""
 
@@ -47,6 +49,7 @@ class RunRecord:
         prompts_with_an_emptied_region: of which a whole region was lost in some layer.
         data_sha256: digest of what was asked.
         seconds: what it took.
+        measures: of every question beside its score, see ``Answers``; None where it has none.
     """
 
     arm: str
@@ -64,6 +67,7 @@ class RunRecord:
     kinds: list[str]
     scores: list[float]
     predictions: list[Prediction]
+    measures: dict[str, list[float | None]]
 
     @classmethod
     def of(
@@ -96,11 +100,19 @@ class RunRecord:
             kinds=[record.kind for record in answers.records],
             scores=answers.scores,
             predictions=[record.prediction for record in answers.records],
+            measures=answers.measures,
         )
 
     def content(self, **named: Any) -> dict[str, Any]:
         """As JSON has it, after what else is ``named``."""
-        rounded = {"seconds": round(self.seconds, 1), "scores": [round(score, 4) for score in self.scores]}
+        rounded = {
+            "seconds": round(self.seconds, 1),
+            "scores": [round(score, 4) for score in self.scores],
+            "measures": {
+                name: [None if figure is None else round(figure, 4) for figure in figures]
+                for name, figures in self.measures.items()
+            },
+        }
         return {**named, **asdict(self), **rounded}
 
 
@@ -141,9 +153,15 @@ def read_scores(path: Path, arm: str) -> Evaluation:
 
 def _run(run: Any, place: str) -> dict[str, Any]:
     """The facts of a run that a card shows, each of its type."""
-    made = chosen(_KINDS, {"data": "questions", **checked(dict[str, Any], run, place)}, place)
+    older = {"data": "questions", "measures": {}}  # what records did not always have
+    made = chosen(_KINDS, {**older, **checked(dict[str, Any], run, place)}, place)
     if not made["scores"] or len(made["scores"]) != len(made["kinds"]) or made["dense_kv_bytes"] < 1:
         raise ValueError(f"{place}: every score needs its kind, and the cache some bytes")
+    for name, figures in made["measures"].items():
+        if len(figures) != len(made["kinds"]) or all(figure is None for figure in figures):
+            raise ValueError(f"{place}.measures.{name} must have a figure or null for every question, and one figure")
+        if not name.isidentifier():
+            raise ValueError(f"{place}.measures: {shown(name)} is no name of a measure, such as token_accuracy")
     return made
 
 
@@ -161,9 +179,13 @@ def _arm(run: dict[str, Any]) -> CardColumn:
     metrics = {kind: "f1" if kind in DESCRIPTION_KINDS else "exact_match" for kind in groups}
     used = set(metrics.values())
     metrics["all"] = used.pop() if len(used) == 1 else "score"
-    return CardColumn(
-        run["arm"], facts, tuple(_score(kind, metrics[kind], values) for kind, values in together.items())
-    )
+    scores = [_score(kind, metrics[kind], values) for kind, values in together.items()]
+    for name in measure_names([run["measures"]]):
+        figures = run["measures"][name]
+        having = dict.fromkeys(kind for kind, figure in zip(run["kinds"], figures, strict=True) if figure is not None)
+        of = "all" if len(having) == len(groups) > 1 else " and ".join(having)
+        scores.append(_score(of, name, [figure for figure in figures if figure is not None]))
+    return CardColumn(run["arm"], facts, tuple(scores))
 
 
 def _score(kind: str, metric: str, values: list[float]) -> Score:

@@ -17,7 +17,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.accounting import KeptPrompt, Measured, account
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.decoding import appended_tokens, check_continuations, first_tokens, greedy_tokens
+from subtoken_train.inference.decoding import TokenScore, check_continuations, given_tokens, greedy_tokens
 from subtoken_train.inference.opening import open_prompts
 from subtoken_train.types import Batch, Protocol
 
@@ -40,6 +40,7 @@ class Outcome(Measured):
         logprobs: sum of the log-probabilities of each continuation; [] when generated.
         greedy: whether each continuation is what greedy decoding would say; [] when generated.
         keys_after: see ``KeptPrompt``.
+        reference: score of the given reference's tokens; None where none was given, and when scored.
     """
 
     text: str
@@ -47,6 +48,7 @@ class Outcome(Measured):
     logprobs: list[float]
     greedy: list[bool]
     keys_after: float
+    reference: TokenScore | None = None
 
 
 @torch.no_grad()
@@ -58,8 +60,12 @@ def generate_batch(
     stop: Sequence[str] = (),
     compression: Compression | None = None,
     protocol: Protocol = "query_aware",
+    references: Sequence[Sequence[int]] | None = None,
 ) -> list[Outcome]:
     """Greedy answers to a batch of prompts.
+
+    References are scored from the very cache that the answers are then decoded from (``given_tokens``), before them and
+    outside of the seconds.
 
     Args:
         backbone: in evaluation mode.
@@ -68,12 +74,19 @@ def generate_batch(
         stop: texts that end an answer; an empty one ends none.
         compression: eviction and precision; None: none, the model's dtype.
         protocol: what is seen when the cache is compressed, see ``open_prompts``.
+        references: token ids of each prompt's reference answer, to be scored too; an empty one is not. Not with
+            ``eviction_every``, under which tokens leave the cache for good.
 
     Raises:
-        ValueError: as ``open_prompts``, or ``max_new_tokens`` below 1.
+        ValueError: as ``open_prompts``; ``max_new_tokens`` below 1; or references that cannot be scored.
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    compression = compression or Compression()
+    if references is not None:
+        if compression.every is not None:
+            raise ValueError(f"references cannot be scored with eviction_every={compression.every}; leave one out")
+        check_continuations(backbone, prompts, [[ids] if len(ids) else [] for ids in references])
     tokenizer, start = backbone.family.tokenizer, _now(prompts)
     stops = [text for text in stop if text]
     # a special token is no part of the decoded text
@@ -91,17 +104,21 @@ def generate_batch(
         return torch.tensor(said, device=generated[-1].device)
 
     cache = PackedCache(backbone.family.shape.num_layers)
-    opened = open_prompts(backbone, prompts, cache, compression or Compression(), protocol)
+    opened = open_prompts(backbone, prompts, cache, compression, protocol)
     parts = account(backbone, prompts, opened, cache)  # before eviction_every changes it
-    filled = _now(prompts)
+    filled = begun = _now(prompts)
+    scores: list[TokenScore | None] = [None] * len(parts)
+    if references is not None:
+        reads = compression.eviction is not None and compression.eviction.reads
+        scores = given_tokens(backbone, cache, opened.logits_BV, references, chooses_pages=reads)
+        begun = _now(prompts)
     tokens_BT, count_B = greedy_tokens(backbone, cache, opened.logits_BV, max_new_tokens, ended if stops else None)
-    done = _now(prompts)
-    outcomes = _outcomes(parts, start, filled, done)
+    outcomes = _outcomes(parts, filled - start, _now(prompts) - begun)
     for i, (row, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
         ids = row[: count - 1] if row[count - 1] in end_ids else row[:count]
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         cut = min((text.find(each) for each in stops if each in text), default=len(text))
-        outcomes[i] = replace(outcomes[i], text=text[:cut], token_ids=ids, new_tokens=count)
+        outcomes[i] = replace(outcomes[i], text=text[:cut], token_ids=ids, new_tokens=count, reference=scores[i])
     return outcomes
 
 
@@ -143,27 +160,21 @@ def score_batch(
     start, cache = _now(prompts), PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, replace(compression, every=None), protocol)
     filled = _now(prompts)
-    places = [(b, k) for b, of_prompt in enumerate(continuations) for k in range(len(of_prompt))]
-    rows = torch.tensor([b for b, _ in places], device=opened.logits_BV.device, dtype=torch.long)
-    first = [continuations[b][k][0] for b, k in places]
-    table = dict(zip(places, first_tokens(opened.logits_BV, rows, first), strict=True))
+    table: dict[tuple[int, int], TokenScore] = {}
     by_length = [sorted(range(len(c)), key=lambda k, c=c: -len(c[k])) for c in continuations]  # type: ignore[misc]
     for turn in range(max(map(len, by_length))):
         chosen = {b: order[turn] for b, order in enumerate(by_length) if turn < len(order)}
-        ids = [list(continuations[b][chosen[b]]) if b in chosen else [] for b in range(len(by_length))]
-        if max(map(len, ids)) < 2:
-            break
-        appended = appended_tokens(backbone, cache, ids)
-        for b, k in chosen.items():
-            table[b, k] = (table[b, k][0] + appended[b][0], table[b, k][1] and appended[b][1])
+        ids = [continuations[b][chosen[b]] if b in chosen else [] for b in range(len(by_length))]
+        found = given_tokens(backbone, cache, opened.logits_BV, ids)
+        table |= {(b, k): score for (b, k), score in zip(chosen.items(), filter(None, found), strict=True)}
     done = _now(prompts)
-    outcomes = _outcomes(account(backbone, prompts, opened, cache), start, filled, done)
+    outcomes = _outcomes(account(backbone, prompts, opened, cache), filled - start, done - filled)
     for b, of_prompt in enumerate(continuations):
-        found = [table[b, k] for k in range(len(of_prompt))]
+        of_texts = [table[b, k] for k in range(len(of_prompt))]
         outcomes[b] = replace(
             outcomes[b],
-            logprobs=[logprob for logprob, _ in found],
-            greedy=[greedy for _, greedy in found],
+            logprobs=[score.logprob for score in of_texts],
+            greedy=[score.right == score.count for score in of_texts],
             new_tokens=sum(map(len, of_prompt)),
         )
     return outcomes
@@ -177,8 +188,8 @@ def _now(prompts: Batch) -> float:
     return time.perf_counter()
 
 
-def _outcomes(parts: list[KeptPrompt], start: float, filled: float, done: float) -> list[Outcome]:
-    """Outcomes without answers, by the times at which the prompts came, were in the cache, and were answered."""
+def _outcomes(parts: list[KeptPrompt], prefill_seconds: float, decode_seconds: float) -> list[Outcome]:
+    """Outcomes without answers; the seconds are the batch's."""
     batch = len(parts)
     return [
         Outcome(
@@ -188,8 +199,8 @@ def _outcomes(parts: list[KeptPrompt], start: float, filled: float, done: float)
             greedy=[],
             new_tokens=0,
             batch_size=batch,
-            prefill_seconds=round((filled - start) / batch, 5),
-            decode_seconds=round((done - filled) / batch, 5),
+            prefill_seconds=round(prefill_seconds / batch, 5),
+            decode_seconds=round(decode_seconds / batch, 5),
             **asdict(part),
         )
         for part in parts

@@ -6,6 +6,7 @@ Legend: B batch, T generated tokens, q appended tokens, D model width, V vocabul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -61,40 +62,72 @@ def greedy_tokens(
         next_B = decode(backbone, next_B[:, None], cache).argmax(-1)
 
 
-def first_tokens(logits_BV: Tensor, rows: Tensor, tokens: list[int]) -> list[tuple[float, bool]]:
-    """(log-probability, is it the likeliest) of one token after each of ``rows``."""
-    wanted = torch.tensor(tokens, device=logits_BV.device, dtype=torch.long)
-    logprobs_BV = logits_BV.float().log_softmax(-1)
-    return list(zip(logprobs_BV[rows, wanted].tolist(), (logits_BV.argmax(-1)[rows] == wanted).tolist(), strict=True))
+@dataclass(frozen=True)
+class TokenScore:
+    """Given tokens, read one after another as if each had been said (teacher forcing).
 
-
-def appended_tokens(
-    backbone: CompressedBackbone, cache: PackedCache, continuations: list[list[int]]
-) -> list[tuple[float, bool]]:
-    """(sum of log-probabilities, are they the likeliest) of each continuation's tokens but the first.
-
-    (0, True) where there are none. The cache is as before afterwards.
+    Attributes:
+        logprob: sum of their log-probabilities, log-softmax in fp32, in nats.
+        right: how many of them are the likeliest token at their place, the given ones standing before it.
+        count: how many there are, at least 1.
     """
-    assert cache.next_position is not None
-    device = cache.next_position.device
-    count, longest = len(continuations), max(map(len, continuations)) - 1
-    sums_B, wrong_B = (torch.zeros(count, dtype=torch.float64) for _ in range(2))
-    step = max(1, LOGITS // int(backbone.model.get_output_embeddings().weight.shape[0]))
-    for start in range(0, longest, APPENDED):
-        stop = min(start + APPENDED, longest)
-        padded = [ids[start:stop] + [0] * (stop - max(start, len(ids[:stop]))) for ids in continuations]
-        hidden_BqD = append(backbone, torch.tensor(padded, device=device), cache)
-        real = [(b, t) for b, ids in enumerate(continuations) for t in range(start, min(stop, len(ids) - 1))]
+
+    logprob: float
+    right: int
+    count: int
+
+
+def given_tokens(
+    backbone: CompressedBackbone,
+    cache: PackedCache,
+    logits_BV: Tensor,
+    given: Sequence[Sequence[int]],
+    chooses_pages: bool = False,
+) -> list[TokenScore | None]:
+    """Score the tokens that are given after each prompt of a filled cache; the cache is as before afterwards.
+
+    They read what decoding reads: the packed cache, after reducer, routers and eviction, in its own precision, and the
+    given tokens before them whole. The first ones need no pass, the others share one (``APPENDED`` at a time).
+
+    Args:
+        backbone: in evaluation mode.
+        cache: with the prompts; nothing is evicted from it while tokens are decoded.
+        logits_BV: of the first token.
+        given: ids after each prompt; none: not scored.
+        chooses_pages: every token chooses the pages that it reads, as a decoded one does: a pass for each. Otherwise
+            all read everything. The same where a cache has no pages.
+
+    Returns:
+        One per prompt; None where no tokens are given.
+    """
+    rows = [b for b, ids in enumerate(given) if len(ids)]
+    sums_B, right_B = (torch.zeros(len(given), dtype=torch.float64) for _ in range(2))
+
+    def add(rows: Tensor, logits: Tensor, wanted: Tensor) -> None:
+        logprobs = logits.float().log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+        sums_B.index_add_(0, rows.cpu(), logprobs.cpu().double())
+        right_B.index_add_(0, rows.cpu(), (logits.argmax(-1) == wanted).cpu().double())
+
+    device = logits_BV.device
+    if rows:
+        first = torch.tensor([given[b][0] for b in rows], device=device)
+        add(torch.tensor(rows, device=device), logits_BV[rows], first)
+    longest = max(map(len, given), default=1) - 1
+    size, step = 1 if chooses_pages else APPENDED, max(1, LOGITS // logits_BV.shape[1])
+    for start in range(0, longest, size):
+        stop = min(start + size, longest)
+        padded = [[*ids[start:stop], *[0] * (stop - max(start, len(ids[:stop])))] for ids in given]
+        hidden_BqD = append(backbone, torch.tensor(padded, device=device), cache, chooses_pages=chooses_pages)
+        real = [(b, t) for b, ids in enumerate(given) for t in range(start, min(stop, len(ids) - 1))]
         for part in range(0, len(real), step):
             places = real[part : part + step]
-            rows, columns = (torch.tensor(x, device=device) for x in zip(*places, strict=True))
-            wanted = torch.tensor([continuations[b][t + 1] for b, t in places], device=device)
-            logits = backbone.family.logits(hidden_BqD[rows, columns - start])
-            logprobs = logits.float().log_softmax(-1).gather(1, wanted[:, None])[:, 0]
-            sums_B.index_add_(0, rows.cpu(), logprobs.cpu().double())
-            wrong_B.index_add_(0, rows.cpu(), (logits.argmax(-1) != wanted).cpu().double())
-    cache.crop(-longest)
-    return list(zip(sums_B.tolist(), (wrong_B == 0).tolist(), strict=True))
+            at, columns = (torch.tensor(x, device=device) for x in zip(*places, strict=True))
+            wanted = torch.tensor([given[b][t + 1] for b, t in places], device=device)
+            add(at, backbone.family.logits(hidden_BqD[at, columns - start]), wanted)
+    if longest > 0:
+        cache.crop(-longest)
+    scores = zip(sums_B.tolist(), right_B.tolist(), map(len, given), strict=True)
+    return [TokenScore(logprob, int(right), count) if count else None for logprob, right, count in scores]
 
 
 def check_continuations(

@@ -8,7 +8,7 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from subtoken_train.datasets.collate import Collator, encode
+from subtoken_train.datasets.collate import Collator, answer_tokens, encode
 from subtoken_train.datasets.records import Record
 from subtoken_train.types import Region, Turn
 
@@ -254,3 +254,16 @@ def test_a_tokenizer_without_padding_and_end_is_worded(tiny_family):
     tiny_family.tokenizer.pad_token = tiny_family.tokenizer.eos_token = None
     with pytest.raises(ValueError, match="the tokenizer has neither a pad nor an EOS token"):
         Collator(tiny_family, 64)([Record("a", [], [Turn("what", "yes")])])
+
+
+@pytest.mark.parametrize("family_name", ["tiny_family", "bpe_family"])
+@pytest.mark.parametrize("one", [ONE_IMAGE, TEXT_ONLY, TWO_TURNS], ids=lambda one: one.id)
+def test_answer_tokens_are_the_labels_of_the_last_answer(request, family_name, one):
+    """And what follows the prompt that is generated from."""
+    family = request.getfixturevalue(family_name)
+    images = [IMAGE] * len(one.images)
+    whole, prompt = (encode(one, family, 2048, images, generation) for generation in (False, True))
+    expected = whole.labels[max(i for i, label in enumerate(whole.labels) if label == -100) + 1 :]
+    assert answer_tokens(one, family) == expected
+    assert prompt.input_ids + expected == whole.input_ids
+    assert answer_tokens(replace(one, turns=[*one.turns[:-1], Turn(one.turns[-1].prompt)]), family) == []

@@ -8,10 +8,13 @@ import shutil
 import pytest
 
 from subtoken_train.cli.main import main
+from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.evaluation.data_file import answer_records
-from subtoken_train.evaluation.scores_file import RunRecord
+from subtoken_train.evaluation.scores_file import RunRecord, read_scores
+from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import FirstVisual, compress
@@ -31,6 +34,11 @@ def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions)
     assert [record.id for record in together.records] == [record["id"] for record in json.loads(questions.read_text())]
     told = [[(r.id, r.kind, r.prediction, r.reference, r.score) for r in x.records] for x in (together, alone)]
     assert told[0] == told[1]
+    assert list(together.measures) == ["token_accuracy", "log_likelihood", "place_f1", "color_f1", "digit_f1"]
+    described = [record.kind in DESCRIPTION_KINDS for record in together.records]
+    for name, figures in together.measures.items():
+        assert figures == pytest.approx(alone.measures[name], abs=1e-4)
+        assert [figure is not None for figure in figures] == (described if name.endswith("f1") else [True] * 24)
     assert sum(map(len, together.by_kind().values())) == 24
     assert len(answer_records(backbone, records, max_new_tokens=2, limit=5).records) == 5
 
@@ -72,17 +80,48 @@ def test_evictions_and_precision_are_in_the_record(tiny_family, questions):
     assert unrounded.realised == 0.25
 
 
+def test_what_an_answers_tokens_are_worth(tiny_family, questions):
+    """A sample's figures are those of the full pass over prompt and answer that training's loss reads."""
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25).eval()
+    records = InstructionRecords(questions)
+    answers = answer_records(backbone, records, max_new_tokens=1, limit=8)
+    for i, record in enumerate(records[i] for i in range(8)):
+        batch = Collator(tiny_family, 512)([record])
+        result = backbone.run(batch)
+        wanted_q = batch.labels_BN[batch.labels_BN >= 0]
+        logits_qV = backbone.logits(result)[0, -len(wanted_q) - 1 : -1]
+        logprob = logits_qV.log_softmax(-1).gather(1, wanted_q[:, None]).mean().item()
+        assert answers.measures["log_likelihood"][i] == pytest.approx(logprob, abs=1e-4)
+        assert answers.measures["token_accuracy"][i] == (logits_qV.argmax(-1) == wanted_q).double().mean().item()
+
+
+def test_references_that_are_missing_or_cannot_be_scored(tiny_family, questions):
+    rows = json.loads(questions.read_text())[:3]
+    rows[1]["conversations"][1]["value"] = ""
+    questions.write_text(json.dumps(rows))
+    records, backbone = InstructionRecords(questions), compress(tiny_family).eval()
+    accuracy = answer_records(backbone, records, max_new_tokens=1).measures["token_accuracy"]
+    assert [figure is None for figure in accuracy] == [False, True, False]
+    online = Compression(build_eviction("h2o"), 12, unit="tokens", every=4)
+    measures = answer_records(backbone, records, max_new_tokens=1, compression=online).measures
+    assert not measures.keys() & {"token_accuracy", "log_likelihood"}
+    backbone.model.lm_head.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the model gave NaN or infinity; choose a wider dtype, or another adapter"):
+        answer_records(backbone, records, max_new_tokens=1)
+
+
 def test_evaluate_prints_a_table_and_writes_records(vlm_adapter, questions, tmp_path, capsys):
     out = tmp_path / "out.json"
     argv = ["evaluate", "--adapter", str(vlm_adapter), "--data", str(questions), "--max-new-tokens", "2"]
     assert main([*argv, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes"):
+    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes", "log-likelihood", "colour F1"):
         assert words in printed
     record = json.loads(out.read_text())["runs"][0]
     assert record["eviction"] == "-"
     assert 0 < record["kv_bytes"] < 0.5 * record["dense_kv_bytes"]
-    assert len(record["predictions"]) == len(record["scores"]) == 24
+    assert len(record["predictions"]) == len(record["scores"]) == len(record["measures"]["token_accuracy"]) == 24
+    assert read_scores(out, record["arm"]).own.scores[-1].metric == "digit_f1"
     assert main([*argv, "--out", str(out)]) == 2
     assert "exists" in capsys.readouterr().err
 
@@ -103,7 +142,7 @@ def test_two_adapters_are_compared_question_by_question(vlm_adapter, questions, 
     other = shutil.copytree(vlm_adapter, tmp_path / "other")
     argv = ["evaluate", "--adapter", str(vlm_adapter), "--adapter", str(other), "--data", str(questions)]
     assert main([*argv, "--max-new-tokens", "2"]) == 0
-    words = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval): no difference is shown"
+    words = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval); by all measures: level"
     assert words in capsys.readouterr().out
 
 

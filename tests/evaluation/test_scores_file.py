@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from subtoken_train.artifact.scores import model_index, score_table
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.scores_file import read_scores
 
@@ -60,3 +61,35 @@ def test_arms_that_answered_other_questions(tmp_path, change):
 def test_an_arm_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"unknown arm of .*m.json 'mina'. Did you mean 'mine'\?"):
         read_scores(written(tmp_path, run("mine")), "mina")
+
+
+def test_measures_follow_the_scores(tmp_path):
+    measures = {"digit_f1": [None, 0.25, None, None], "log_likelihood": [-0.5, -1.5, -0.25, -0.75]}
+    older = run("older")  # a record from before there were measures
+    evaluation = read_scores(written(tmp_path, run("mine", measures=measures), older), "mine")
+    assert [score.metric for score in evaluation.own.scores[-2:]] == ["log_likelihood", "digit_f1"]
+    likelihood, digits = evaluation.own.scores[-2:]
+    assert (likelihood.kind, likelihood.questions, likelihood.mean) == ("all", 4, -0.75)
+    assert (digits.kind, digits.questions, digits.mean) == ("list", 1, 0.25)
+    low, high = bootstrap_interval(measures["log_likelihood"])
+    table = score_table(evaluation).splitlines()
+    assert f"| all (4, log_likelihood) | -0.750 [{low:.3f}, {high:.3f}] |  |" in table
+    assert "| list (1, digit_f1) | 25.0 [25.0, 25.0] |  |" in table
+    together = evaluation.own.scores[0].cell
+    assert f"| all (4, score) | {together} | {together} |" in table
+    results = {result.metric_type: result.metric_value for result in model_index(evaluation, "task")}
+    assert (results["log_likelihood"], results["digit_f1"]) == (-0.75, 25.0)
+
+
+@pytest.mark.parametrize(
+    ("measures", "words"),
+    [
+        *(({"digit_f1": figures}, "must have a figure or null") for figures in ([0.5], [None] * 4, [0.5] * 5)),
+        ({"a | b": [0.5] * 4}, "'a | b' is no name of a measure"),
+        ([], r"measures is \[\]; it must be"),
+        ({"digit_f1": [True] * 4}, r"measures.digit_f1\[0\] is"),
+    ],
+)
+def test_measures_that_do_not_fit(tmp_path, measures, words):
+    with pytest.raises(ValueError, match=words):
+        read_scores(written(tmp_path, run("mine", measures=measures)), "mine")

@@ -45,6 +45,7 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "routing.layout": ("nope", 5, None),
     "routing.budget": ("nope", 5, None),
     "routing.balance_scope": ("nope", 5, None),
+    "routing.fill": ("nope", 5, None, "learned"),
     "routing.query_conditioned": ("yes", 2, None),
     "routing": (5, "linear", [], True),
     "lora": (5, None, [], {}),

@@ -188,7 +188,10 @@ def scores(draw: random.Random, place: Place) -> Case:
     kind = draw.choice(("invalid", "mutated", "damage", "file"))
     if kind == "invalid":
         key = draw.choice(
-            ("kinds", "scores", "nominal_kv", "realised_kv", "kv_bytes", "dense_kv_bytes", "arm", "data_sha256", "data")
+            (
+                *("kinds", "scores", "measures", "nominal_kv", "realised_kv", "kv_bytes", "dense_kv_bytes", "arm"),
+                *("data_sha256", "data"),
+            )
         )
         value = draw.choice((5, {}, [], None, "x", NAN, [[]], [NAN, 1, 1, 1], ["x"] * 4, 0))
         right = {
@@ -200,6 +203,7 @@ def scores(draw: random.Random, place: Place) -> Case:
             "data_sha256": ("x",),
             "data": ("x",),
             "kinds": (["x"] * 4,),
+            "measures": ({},),
         }
         content["runs"][0][key] = value
         what, expect = f"{key} is {shown(value)}", Expect.EITHER if value in right.get(key, ()) else Expect.REFUSED

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.inference.batched import generate_batch
+from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.greedy import generate_greedy
-from tests.support.helpers import compress, make_batch
+from tests.support.helpers import compress, make_batch, only_sample
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, compression_of
+from tests.support.truth_models import prompts as drawn_prompts
 
 PROMPTS = [(1, 6), (2, 9), (0, 7)]
 
@@ -134,3 +142,63 @@ def test_qwen_cached_greedy_equals_full_recompute(qwen, tmp_path, reducer):
         tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
     assert not (tokens == qwen.tokenizer.eos_token_id).any()
     assert torch.equal(generate_greedy(backbone, prompts, 5).token_ids_BT, tokens)
+
+
+FORCED = {
+    "routed": {"family": "llava_gqa", "reducer": "fastv_embeds", "selector": "linear"},
+    "anchor": {"family": "llava_gqa", "reducer": "fastv_embeds"},
+    "evicted": {"family": "llava_gqa", "eviction": "snapkv"},
+    "rounded": {"reducer": "quest", "selector": "query", "eviction": "knorm", "precision": "int8"},
+    "pages": {"eviction": "read_pages"},
+    "before the question": {"family": "llava_gqa", "eviction": "knorm", "protocol": "context_first"},
+}
+REFERENCES = [[11, 45], [], [19, 23]]
+
+
+@torch.no_grad()
+def forced_by_hand(backbone, prompt, compression, protocol, tokens):
+    """(log-probability, share that greedy decoding would say) of one prompt's tokens, fed one after another."""
+    cache = PackedCache(backbone.family.shape.num_layers)
+    logits_V = open_prompts(backbone, prompt, cache, compression, protocol).logits_BV[0]
+    total, right = 0.0, 0
+    for token in tokens:
+        total += logits_V.float().log_softmax(-1)[token].item()
+        right += int(logits_V.argmax()) == token
+        logits_V = decode(backbone, torch.tensor([[token]]), cache)[0]
+    return total, right / len(tokens)
+
+
+@pytest.mark.parametrize("pad_left", [True, False])
+@pytest.mark.parametrize("arm", FORCED)
+def test_references_are_scored_as_decoding_steps_with_them_forced(arm, pad_left):
+    """In a batch of unequal prompts and references; and the answers stay what they are."""
+    cell = PLAIN_CELL | {"eviction": "none", "protocol": "query_aware"} | FORCED[arm]
+    backbone, compression, protocol = backbone_of(cell), compression_of(cell), cell["protocol"]
+    how = {"max_new_tokens": 5, "compression": compression, "protocol": protocol}
+    batch = drawn_prompts(backbone.family, "three", pad_left)
+    plain = generate_batch(backbone, batch, **how)
+    said = plain[0].token_ids
+    given = [[*said[:3], said[3] % 50 + 1, 12, 45], *REFERENCES[1:]]  # some right, some wrong
+    got = generate_batch(backbone, batch, **how, references=given)
+    assert [one.token_ids for one in got] == [one.token_ids for one in plain]
+    assert [one.kv_bytes for one in got] == [one.kv_bytes for one in plain]
+    assert got[1].reference is None
+    assert 3 <= got[0].reference.right < 6
+    for i in (0, 2):
+        score, alone = got[i].reference, only_sample(batch, i)
+        logprob, share = forced_by_hand(backbone, alone, compression, protocol, given[i])
+        assert score.logprob == pytest.approx(logprob, abs=1e-4)
+        assert (score.right / score.count, score.count) == (share, len(given[i]))
+
+
+def test_references_that_cannot_be_scored_are_refused():
+    cell = PLAIN_CELL | {"eviction": "h2o"}
+    backbone = backbone_of(cell)
+    batch = drawn_prompts(backbone.family, "three", True)
+    named = {"max_new_tokens": 2, "references": REFERENCES}
+    with pytest.raises(ValueError, match="references cannot be scored with eviction_every=3; leave one out"):
+        generate_batch(backbone, batch, compression=replace(compression_of(cell), every=3), **named)
+    with pytest.raises(ValueError, match="a continuation of 9000 need more than the model's"):
+        generate_batch(backbone, batch, max_new_tokens=2, references=[[1] * 9000, [], []])
+    with pytest.raises(ValueError, match="2 lists of continuations for 3 prompts"):
+        generate_batch(backbone, batch, max_new_tokens=2, references=REFERENCES[:2])

@@ -96,8 +96,12 @@ def answer_batch(
     continuations: Continuations,
     compression: Compression,
     protocol: Protocol = "query_aware",
+    references: Sequence[Sequence[int]] | None = None,
 ) -> list[Outcome]:
-    """Ask samples that ask for the same (``plan_batches``); ``prompts`` and ``continuations`` are theirs."""
+    """Ask samples that ask for the same (``plan_batches``); ``prompts`` and ``continuations`` are theirs.
+
+    ``references`` are token ids of samples without choices, see ``generate_batch``.
+    """
     prompts = move_data_to_device(prompts, backbone.family.device)
     if samples[0].choices:
         return score_batch(backbone, prompts, continuations, compression=compression, protocol=protocol)
@@ -108,6 +112,7 @@ def answer_batch(
         stop=samples[0].stop,
         compression=compression,
         protocol=protocol,
+        references=references,
     )
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
-from subtoken_train.evaluation.metrics.short_answers import SceneScore
+from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.backbone_config import resolve

@@ -1,0 +1,139 @@
+"""Answers about scenes: whole objects, and attributes alone beside a plain count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS, ask
+from subtoken_train.datasets.scenes import COLOR_NAMES, PLACES, draw_scene
+from subtoken_train.evaluation.metrics.scene_scores import (
+    ATTRIBUTES,
+    SceneScore,
+    attribute_f1,
+    scene_attributes,
+    scene_f1,
+    scene_objects,
+    scene_score,
+)
+
+DIGITS = tuple("0123456789")
+WORDS = st.lists(st.sampled_from((*PLACES, *COLOR_NAMES, *DIGITS, "none", "and")), max_size=30)
+OBJECTS = st.lists(st.tuples(*map(st.sampled_from, (PLACES, COLOR_NAMES, DIGITS))), max_size=9)
+"""Objects of a description; unlike a scene's, they may share a place or a digit."""
+
+
+def test_short_answers_ignore_case_and_space():
+    assert scene_score(None, " Red 7 ", "red 7") == 1
+    assert scene_score(None, "red 7 8", "red 7") == 0
+    assert scene_score(None, "", "yes") == 0
+
+
+def test_both_description_styles_name_the_same_objects():
+    rng = np.random.default_rng(0)
+    objects = draw_scene(rng, "dev").objects
+    raster, by_digit = (ask(rng, objects, kind)[1] for kind in ("describe", "list"))
+    wanted = {frozenset({o.place, o.color_name, str(o.digit)}) for o in objects}
+    assert scene_objects(raster) == wanted
+    assert scene_objects(by_digit) == wanted
+
+
+@pytest.mark.parametrize(
+    ("prediction", "expected"),
+    [
+        ("A1 red 3 B2 blue 4", 1.0),
+        ("B2 blue 4 A1 red 3", 1.0),
+        ("A1 red 3", 2 / 3),
+        ("A1 red 3 B2 blue 5", 0.5),
+        ("A1 red 3 B2 blue 4 C1 white 0", 0.8),
+        ("", 0.0),
+        ("red red red", 0.0),
+    ],
+)
+def test_scene_f1(prediction, expected):
+    assert scene_f1(prediction, "A1 red 3 B2 blue 4") == pytest.approx(expected)
+
+
+def test_kind_chooses_the_score():
+    assert scene_score("describe", "A1 red 3", "A1 red 3 B2 blue 4") == pytest.approx(2 / 3)
+    assert scene_score("read", "red 3", "red 3 B2") == 0
+    assert scene_score(None, "yes", "yes") == 1
+
+
+def described(objects, style):
+    """Objects in the words of a style: ``describe`` in the order given, ``list`` with digits that are not there."""
+    if style == "describe":
+        return " ".join(f"{place} {color} {digit}" for place, color, digit in objects)
+    named = {digit for _, _, digit in objects}
+    there = [f"{digit} {color} {place}" for place, color, digit in objects]
+    return " ".join([*there, *(f"{digit} none" for digit in DIGITS if digit not in named)])
+
+
+def plain_f1(found, wanted):
+    """F1 of two lists, each item matched at most once."""
+    left, both = list(wanted), 0
+    for item in found:
+        if item in left:
+            left.remove(item)
+            both += 1
+    return 2 * both / (len(found) + len(wanted)) if found or wanted else 1.0
+
+
+@given(OBJECTS, OBJECTS, st.sampled_from(DESCRIPTION_KINDS))
+def test_attributes_match_as_lists_do(first, second, style):
+    scores = attribute_f1(described(first, style), described(second, style))
+    for i, name in enumerate(ATTRIBUTES):
+        assert scores[name] == pytest.approx(plain_f1([one[i] for one in first], [one[i] for one in second]))
+
+
+@given(OBJECTS, st.randoms(use_true_random=False), st.sampled_from(DESCRIPTION_KINDS))
+def test_order_and_style_do_not_matter(objects, random, style):
+    shuffled = random.sample(objects, len(objects))
+    assert scene_attributes(described(shuffled, style)) == scene_attributes(described(objects, "describe"))
+    assert attribute_f1(described(shuffled, style), described(objects, style)) == dict.fromkeys(ATTRIBUTES, 1.0)
+
+
+@given(WORDS, WORDS)
+def test_attribute_scores_are_shares_and_symmetric(first, second):
+    one, other = attribute_f1(" ".join(first), " ".join(second)), attribute_f1(" ".join(second), " ".join(first))
+    assert one == other
+    assert all(0 <= score <= 1 for score in one.values())
+    if first:
+        assert attribute_f1(" ".join(first), " ".join(first)) == dict.fromkeys(ATTRIBUTES, 1.0)
+
+
+@pytest.mark.parametrize("kind", DESCRIPTION_KINDS)
+def test_perfect_and_empty_answers(kind):
+    rng = np.random.default_rng(3)
+    answer = ask(rng, draw_scene(rng, "dev").objects, kind)[1]
+    assert attribute_f1(answer, answer) == dict.fromkeys(ATTRIBUTES, 1.0)
+    assert attribute_f1("", answer) == dict.fromkeys(ATTRIBUTES, 0.0)
+    assert attribute_f1("", "") == dict.fromkeys(ATTRIBUTES, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "place", "color", "digit"),
+    [
+        ("A1 blue 3 B2 red 4", 1, 1, 1),  # colours changed places: only whole objects tell
+        ("A1 red 3 B2", 1, 2 / 3, 2 / 3),  # cut off
+        ("A1 red 3 A1 red 3", 0.5, 0.5, 0.5),  # said twice, matched once
+        ("0 none 3 red A1 4 none", 2 / 3, 2 / 3, 2 / 3),
+        ("3 red A1 4 blue B2 5 green C3", 0.8, 0.8, 0.8),
+    ],
+)
+def test_attributes_by_hand(prediction, place, color, digit):
+    found = attribute_f1(prediction, "A1 red 3 B2 blue 4")
+    assert list(found.values()) == pytest.approx([place, color, digit])
+
+
+def test_only_descriptions_have_attributes():
+    answer = "A1 red 3 B2 blue 4"
+    figures = SceneScore.figures("A1 blue 3 B2 red 4", {"kind": "describe", "answer": answer})
+    assert figures == {"score": 0, "place_f1": 1, "color_f1": 1, "digit_f1": 1}
+    assert SceneScore.figures("red 3", {"kind": "read", "answer": "red 3"}) == {"score": 1}
+    metric = SceneScore()
+    metric.update([answer, "red"], [{"kind": "list", "answer": answer}, {"kind": "color", "answer": "blue"}])
+    expected = {"score": 0.5, "place_f1": 1, "color_f1": 1, "digit_f1": 1}
+    assert {name: value.item() for name, value in metric.compute().items()} == expected
