@@ -37,7 +37,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.data_file import answer_samples, grouped
 from subtoken_train.evaluation.metrics.metric import TaskMetric
-from subtoken_train.evaluation.metrics.short_answers import SceneScore
+from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.results.store import SampleRecord
 from subtoken_train.evaluation.runner.arms import groups_words
