@@ -1,6 +1,6 @@
 """Bits and groups: which (r, S, K, bits) scores best at one byte budget, as a picture and tables.
 
-    subtoken-train evaluate --config recipes/eval/bits_scenes.yaml
+    subtoken-train evaluate --config recipes/eval/bits_scenes.yaml --limit 30
     subtoken-train evaluate --config recipes/eval/bits_recall.yaml
     python benchmarks/bits_pareto.py results/bits_scenes results/bits_recall    # the CSV, then as below
     python benchmarks/bits_pareto.py                    # from the committed CSV: the picture and the page's tables
@@ -35,6 +35,8 @@ BUDGETS = {
     "scenes_caption": (0.3125, 0.15625, 0.078125, 0.0390625),
     "recall": (0.4375, 0.21875, 0.109375, 0.0546875),
 }
+INDEX = 1.035
+"""How far an arm of a budget may be over it: the index that finds its groups is beside the promised share."""
 TITLES = {"scenes_caption": "descriptions of scenes", "recall": "recall"}
 
 
@@ -109,7 +111,11 @@ def table() -> str:
             for one in own
         ]
         heads = [f"{kind}, {bits}" for kind in ("whole tokens", "groups") for bits in ("16 bits", "any bits")]
-        lines += ["", f"| {task}, bytes at most | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+        lines += [
+            "",
+            f"| {task}, bytes at most, and {100 * (INDEX - 1):.1f} % of them for an index | {' | '.join(heads)} |",
+            "|---" * (len(heads) + 1) + "|",
+        ]
         lines += [f"| {budget:.4%} | {' | '.join(_bests(own, budget))} |" for budget in budgets]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
@@ -126,8 +132,7 @@ def _bests(choices: Sequence[Choice], budget: float) -> list[str]:
             fitting = [
                 one
                 for one in choices
-                # an index may be a little over the promised share
-                if (one.groups != "-") == grouped and one.bits in bits and one.kv <= budget * 1.02
+                if (one.groups != "-") == grouped and one.bits in bits and one.kv <= budget * INDEX
             ]
             best = max(fitting, key=lambda one: one.value, default=None)
             words = best and f"{_score(best)} ({best.adapter}, r {best.keep}, {best.bits} bits)"

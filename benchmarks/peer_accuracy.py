@@ -37,7 +37,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.data_file import answer_samples, grouped
 from subtoken_train.evaluation.metrics.metric import TaskMetric
-from subtoken_train.evaluation.metrics.short_answers import SceneScore
+from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.results.store import SampleRecord
 from subtoken_train.evaluation.runner.arms import groups_words
@@ -121,8 +121,8 @@ def ask(backbone: CompressedBackbone, questions: Questions, compression: Compres
         return sum(getattr(record, name) for record in records)
 
     return {
-        "measured": round(total("region_bytes") / total("region_dense_bytes"), 6),
-        "with_index": round((total("region_bytes") + total("index_bytes")) / total("region_dense_bytes"), 6),
+        "measured": round((total("region_bytes") - total("index_bytes")) / total("region_dense_bytes"), 6),
+        "with_index": round(total("region_bytes") / total("region_dense_bytes"), 6),
         "prompt_kv": round(total("kv_bytes") / total("dense_kv_bytes"), 6),
         "emptied": sum(bool(record.emptied) for record in records),
         "seconds": round(time.perf_counter() - clock, 1),

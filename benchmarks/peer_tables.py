@@ -57,13 +57,16 @@ def _section(task: str, found: dict[str, list[Cell]]) -> str:
     groups = GROUPS[task]
     shares = sorted({cell["share"] for cells in found.values() for cell in cells}, reverse=True)
     some = next(cell for cells in found.values() for cell in cells)
-    heads = [f"{awareness}, {group}" for awareness in AWARENESS for group in groups]
+    sights = [
+        sight for sight in AWARENESS if sight == "reread" or any(cell["awareness"] == sight for cell in _peers(found))
+    ]
+    heads = [f"{sight}, {group}" for sight in sights for group in groups]
     lines = [f"| {task} | KV nominal | measured | with index | {' | '.join(heads)} |", "|---" * (len(heads) + 4) + "|"]
     for share in shares:
         for name, cells in sorted(found.items(), key=lambda pair: not pair[0].startswith(ARM)):
             there = {cell["awareness"]: cell for cell in cells if cell["share"] == share and "scores" in cell}
             if there:
-                lines.append(_row(name, share, there, groups))
+                lines.append(_row(name, share, there, sights, groups))
     asked = ", ".join(f"{len(scores_of(_scored(found)[0], group))} {group}" for group in groups)
     lines += ["", f"Asked: {asked} ({', '.join(f'{k} {v}' for k, v in some['asked'].items() if 'sha' not in k)})."]
     lines += [f"Refused: {words}" for words in _refusals(found)]
@@ -74,12 +77,16 @@ def _scored(found: dict[str, list[Cell]]) -> list[Cell]:
     return [cell for cells in found.values() for cell in cells if "scores" in cell]
 
 
-def _row(name: str, share: float, there: dict[str, Cell], groups: tuple[str, ...]) -> str:
+def _peers(found: dict[str, list[Cell]]) -> list[Cell]:
+    return [cell for name, cells in found.items() if not name.startswith(ARM) for cell in cells if "scores" in cell]
+
+
+def _row(name: str, share: float, there: dict[str, Cell], sights: list[str], groups: tuple[str, ...]) -> str:
     """An arm acts in prefill by the question, so that its scores stand where the question reads what was kept."""
     by_sight = {"reread": there["aware"]} if name.startswith(ARM) else there
     cells = [
-        f"{100 * np.mean(scores_of(by_sight[awareness], group)):.1f}" if awareness in by_sight else "-"
-        for awareness in AWARENESS
+        f"{100 * np.mean(scores_of(by_sight[sight], group)):.1f}" if sight in by_sight else "-"
+        for sight in sights
         for group in groups
     ]
     measured, indexed = (max(cell[key] for cell in there.values()) for key in ("measured", "with_index"))
