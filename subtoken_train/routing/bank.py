@@ -30,6 +30,7 @@ from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
+from subtoken_train.routing.features import FeatureMap
 from subtoken_train.routing.gate import ValueGate
 from subtoken_train.routing.output_norm import OutputNorms
 from subtoken_train.routing.state import RoutingState
@@ -51,6 +52,7 @@ class RouterBank(nn.Module):
         self.shape = shape
         self.selectors = nn.ModuleList([build_selector(hidden_size, config) for _ in range(shape.num_layers)])
         self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
+        self.features = nn.ModuleList([FeatureMap(config) for _ in self.selectors] if config.features else [])
         prior = config.score_prior
         self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
@@ -60,6 +62,11 @@ class RouterBank(nn.Module):
     def learned(self) -> bool:
         """Whether the selectors have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
+
+    @property
+    def reads_query(self) -> bool:
+        """Whether what is chosen depends on the question."""
+        return "attention" in self.config.features or any(part.query_conditioned for part in self.selectors)
 
     @property
     def neutral(self) -> bool:
@@ -81,13 +88,14 @@ class RouterBank(nn.Module):
 
     def freeze_below(self, layer: int) -> None:
         """Train nothing in the layers below ``layer``: they hold every token whole, and their routers never run."""
-        for part in (*self.selectors[:layer], *self.gates[:layer]):
+        for part in (*self.selectors[:layer], *self.gates[:layer], *self.features[:layer]):
             part.requires_grad_(False)
 
     def place(self, devices: Sequence[torch.device]) -> None:
-        """Put every layer's selector and gate where the layer lies."""
-        for part, device in [*zip(self.selectors, devices, strict=True), *zip(self.gates, devices, strict=False)]:
-            part.to(device)
+        """Put every layer's selector, gate and map of features where the layer lies."""
+        for parts in (self.selectors, self.gates, self.features):
+            for part, device in zip(parts, devices, strict=False):
+                part.to(device)
 
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
@@ -150,6 +158,10 @@ class RouterBank(nn.Module):
             assert self._output_norms is not None
             return self._output_norms(layer, value_BND)
 
+        def query_attention() -> Tensor:
+            assert state.query_attention is not None
+            return state.query_attention(layer, hidden_BND).to(value_BND.device)
+
         view = SelectorInput(
             hidden_BND=hidden_BND,
             value_groups_BNSg=split_groups(value_BND, config.num_groups, self.shape.num_kv_heads, config.layout),
@@ -158,8 +170,11 @@ class RouterBank(nn.Module):
             sample_seed_B=state.sample_seed_B,
             layer=layer,
             output_norms=output_norms,
+            query_attention=query_attention,
         )
         scores_BNS: Tensor = selector(view)
+        if self.features:
+            scores_BNS = scores_BNS + self.features[layer](view, routed_BN)
         if self.prior is not None:
             scores_BNS = scores_BNS + standardised_log(self.prior(view), routed_BN)
         return scores_BNS

@@ -38,6 +38,8 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "model.routing.layout": ("nope", 5, []),
     "model.routing.balance_weight": (*WORDS, -1),
     "model.routing.balance_scope": ("nope", 5, []),
+    "model.routing.features": ("nope", 5, ["nope"], ["norm", "norm"]),
+    "model.routing.query_rank": COUNT,
     "model.routing.temperature": (*WORDS, -1, 0),
     "model.optimizer.name": ("nope", 5, []),
     "model.optimizer.learning_rate": (*WORDS, -1, 0),

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from subtoken_train.training.module import SubTokenModule
 
 _LORA = re.compile(r"\.layers\.(?P<layer>\d+)\..*\.(?P<kind>lora_[AB])\.")
-_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates)\.(?P<layer>\d+)\.")
-_PARTS = {"selectors": "router", "gates": "gate"}
+_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|features)\.(?P<layer>\d+)\.")
+_PARTS = {"selectors": "router", "gates": "gate", "features": "features"}
 T = TypeVar("T")
 
 
