@@ -97,12 +97,12 @@ NOTE = (
 )
 
 
-def read_scores() -> pd.DataFrame:
-    """The committed CSV, every column of its kind."""
+def read_scores(path: Path = CSV_FILE) -> pd.DataFrame:
+    """A report's CSV, every column of its kind."""
     texts = {heading: str for heading, kind in KINDS.items() if kind is object}
     numbers = {heading: kind for heading, kind in KINDS.items() if kind is not object}
     return pd.read_csv(
-        CSV_FILE, dtype={**texts, **numbers}, keep_default_na=False, na_values={key: [""] for key in numbers}
+        path, dtype={**texts, **numbers}, keep_default_na=False, na_values={key: [""] for key in numbers}
     )
 
 

@@ -3,7 +3,8 @@
     python recipes/generate.py          # writes recipes/MODEL/*.yaml; a test checks that they are what it writes
 
 Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so the four stage-1 adapters are written too.
-The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well. Backbones that
+The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well, and so are arms
+under two other scorers of a context (``SCORERS``). Backbones that
 the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``), and so
 has LLaVA-1.5-7B under token reducers that it does not train (``reducer_arms``).
 """
@@ -124,6 +125,8 @@ OTHER_REDUCERS = {
     "FitPrune": "fitprune",
 }
 """Token reducers beyond the paper's tables; their recipes are LLaVA-1.5-7B's."""
+SCORERS = {"Compactor": "compactor", "ExpectedAttention": "expected_attention"}
+"""Token reducers of a language model's context that the paper does not train; their recipes are the embedded one's."""
 REACHED = {"pyramiddrop": ("46.875", "35"), "fitprune": ("50", "25")}
 """Averages over layers of those that do not reach 12.5 % in 32 layers; PyramidDrop's own first."""
 
@@ -175,7 +178,8 @@ class Arm:
     @property
     def selector(self) -> str:
         """What chooses groups."""
-        return "mlp" if "_mlp" in self.variant else "value_norm" if "_valuenorm" in self.variant else "linear"
+        words = {"_mlp": "mlp", "_valuenorm": "value_norm", "_bilinear": "bilinear"}
+        return next((selector for word, selector in words.items() if word in self.variant), "linear")
 
     @property
     def routed(self) -> bool:
@@ -239,12 +243,17 @@ def arms() -> Iterator[Arm]:
 
 
 def embedded_arms() -> Iterator[Arm]:
-    """The rows of the language models on the embedded one, and trained value-norm selection at S = 16."""
+    """The rows of the language models on the embedded one, trained value norm at S = 16, and other scorers' arms."""
     for arm in arms():
         if arm.model == "llama7b":
             yield replace(arm, model="tinylm")
             if arm.routed and arm.num_groups == 16:
                 yield replace(arm, model="tinylm", variant="_valuenorm")
+    yield from (Arm("tinylm", "quest", "25"), Arm("tinylm", "quest", "25", 16, 12, variant="_bilinear"))
+    for reducer in SCORERS.values():
+        routed = Arm("tinylm", reducer, "25", 16, 12)
+        yield from (Arm("tinylm", reducer, "25"), replace(routed, anchor=True))
+        yield from (routed, replace(routed, variant="_valuenorm"))
 
 
 def further_arms() -> Iterator[Arm]:
@@ -298,11 +307,16 @@ def _header(arm: Arm) -> str:
     backbone, kept, is_text = arm.backbone, arm.kept_tokens(), arm.backbone.is_text
     words = [backbone.words]
     if arm.reducer != "none":
-        title = next(words for words, name in (REDUCERS | OTHER_REDUCERS).items() if name == arm.reducer)
+        title = next(words for words, name in (REDUCERS | OTHER_REDUCERS | SCORERS).items() if name == arm.reducer)
         share = 100 * arm.keep_ratio if arm.staged else 100 * kept / backbone.tokens
         average = " on average" if arm.staged else ""
         words.append(f"{title} {share:.6g} %{average} ({arm.kept_words()} of {backbone.tokens})")
-    router = {"linear": "linear router", "mlp": "MLP router", "value_norm": "value norm"}[arm.selector]
+    router = {
+        "linear": "linear router",
+        "mlp": "MLP router",
+        "bilinear": "bilinear router",
+        "value_norm": "value norm",
+    }[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
         words.append(f"S={arm.num_groups}, K={arm.kept_groups}, {router}{also}")
@@ -357,7 +371,7 @@ def _model_band(arm: Arm) -> str:
         average = ", the average over layers" if arm.staged else ""
         kept = f"{arm.kept_words()} of {arm.backbone.tokens} {what} tokens{average}"
         text += f"    keep_ratio: {arm.keep_ratio!r:<24}# {kept}\n" + METHOD_NOTES.get(
-            "quest_embedded" if embedded else arm.reducer, ""
+            f"{arm.reducer}_embedded" if embedded else arm.reducer, ""
         )
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from subtoken_train.engine.attention import ContextSplit, Observer, runs_sdpa
+from subtoken_train.engine.attention import Observer, runs_sdpa
+from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.causal_attention import Seen
@@ -147,4 +148,4 @@ def look_ahead(
             angles = family.decoder.rotary_emb(normed_BND, position)
             query_BHNd, key_BhNd = family.rotate(query_BHNd, key_BhNd, angles)
         here = split.on(value_BND.device)
-        split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, heads(value_BND))
+        split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, heads(value_BND), attention.scaling)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
-from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
+from subtoken_train.engine.attention import check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import query_attention, scouted_row
 from subtoken_train.engine.chunks import Chunks
+from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.cuts import CutCourse
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, reducer_view, routing_state
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
@@ -171,7 +172,7 @@ class CompressedBackbone(nn.Module):
     def _context_split(self, call: PassCall, hidden: Tensor, rows: Rows, reducer: Reducer | None) -> PromptPass:
         """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
         assert reducer is None or isinstance(reducer, ContextReducer)
-        batch, cache, regions, windows = call.batch, call.cache, rows.regions_BM, self.family.windows
+        batch, cache, regions, depth = call.batch, call.cache, rows.regions_BM, self.family.shape.num_layers
         if not bool((regions == Region.CONTEXT).any()):
             if bool((batch.labels_BN == IGNORE_INDEX).all()):  # prompts too short to have a context
                 return self._routed_span(call, hidden, rows, 0)
@@ -179,15 +180,14 @@ class CompressedBackbone(nn.Module):
                 f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
                 "reducer and routers need packed text (data.train) or prompts with a context"
             )
-        asks = asking_rows(batch, rows)
         state = None if self.bank is None else routing_state(batch, rows, deferred=True)
-        split = ContextSplit(reducer, regions, asks, self.bank, state, cache is not None, windows, rows.position)
-        hidden = self._layers(call, hidden, rows, 0, self.family.shape.num_layers, split, state)
+        placed = self.family.windows, rows.position, self.family.rotation
+        split = ContextSplit(reducer, regions, asking_rows(batch, rows), self.bank, state, cache is not None, *placed)
+        hidden = self._layers(call, hidden, rows, 0, depth, split, state)
         if cache is not None:
             for layer, routed_BhNd in split.routed.items():
                 cache.layers[layer].values = routed_BhNd
-        kept = on_device(split.seen, regions.device)
-        return PromptPass(hidden, rows, [(0, self.family.shape.num_layers, rows)], state, kept=kept)
+        return PromptPass(hidden, rows, [(0, depth, rows)], state, kept=on_device(split.seen, regions.device))
 
     def _decoder_reduced(self, reducer: DecoderReducer, call: PassCall, hidden: Tensor, rows: Rows) -> PromptPass:
         """Stretches of layers on ever fewer rows; below the first cut nothing is routed."""

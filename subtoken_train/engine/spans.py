@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 from transformers import Cache
 
-from subtoken_train.engine.attention import ContextSplit
 from subtoken_train.engine.chunks import Chunks, QueryNotes, look_ahead, run_chunks
+from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.moving import on_device

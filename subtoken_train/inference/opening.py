@@ -23,6 +23,7 @@ from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, append, check_length, next_logits, prefill
+from subtoken_train.reducers.context import ContextReducer
 from subtoken_train.types import Batch, Protocol, Region, in_compressed_region
 
 
@@ -30,7 +31,7 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
     """Raise a worded ``ValueError`` where something that compresses reads the question."""
     bank, reducer = backbone.bank, backbone.reducer
     reads = None
-    if reducer.stage == "context" and reducer.acts:
+    if isinstance(reducer, ContextReducer) and reducer.acts and reducer.reads_question:
         reads = f"reducer {reducer.name!r} chooses pages by the question"
     elif bank is not None and backbone.active_routing is not None and bank.reads_query:
         reads = "the routers are conditioned on the question"

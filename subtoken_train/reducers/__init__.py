@@ -29,6 +29,8 @@ REDUCERS: Registry[Reducer] = Registry(
         "quest": "quest:Quest",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
         "fitprune": "fitprune:FitPrune",
+        "compactor": "compactor:CompactorReducer",
+        "expected_attention": "expected_attention:ExpectedAttentionReducer",
     },
 )
 DEFAULT_REDUCER = "fastv"

@@ -28,8 +28,8 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     refused = [] if selector.learned else config.of_routers()
     if refused:
         raise ValueError(
-            f"{refused[0]} needs a learned router (linear, mlp or bilinear), not {config.selector!r}: take one of them, "
-            f"or leave {refused[0]} out"
+            f"{refused[0]} needs a learned router (linear, mlp or bilinear), not {config.selector!r}: take one of "
+            f"them, or leave {refused[0]} out"
         )
     return selector
 

@@ -2,7 +2,7 @@
 
 ``norm``: log of the value norm of each group, S numbers a token. ``attention``: log of the attention that the query's
 rows pay the token in that layer, the mean over rows and heads, one number. Both are standardised over the routed tokens
-of a sample (``functional.group_norms``) and have no gradient: a router learns to read them, nothing learns to make them.
+of a sample (``functional.group_norms``) and have no gradient: a router learns to read them, and nothing to make them.
 
 Legend: B batch, N positions, F features, S value groups.
 """

@@ -31,6 +31,14 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "model.reducer.stage": ("nope", 5, []),
     "model.reducer.page_size": COUNT,
     "model.reducer.window": (*WORDS, -1, 1.5),
+    "model.reducer": (
+        {"name": "compactor", "keep_ratio": 0.5, "chunk": 0},
+        {"name": "compactor", "keep_ratio": 0.5, "sketch_seed": -1},
+        {"name": "compactor", "keep_ratio": 0.5, "sinks": HUGE},
+        {"name": "expected_attention", "keep_ratio": 0.5, "future": 0},
+        {"name": "expected_attention", "keep_ratio": 0.5, "sinks": -1},
+        {"name": "expected_attention", "keep_ratio": 0.5, "window": 4},
+    ),
     "model.routing.selector": ("nope", 5, "", []),
     "model.routing.num_groups": (*COUNT, 7, 10**6),
     "model.routing.kept_groups": (*COUNT, 17, 10**6),
@@ -73,7 +81,7 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "push_to_hub": (5, [], {}),
 }
 OF_VLM = {"model.reducer.layer", "model.reducer.stage"}
-OF_LM = {"model.reducer.page_size", "model.reducer.window"}
+OF_LM = {"model.reducer", "model.reducer.page_size", "model.reducer.window"}
 SWEPT = "checkpoint.keep_last"
 BUILT = ("model.", "early_stopping", "evaluation", SWEPT)
 """What is known of a value once the run is laid out (``check``, ``fit``); the other commands parse a recipe."""

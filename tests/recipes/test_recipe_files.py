@@ -18,9 +18,9 @@ from tests.support import places
 RECIPES = places.run_recipes()
 NAME = re.compile(
     r"(?P<model>[a-z0-9]+)_"
-    r"(?:lora_only|(?P<reducer>[a-z]+)(?P<keep>\d+(?:p\d+)?)"
+    r"(?:lora_only|(?P<reducer>[a-z]+(?:_[a-z]+)*)(?P<keep>\d+(?:p\d+)?)"
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
-    r"(?:_(?P<selector>mlp|query|valuenorm|outputnorm|random|static|olora))?"
+    r"(?:_(?P<selector>mlp|query|bilinear|valuenorm|outputnorm|random|static|olora))?"
     r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?"
     r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
@@ -29,11 +29,13 @@ PATTERN = (
 )
 SELECTORS = {
     "mlp": "mlp",
+    "bilinear": "bilinear",
     "valuenorm": "value_norm",
     "outputnorm": "output_norm",
     "random": "random",
     "static": "static",
 }
+CONTEXT = ("quest", "compactor", "expected_attention")
 FIXED = ("valuenorm", "outputnorm", "random", "static")
 
 
@@ -129,7 +131,7 @@ def test_reducer(recipe):
         assert (reducer.name, reducer.keep_ratio) == ("none", 1)
         return
     assert reducer.name == words["reducer"]
-    stages = {"none": "none", "fastv": "embeds", "quest": "context"}
+    stages = {"none": "none", "fastv": "embeds", **dict.fromkeys(CONTEXT, "context")}
     assert reducer.stage == stages.get(reducer.name, "decoder" if reducer.staged else "tower")
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
@@ -181,6 +183,7 @@ def test_routing(recipe):
     assert routing.budget == (words["budget"] or ("global" if is_text else "per_token"))
     assert (routing.score_prior != "none") == (words["prior"] is not None)
     assert routing.value_gate == (words["gated"] is not None)
+    assert (routing.features, routing.temperature, routing.balance_scope) == ((), 1, "sample")  # no word names them
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.context import ContextView
-from tests.support.helpers import random_scores
+from subtoken_train.types import Region
+from tests.support.context_views import context_view
 
 
 def quest(keep_ratio=0.25, **settings):
@@ -61,16 +60,13 @@ def test_bad_settings(settings):
 
 
 def test_a_query_region_of_zero_tokens():
-    context, asks = torch.ones(1, 8).bool(), torch.zeros(1, 8).bool()
-    view = ContextView(random_scores(0, 1, 2, 8, 4), random_scores(1, 1, 2, 8, 4), context, asks, [8], [0])
+    view = context_view([[Region.CONTEXT] * 8])
     with pytest.raises(ValueError, match="a query region of zero tokens"):
         quest(0.5, page_size=2, window=2).keep_context(view)
 
 
 def test_a_sample_without_context_keeps_none_and_needs_no_query():
-    context = torch.tensor([[True] * 8, [False] * 8])
-    asks = torch.tensor([[False] * 7 + [True], [False] * 8])
-    view = ContextView(random_scores(0, 2, 2, 8, 4), random_scores(1, 2, 2, 8, 4), context, asks, [8, 0], [1, 0])
+    view = context_view([[Region.CONTEXT] * 8 + [Region.QUERY], [Region.SYSTEM] * 9])
     kept = quest(0.5, page_size=2, window=2).keep_context(view)
     assert kept.sum(-1).tolist() == [4, 0]
-    assert kept[0, 6:].all()
+    assert kept[0, 6:8].all()

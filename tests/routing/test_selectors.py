@@ -74,7 +74,7 @@ def test_fresh_routers_do_not_prefer_the_first_groups(name):
     assert 0.1 < mask[..., :4].sum().item() / mask.sum().item() < 0.45
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", ["linear", "mlp"])
 @torch.no_grad()
 def test_equals_the_formula(name):
     selector, view = build(name, query_conditioned=True), look()

@@ -31,7 +31,7 @@ from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
 from tests.support.tiny_schedules import schedules_of
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
-from tests.support.truth_models import FAMILIES, TEXT, TINY, family_of, prompts
+from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
 
 KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 REDUCERS = {
@@ -43,6 +43,8 @@ REDUCERS = {
     "prumerge": {"name": "prumerge", "keep_ratio": 0.5},
     "prumerge_plus": {"name": "prumerge", "keep_ratio": 0.6, "plus": True},
     "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
+    "compactor": {"name": "compactor", "keep_ratio": 0.6, "sinks": 1, "last": 1, "chunk": 8},
+    "expected_attention": {"name": "expected_attention", "keep_ratio": 0.6, "sinks": 1, "future": 16},
     "sparsevlm": {"name": "sparsevlm", "keep_ratio": 0.7},
     "sparsevlm_v2": {"name": "sparsevlm", "keep_ratio": 0.7, "version": 2, "heads": 2},
     "fitprune": {"name": "fitprune", "keep_ratio": 0.6},
@@ -102,7 +104,7 @@ def allowed(cell: Cell) -> bool:
     family, reducer, budget = (cell.get(name) for name in ("family", "reducer", "budget"))
     if family is not None and reducer is not None:
         sees = family not in TEXT
-        if reducer in TINY[family].without or (reducer != "none" and sees == (reducer == "quest")):
+        if reducer in TINY[family].without or (reducer != "none" and sees == (reducer in OF_TEXT)):
             return False
         if not tower_serves(family, reducer):
             return False
@@ -110,8 +112,6 @@ def allowed(cell: Cell) -> bool:
     if cell.get("selector") == "none" and any(cell.get(name, level) != level for name, level in fixed.items()):
         return False
     if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in TEXT):
-        return False
-    if family in TEXT and (reducer or "none").startswith("fastv"):
         return False
     return _piece_fits(cell) and _eviction_fits(cell) and _protocol_fits(cell)
 

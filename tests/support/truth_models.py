@@ -13,6 +13,8 @@ from tests.support.tiny import TinyPicture, tiny_families
 TINY = tiny_families()
 FAMILIES = list(TINY)
 TEXT = [name for name, tiny in TINY.items() if tiny.picture is None]
+OF_TEXT = ("quest", "compactor", "expected_attention")
+"""Reducers of a language model's context."""
 SAMPLES = {
     "one": [(1, 6)],
     "three": [(1, 6), (2, 9), (1, 4)],

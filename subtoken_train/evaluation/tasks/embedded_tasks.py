@@ -26,7 +26,7 @@ _WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/s
 
 @dataclass
 class Recall(Task):
-    """Contexts of the test split's English with facts drawn for them.
+    """Contexts of a split's English with facts drawn for them.
 
     A context is a text here: where two of its parts make other tokens together, it is a token or two longer or shorter
     than it was drawn.
@@ -37,6 +37,8 @@ class Recall(Task):
         num_facts: facts stated in each.
         num_questions: facts asked for.
         tokenizer: path or Hub id of what measures the context.
+        split: of the English, ``test``, ``dev`` or ``train``.
+        seed: of the facts.
     """
 
     name = "recall"
@@ -51,6 +53,8 @@ class Recall(Task):
     num_facts: int = 24
     num_questions: int = 8
     tokenizer: str = "checkpoints/tiny-llama"
+    split: str = "test"
+    seed: int = 0
 
     def samples(self) -> Sequence[Sample]:
         """The contexts; a pure function of the options."""
@@ -58,7 +62,7 @@ class Recall(Task):
 
         tokenizer = AutoTokenizer.from_pretrained(resolve(self.tokenizer))
         task = RecallTask(tokenizer, self.context_length, self.num_facts, self.num_questions)
-        records = RecallRecords(task, "test", self.contexts)
+        records = RecallRecords(task, self.split, self.contexts, self.seed)
         drawn = [records[i] for i in range(self.contexts)]
         longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
         made = []

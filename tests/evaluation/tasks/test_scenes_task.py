@@ -58,3 +58,14 @@ def test_recall_is_text_with_its_context_marked():
         assert abs(len(tokenizer(context)["input_ids"]) - 256) <= 3
     assert len({sample.max_new_tokens for sample in samples}) == 1
     assert [sample.prompt for sample in task.samples()] == [sample.prompt for sample in samples]
+
+
+def test_recall_takes_a_split_and_a_seed():
+    first, second = (
+        build_task(
+            "recall", contexts=2, context_length=256, num_facts=10, num_questions=3, split="dev", seed=seed
+        ).samples()
+        for seed in (0, 1)
+    )
+    assert [sample.id for sample in first] == [sample.id for sample in second] == ["dev-000000", "dev-000001"]
+    assert {sample.prompt for sample in first}.isdisjoint(sample.prompt for sample in second)

@@ -1,0 +1,179 @@
+"""A screen of scorers and routing on key-value recall at equal bytes: development contexts, one seed, a record an arm.
+
+    python benchmarks/recall_screen.py --work runs/comparison            # asks what has no record yet
+    python benchmarks/recall_screen.py --table                           # the records as a table
+
+Adapters are those that ``tiny_comparison.py`` trained in ``--work`` (one training seed); an arm whose adapter is not
+there is left out. Contexts are of the ``dev`` split with a seed of their own, so that the test split stays unopened. An
+arm is its adapter under other settings at inference, where it says so: groups kept (K of S = 16), tokens kept, key
+channels kept (ThinK), an eviction; ``context_first`` compresses before the question is there. Shares of the context's
+KV are measured on packed tensors: ``kv`` without the index of groups and channels, as the paper counts, ``kv_index``
+with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arm_training import commit
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
+from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.batched import Outcome, generate_batch
+from subtoken_train.inference.compression import Compression
+from subtoken_train.types import Protocol
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "benchmarks/results/screens/recall"
+SPLIT, SEED, CONTEXTS, TRAINED_SEED, BATCH = "dev", 77, 200, 0, 25
+REFERENCE = "lora_only-compactor-0.21875"
+SCORERS = {"quest": "quest25_s8k6_anchor", "compactor": "compactor25_s16k12_anchor"}
+SCORERS["expected_attention"] = "expected_attention25_s16k12_anchor"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One arm: the recipe that trained its adapter, and what is set otherwise at inference (None: nothing)."""
+
+    recipe: str
+    keep_ratio: float | None = None
+    kept_groups: int | None = None
+    key_channels: float = 1.0
+    eviction: str | None = None
+    eviction_keep: float = 1.0
+    protocol: Protocol = "query_aware"
+
+    @property
+    def name(self) -> str:
+        """Of its record."""
+        said = [self.recipe.removeprefix("tinylm_")]
+        said += [] if self.keep_ratio is None else [f"r{self.keep_ratio:.6g}"]
+        said += [] if self.kept_groups is None else [f"k{self.kept_groups}"]
+        said += [] if self.key_channels == 1 else [f"keys{self.key_channels:.6g}"]
+        said += [] if self.eviction is None else [self.eviction, f"{self.eviction_keep:.6g}"]
+        return "-".join([*said, *(["context_first"] if self.protocol == "context_first" and not self.eviction else [])])
+
+
+def trials() -> list[Trial]:
+    """Evictions on an unreduced LoRA; each scorer's arms; keys cut beside groups at 21.875 %, on the same adapters."""
+    evictions = ("compactor", "expected_attention")
+    blind: dict[str, Any] = {"protocol": "context_first"}
+    found = [Trial("tinylm_lora_only")]
+    found += [
+        Trial("tinylm_lora_only", eviction=method, eviction_keep=keep, **blind)
+        for method in evictions
+        for keep in (0.21875, 0.25)
+    ]
+    for scorer, anchor in SCORERS.items():
+        found += [Trial(f"tinylm_{scorer}25{rest}") for rest in ("", "_s16k12", "_s16k12_valuenorm")]
+        found += [Trial(f"tinylm_{anchor}")]
+    adapter = "tinylm_compactor25_s16k12_valuenorm"
+    for keep, kept, keys in (
+        (0.25, 16, 0.75), (0.25, 14, 0.875), (0.28125, 12, 0.8056), (0.28125, 14, 0.6806),
+        (0.3125, 12, 0.65), (0.3125, 10, 0.775), (0.28125, 9, 1.0), (0.3125, 7, 1.0),
+    ):  # fmt: skip
+        found.append(Trial(adapter, keep, kept, keys, **blind))
+    found += [Trial("tinylm_compactor25", 0.25, None, 0.75, **blind)]
+    found += [Trial("tinylm_compactor25_s16k12_anchor", 0.28125, None, 0.5556, **blind)]
+    return found
+
+
+def backbone_of(trial: Trial, work: Path) -> CompressedBackbone | None:
+    """The adapter under the trial's settings; None where it was not trained."""
+    places = (work / f"{trial.recipe}-seed{TRAINED_SEED}/adapter", ROOT / "checkpoints/adapters" / trial.recipe)
+    folder = next((place for place in places if place.exists()), None)
+    if folder is None:
+        return None
+    backbone = read_adapter(folder)[1]
+    if trial.kept_groups is not None and backbone.bank is not None:
+        backbone.bank.config = replace(backbone.bank.config, kept_groups=trial.kept_groups)
+    if trial.keep_ratio is None:
+        return backbone
+    backbone.detach()
+    reducer = replace(backbone.reducer, keep_ratio=trial.keep_ratio)
+    return CompressedBackbone(backbone.family, reducer, backbone.bank).eval()
+
+
+def ask(trial: Trial, backbone: CompressedBackbone) -> dict[str, Any]:
+    """The record of an arm: the share of its eight facts that each context's answer states."""
+    records = RecallRecords(RecallTask(backbone.family.tokenizer), SPLIT, CONTEXTS, SEED)
+    drawn = [records[i] for i in range(CONTEXTS)]
+    longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
+    method = None if trial.eviction is None else build_eviction(trial.eviction)
+    compression = Compression(method, trial.eviction_keep, key_channels=trial.key_channels)
+    scores, measured, clock = list[float](), list[Outcome](), time.perf_counter()
+    for start in range(0, CONTEXTS, BATCH):
+        part = drawn[start : start + BATCH]
+        asked = [replace(each.text, input_ids=each.text.input_ids[: each.text.prompt_length]) for each in part]
+        outcomes = generate_batch(
+            backbone,
+            collate_text(asked, padding_id(backbone.family.tokenizer)),
+            max_new_tokens=longest + 4,
+            compression=compression,
+            protocol=trial.protocol,
+        )
+        scores += [recall_accuracy(said.text, each.codes) for said, each in zip(outcomes, part, strict=True)]
+        measured += outcomes
+    kept, index, dense = (
+        sum(getattr(each, part) for each in measured) for part in ("region_bytes", "index_bytes", "region_dense_bytes")
+    )
+    return {
+        "arm": trial.name,
+        "recipe": trial.recipe,
+        "seed": TRAINED_SEED,
+        "split": f"{SPLIT}, seed {SEED}",
+        "contexts": CONTEXTS,
+        "recall": round(sum(scores) / CONTEXTS, 5),
+        "kv": round((kept - index) / dense, 6),
+        "kv_index": round(kept / dense, 6),
+        "seconds": round(time.perf_counter() - clock, 1),
+        "commit": commit(),
+        "scores": [round(score, 3) for score in scores],
+    }
+
+
+def table(records: dict[str, dict[str, Any]]) -> str:
+    """Every record beside Compactor's own sets on the LoRA that was trained without reduction, context by context."""
+    lines = ["| arm | KV | with index | recall | less Compactor at 21.875 % |", "|---|---|---|---|---|"]
+    base = records[REFERENCE]["scores"]
+    for name, record in records.items():
+        apart = [100 * (mine - its) for mine, its in zip(record["scores"], base, strict=True)]
+        low, high = bootstrap_interval(apart)
+        difference = f"{sum(apart) / len(apart):+.1f} [{low:+.1f}, {high:+.1f}]"
+        figures = f"{record['kv']:.3%} | {record['kv_index']:.3%} | {100 * record['recall']:.1f}"
+        lines.append(f"| {name} | {figures} | {'' if name == REFERENCE else difference} |")
+    return "\n".join(lines)
+
+
+def read_records(folder: Path = OUT) -> dict[str, dict[str, Any]]:
+    """By the trial's name, in the order of ``trials``."""
+    files = {trial.name: folder / f"{trial.name}.json" for trial in trials()}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def main() -> None:
+    """Ask, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    for trial in () if args.table else trials():
+        file = OUT / f"{trial.name}.json"
+        if file.exists() or (backbone := backbone_of(trial, args.work)) is None:
+            continue
+        OUT.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(ask(trial, backbone)) + "\n")
+        print(file.stem, flush=True)
+    print(table(read_records()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Context reducers by an eviction's scores: a plain reference, the eviction itself, blindness, counts, refusals."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.evictions.compactor import Compactor
+from subtoken_train.evictions.expected_attention import ExpectedAttention
+from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.opening import open_prompts
+from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+from tests.support.context_views import CONTEXT, QUERY, SYSTEM, context_view
+from tests.support.helpers import compress
+from tests.support.prompt_views import WIDTH, rope
+from tests.support.text_families import text_batch, text_family
+
+SHORT = {"compactor": {"sinks": 2, "last": 1, "chunk": 7}, "expected_attention": {"sinks": 2, "future": 9}}
+EVICTIONS = {
+    "compactor": Compactor(sinks=2, last=1, chunk=7),
+    "expected_attention": ExpectedAttention(sinks=2, future=9),
+}
+NAMES = list(SHORT)
+
+
+def made(name, keep_ratio=0.5, **own):
+    return build_reducer(name, keep_ratio, **{**SHORT[name], **own})
+
+
+def by_hand(name, view, sample, keep_ratio):
+    """Kept rows of one sample: what stands before its question, scored alone; the mean over heads; a sort."""
+    rows = [n for n, code in enumerate(view.regions_BN[sample].tolist()) if code in (CONTEXT, SYSTEM)]
+    regions = view.regions_BN[sample, rows][None]
+    states = (each[sample : sample + 1, :, rows] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
+    position = view.position_BN[sample, rows][None]
+    eviction = EVICTIONS[name]
+    alone = LayerView(
+        view.layer, *states, regions, WIDTH**-0.5, eviction.needs,
+        position=position, next_position=position[:, -1:] + 1, rotate=rope,
+    )  # fmt: skip
+    context = [i for i in range(len(rows)) if regions[0, i] == CONTEXT]
+    count = max(1, int(len(context) * keep_ratio))
+    scores = eviction.at_budget(eviction.score(alone), regions == CONTEXT, torch.tensor([count]))
+    mean = [sum(head[i].item() for head in scores.scores_BhN[0]) / len(scores.scores_BhN[0]) for i in range(len(rows))]
+    always = [i for i in context if scores.protected_BN[0, i]]
+    others = sorted((i for i in context if i not in always), key=lambda i: (-mean[i], i))
+    return {rows[i] for i in (always + others)[:count]}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    sizes=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(8, 30), st.integers(0, 5)), min_size=1, max_size=3, unique=True
+    ),
+    pad=st.sampled_from(["left", "right"]),
+    keep_ratio=st.sampled_from([0.5, 0.75, 1.0]),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_a_plain_reference(name, sizes, pad, keep_ratio, kv_heads, dtype, seed):
+    prompts = [[SYSTEM] * system + [CONTEXT] * context + [QUERY] * query for system, context, query in sizes]
+    view = context_view(prompts, pad, seed, layer=seed % 3, dtype=dtype, kv_heads=kv_heads)
+    kept = made(name, keep_ratio).keep_context(view)
+    for sample in range(len(prompts)):
+        assert set(kept[sample].nonzero()[:, 0].tolist()) == by_hand(name, view, sample, keep_ratio)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_tokens_stay_in_order_and_a_sample_without_context_keeps_none(name):
+    view = context_view([[CONTEXT] * 12 + [QUERY] * 2, [SYSTEM] * 3 + [QUERY] * 4])
+    alike = {part: torch.ones_like(getattr(view, part)) for part in ("query_BHNd", "key_BhNd", "value_BhNd")}
+    view = replace(view, **alike, rotate=lambda at: rope(torch.zeros_like(at)))
+    kept = made(name).keep_context(view)
+    assert kept.sum(-1).tolist() == [6, 0]
+    if name == "expected_attention":  # all alike: the lower index; Compactor's mean of three falls at both ends
+        assert kept[0, :6].all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@torch.no_grad()
+def test_the_eviction_before_the_question_keeps_the_same_with_one_set_for_all_heads(name, kind):
+    """In every layer, packed: the eviction under ``context_first``, its scores averaged, is the reducer."""
+
+    @dataclass(frozen=True)
+    class Shared(type(EVICTIONS[name])):
+        heads_share: ClassVar[bool] = True
+
+        def at_budget(self, scores, competes_BN, count_Bh):
+            found = super().at_budget(scores, competes_BN, count_Bh)
+            return replace(found, scores_BhN=found.scores_BhN.mean(1, keepdim=True))
+
+    family, batch = text_family(kind), text_batch([(24, 6, 0), (17, 4, 0), (21, 3, 0)])
+
+    def kept(backbone, compression, protocol):
+        cache = PackedCache(family.shape.num_layers)
+        opened = open_prompts(backbone, batch, cache, compression, protocol)
+        places = [[set(row[row >= 0].tolist()) for row in part.entries_BN] for part in opened.plan.layers]
+        return opened.logits_BV, places
+
+    evicted, of_eviction = kept(compress(family), Compression(Shared(**SHORT[name]), 0.5), "context_first")
+    reducer = compress(family, **{"name": name, "keep_ratio": 0.5, **SHORT[name]})
+    reduced, of_reducer = kept(reducer, Compression(), "context_first")
+    assert of_reducer == of_eviction
+    torch.testing.assert_close(reduced, evicted, rtol=1e-4, atol=1e-4)
+    whole, _ = kept(reducer, Compression(), "query_aware")
+    torch.testing.assert_close(whole, evicted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_neither_question_nor_answer_changes_what_stays(name, pad_left):
+    """Training passes hold both, and choose what inference chooses."""
+    backbone = compress(text_family(), **{"name": name, "keep_ratio": 0.5, **SHORT[name]})
+    batch = text_batch([(24, 6, 5), (16, 4, 7)], pad_left)
+    context, late = batch.regions_BN == Region.CONTEXT, batch.regions_BN >= Region.QUERY
+    others = replace(batch, input_ids_BN=torch.where(late, (batch.input_ids_BN + 7) % 80 + 5, batch.input_ids_BN))
+    first, second = backbone.run(batch).kept, backbone.run(others).kept
+    assert all(torch.equal(first[layer] & context, second[layer] & context) for layer in first)
+    kept = [[int((first[layer] & context)[i].sum()) for i in range(2)] for layer in first]
+    assert kept == [[12, 8]] * 3
+
+
+def test_the_sketch_is_drawn_from_its_seed_and_the_layer_alone():
+    """Keys are wider than the sketch; with narrower ones leverage does not depend on it."""
+    view, generator = context_view([[CONTEXT] * 200 + [QUERY] * 3]), torch.Generator().manual_seed(0)
+    wide = torch.randn(3, 1, 2, 203, 96, generator=generator)
+    view = replace(view, query_BHNd=wide[0], key_BhNd=wide[1], value_BhNd=wide[2], rotate=lambda at: rope(at, 96))
+    chosen = [made("compactor", 0.3, sketch_seed=seed).keep_context(view) for seed in (0, 0, 1)]
+    assert torch.equal(chosen[0], chosen[1])
+    assert not torch.equal(chosen[0], chosen[2])
+    assert not torch.equal(chosen[0], made("compactor", 0.3).keep_context(replace(view, layer=1)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_changes_nothing(name):
+    view = context_view([[CONTEXT] * 40 + [QUERY] * 3])
+    plain = made(name).keep_context(view)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(made(name).keep_context(view), plain)
+
+
+@torch.no_grad()
+def test_only_a_blind_reducer_compresses_a_context_before_its_question():
+    family, batch = text_family(), text_batch([(24, 6, 0)])
+    quest = compress(family, **{"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4})
+    with pytest.raises(ValueError, match="reducer 'quest' chooses pages by the question"):
+        open_prompts(quest, batch, PackedCache(3), Compression(), "context_first")
+    router = RoutingConfig("linear", num_groups=8, kept_groups=2, query_conditioned=True)
+    asking = compress(family, router, **{"name": "compactor", "keep_ratio": 0.5, **SHORT["compactor"]})
+    with pytest.raises(ValueError, match="the routers are conditioned on the question"):
+        open_prompts(asking, batch, PackedCache(3), Compression(), "context_first")
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "message"),
+    [
+        ("compactor", {"sinks": -1}, r"compactor sinks=-1 must be in \[0"),
+        ("compactor", {"chunk": 0}, r"compactor chunk=0 must be in \[1"),
+        ("compactor", {"sketch_seed": -1}, r"reducer sketch_seed is -1; it must be 0 to"),
+        ("compactor", {"page_size": 4}, r"unknown setting of compactor 'page_size'"),
+        ("expected_attention", {"future": 0}, r"expected_attention future=0 must be in \[1"),
+        ("expected_attention", {"sinks": -1}, r"expected_attention sinks=-1 must be 0 or more"),
+    ],
+)
+def test_bad_settings(name, own, message):
+    with pytest.raises(ValueError, match=message):
+        build_reducer(name, 0.5, **own)
+
+
+def test_a_budget_below_what_always_stays():
+    with pytest.raises(ValueError, match=r"compactor: keep_ratio 0\.25 leaves 10 of 40 context tokens, and 12 always"):
+        build_reducer("compactor", 0.25).kept_tokens(40)
+    assert build_reducer("compactor", 0.25).kept_tokens(512) == 128
+    assert build_reducer("compactor", 0.21875, round_up=True).kept_tokens(512) == 112
+    assert build_reducer("compactor", 1.0).kept_tokens(5) == 5
+
+
+def test_it_is_for_language_models(tiny_family):
+    with pytest.raises(ValueError, match="'compactor' evicts the context of a language model"):
+        compress(tiny_family, name="compactor", keep_ratio=0.5)
