@@ -10,7 +10,7 @@ two activations keeps both, a frozen linear layer keeps no input):
 * attention: rotated query, key, value and output, e each, a log-sum per head, and a layer's own e-byte copy of the
   [M, M] mask where records are padded (batch > 1) or the context is split; grouped keys and values are repeated to the
   query's width where there is a mask, and under a split in fp32 too, whose rows are two calls with keys of their own;
-* routing: the value before the mask and the mask, e v each; scores, the bilinear router's products and features in fp32;
+* routing: the value before the mask and the mask, e v each; scores, a bilinear router's products and features in fp32;
 * MLP: gate, its SiLU, up: 3 e F.
 
 With checkpointing: e D per layer and row, and one layer in full, being recomputed.

@@ -121,11 +121,12 @@ def test_a_sample_scores_the_same_alone_and_in_a_batch(name):
     alone = SelectorInput(
         view.hidden_BND[1:2],
         view.value_groups_BNSg[1:2],
-        None,
+        view.query_summary_BD[1:2],
         view.position_BN[1:2],
         view.sample_seed_B[1:2],
         0,
         lambda: view.output_norms()[1:2],
+        lambda: view.query_attention()[1:2],
     )
     assert torch.allclose(selector(alone), whole[1:2], atol=1e-6)
 
