@@ -25,6 +25,7 @@ from recipe_texts import (
     EMBEDDED_HEADER,
     EMBEDDED_LORA,
     EMBEDDED_TRAIN,
+    FILL,
     HEADER,
     IMAGE_WORDS,
     INTERNVL_PIXELS,
@@ -51,6 +52,7 @@ from subtoken_train.ledger.ledger import Ledger, nominal_ledger, solve_anchor
 from subtoken_train.reducers import REDUCERS as REGISTERED
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.types import Fill
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -145,7 +147,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """The file's name, ``<model>_<reducer><keep>_s<S>k<K>[_mlp|_olora][_stage2][_anchor]``."""
+        """The file's name, ``<model>_<reducer><keep>_s<S>k<K>[_mlp|_olora][_mean|_learned][_stage2][_anchor]``."""
         if self.reducer == "none":
             return f"{self.model}_lora_only"
         groups = f"_s{self.num_groups}k{self.kept_groups}" if self.num_groups else ""
@@ -160,7 +162,7 @@ class Arm:
     @property
     def budget(self) -> KVBudget:
         """The budget that the name describes."""
-        return KVBudget(float(self.keep) / 100, self.num_groups or 1, self.kept_groups or 1)
+        return KVBudget(float(self.keep) / 100, self.num_groups or 1, self.kept_groups or 1, fill=self.fill)
 
     @property
     def keep_ratio(self) -> float:
@@ -172,14 +174,20 @@ class Arm:
             share = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
             return build_reducer(self.reducer).at_share(share, ledger.shape.num_layers).keep_ratio
         if self.backbone.is_text or self.backbone.sized:  # pages, and images of any size, round it up
-            return float(self.budget.exact_total)
-        return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, self.budget.exact_total).keep_ratio
+            return float(self.budget.total_of(self.backbone.tokens))
+        share = self.budget.total_of(self.backbone.tokens)
+        return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, share).keep_ratio
 
     @property
     def selector(self) -> str:
         """What chooses groups."""
         words = {"_mlp": "mlp", "_valuenorm": "value_norm", "_bilinear": "bilinear"}
         return next((selector for word, selector in words.items() if word in self.variant), "linear")
+
+    @property
+    def fill(self) -> Fill:
+        """What a dropped group reads as."""
+        return "mean" if "_mean" in self.variant else "learned" if "_learned" in self.variant else "zero"
 
     @property
     def routed(self) -> bool:
@@ -194,7 +202,7 @@ class Arm:
     def ledger(self) -> Ledger:
         """The compressed region of a prompt in every layer."""
         shape, tokens, method = geometry(self.backbone.shape), self.backbone.tokens, self.made()
-        groups = KVBudget(1.0, self.budget.num_groups, self.budget.kept_groups) if self.routed else KVBudget()
+        groups = replace(self.budget, keep_ratio=1.0) if self.routed else KVBudget()
         kept, cut = method.layer_tokens(tokens, shape.num_layers), method.cut_layer(shape.num_layers)
         return nominal_ledger(shape, {"visual": tokens}, groups, cut, kept)
 
@@ -377,6 +385,7 @@ def _model_band(arm: Arm) -> str:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
     if arm.routed:
         text += ROUTING.format(selector=arm.selector, S=arm.num_groups, K=arm.kept_groups)
+        text += "" if arm.fill == "zero" else FILL.format(fill=arm.fill)
         if arm.backbone.is_text:
             text += LANGUAGE_BUDGET + (LANGUAGE_QUERY if arm.selector != "value_norm" else "")
     return text

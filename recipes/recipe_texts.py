@@ -118,6 +118,10 @@ ROUTING = """\
     balance_weight: 0.01                # lambda of the load-balance loss
 """
 
+FILL = """\
+    fill: {fill:<30}# what a dropped group reads as
+"""
+
 LANGUAGE_BUDGET = """\
     budget: global                      # the best N x K (token, group) pairs of a sample (section 3.4)
 """

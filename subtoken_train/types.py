@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Layout = Literal["contiguous", "per_head"]
 """Of value groups: pieces of the whole value vector, or the same piece of every head."""
 
+Fill = Literal["zero", "mean", "learned"]
+"""What a dropped value group reads as (``routing/fill.py``)."""
+
 Protocol = Literal["query_aware", "context_first"]
 """What a prompt's compression sees: the whole prompt, or its context before the question (``inference/opening.py``)."""
 
@@ -101,6 +104,8 @@ class LayerPlan:
             a value group that is its own, so a group is stored where its heads keep the entry.
         rows_BN: the row of the prompt's pass that each entry came from, int64; None means the entry's own number.
         cut_keys: None means that every key is whole.
+        filled: whether the layer holds a value vector per sample, of the whole width, that pieces which are not stored
+            read as.
     """
 
     entries_BN: Tensor
@@ -108,6 +113,7 @@ class LayerPlan:
     heads_BNh: Tensor | None = None
     rows_BN: Tensor | None = None
     cut_keys: CutKeys | None = None
+    filled: bool = False
 
     def select(self, samples: Tensor) -> LayerPlan:
         """The plan of some samples (int64 numbers, or bool marks), in their order."""
@@ -116,7 +122,7 @@ class LayerPlan:
         )
         cut = self.cut_keys
         own_cut = None if cut is None else CutKeys(cut.entries_BN[samples], cut.channels_Bhd[samples])
-        return LayerPlan(self.entries_BN[samples], groups, heads, rows, own_cut)
+        return LayerPlan(self.entries_BN[samples], groups, heads, rows, own_cut, self.filled)
 
 
 @dataclass

@@ -107,6 +107,10 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     groups = routing or {"num_groups": 1, "kept_groups": 1}
     budget = KVBudget(reducer["keep_ratio"], groups["num_groups"], groups["kept_groups"])
     words = "none" if routing is None else f"{routing['selector']}, S={groups['num_groups']}, K={groups['kept_groups']}"
+    fill = "zero" if routing is None else routing.get("fill", "zero")
+    if fill != "zero":
+        beside = " (a value vector per layer and sample, beside the nominal KV)" if fill == "mean" else ""
+        words += f", fill {fill}{beside}"
     output_lora = None if stage2 is None else stage2["output_lora"]
     lora = "Merged q/v LoRA" if record["merged"] else "q/v LoRA"
     scored, licence = sections.evaluation, _licence(record["backbone"]["path"])

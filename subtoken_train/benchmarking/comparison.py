@@ -15,12 +15,11 @@ from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prom
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
-from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.reducers.matched import matched_reducer
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, in_compressed_region
 
 ROUTED, TOKEN_ONLY, ANCHOR, UNROUTED = "routed", "same_tokens", "anchor", "packed"
 """Names of the packed sides; ``packed`` is an arm that routes nothing."""
@@ -66,21 +65,24 @@ class Subject:
     def _label(self) -> str:
         return "" if self.compression.label == "-" else self.compression.label
 
-    def anchor(self) -> Reducer | None:
+    def anchor(self, tokens: int) -> Reducer | None:
         """The token reducer of the matched token-only anchor; None where the arm is token-only itself.
 
         Where the arm has no token reducer its anchor has one all the same: tokens drawn at random, or Quest's pages.
+
+        Args:
+            tokens: of a prompt's compressed region, before the reducer.
 
         Raises:
             ValueError: no keep ratio has the arm's bytes.
         """
         if self.bank is None:
             return None
-        routing, reducer = self.bank.config, self.reducer
+        reducer = self.reducer
         if reducer.name == "none":
             reducer = build_reducer("quest" if self.family.image_token_id is None else "random")
-        routed = KVBudget(1.0, routing.num_groups, routing.kept_groups, self.compression.key_channels)
-        return matched_reducer(reducer, routed, self.family.shape.num_layers)
+        routed = replace(self.bank.config.token_budget, key_channels=self.compression.key_channels)
+        return matched_reducer(reducer, routed, self.family.shape.num_layers, tokens)
 
 
 def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[Side], list[str]]:
@@ -95,7 +97,7 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
         words = f"the same tokens, {_reducer(subject.reducer)}, whole values"
         sides.append(PackedSide(TOKEN_ONLY, words, family, prompts, subject.reducer, None, compression))
         try:
-            anchor = subject.anchor()
+            anchor = subject.anchor(_region_tokens(prompts))
         except ValueError as error:
             notes.append(f"no matched token-only anchor: {error}")
         else:
@@ -104,6 +106,12 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
             rounded = replace(compression, round_up=True)
             sides.append(PackedSide(ANCHOR, words, family, prompts, anchor, None, rounded))
     return [*sides, *dense_sides(family, prompts, new_tokens)], notes
+
+
+def _region_tokens(prompts: Batch) -> int:
+    """Tokens of the compressed region, of the prompt that has the fewest but some; 1 where none has any."""
+    counts = [count for count in in_compressed_region(prompts.regions_BN).sum(-1).tolist() if count]
+    return min(counts, default=1)
 
 
 def run_row(

@@ -109,7 +109,8 @@ class Share:
 
     Attributes:
         total_bytes: everything that is stored for it, index included.
-        routed_bytes: of entries whose values are stored in part: keys, pieces and what finds them.
+        routed_bytes: of entries whose values are stored in part: keys, pieces and what finds them, and what pieces that
+            are not stored read as.
         index_bytes: of them, those that find the pieces.
         routed_channels: value channels that are stored of those entries, in all heads.
         channel_bytes: of ``total_bytes``, the numbers of the channels that cut keys keep.
@@ -124,13 +125,15 @@ class Share:
     unread_bytes: int = 0
 
 
-def sample_shares(blocks: list[Block], tail_BhTd: Tensor) -> list[Share]:
+def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0) -> list[Share]:
     """A share per sample of a layer's blocks; their ``total_bytes`` add up to its payload and index bytes.
 
     What a block stores once for all of its rows is divided among them. The tail gives batch, heads and width.
+    ``fill_bytes`` are those of ``StoredPrompt``.
     """
     batch, heads, _, width = tail_BhTd.shape
-    shares = [Share() for _ in range(batch)]
+    beside = fill_bytes // batch
+    shares = [Share(total_bytes=beside, routed_bytes=beside) for _ in range(batch)]
     for block in blocks:
         count = block.num_rows
         rows = range(count) if block.rows is None else block.rows.tolist()

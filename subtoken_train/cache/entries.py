@@ -18,6 +18,7 @@ from torch import Tensor
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.cache.pack import with_index
 from subtoken_train.kernels.dense import dense_keys, dense_values, stored_flags
+from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
 
 
@@ -26,9 +27,17 @@ def read_keys(blocks: list[Block], rows: int) -> Tensor:
     return _dense(blocks, rows, dense_keys)
 
 
-def read_values(blocks: list[Block], rows: int) -> Tensor:
-    """Their values, 0 where a piece is not stored."""
-    return _dense(blocks, rows, lambda part, *_: dense_values(part))
+def read_values(blocks: list[Block], rows: int, fill: Fill | None = None) -> Tensor:
+    """Their values, ``fill`` (or 0) where a piece is not stored."""
+
+    def read(part: BlockPart, block: Block, width: int) -> Tensor:
+        values = dense_values(part)
+        if fill is None or isinstance(part.values, Payload):
+            return values
+        own = fill.of_rows(block.heads, values.dtype)
+        return values + (own if block.rows is None else own[block.rows])
+
+    return _dense(blocks, rows, read)
 
 
 def _dense(blocks: list[Block], rows: int, read: Callable[[BlockPart, Block, int], Tensor]) -> Tensor:

@@ -43,6 +43,7 @@ def pack_layer(
     packing: Packing,
     position_BN: Tensor | None = None,
     counts: RowCounts | None = None,
+    fill_BV: Tensor | None = None,
 ) -> list[Block]:
     """Blocks with the kept entries of a layer.
 
@@ -53,6 +54,8 @@ def pack_layer(
         packing: layout and precision.
         position_BN: of the rows, in a layer with a window, whose entries keep theirs; None: it has none.
         counts: what ``read_counts`` read of this plan; None: it is read now, the only time that a device is waited for.
+        fill_BV: what pieces that are not stored read as, [B, h * d] or [1, h * d] in the values' dtype; stored pieces
+            go without it. None: zero.
 
     Rows of the batch that keep equally many entries, equally many of them whole and with a whole key, share a block.
     """
@@ -60,8 +63,12 @@ def pack_layer(
     marks = plan_marks(plan, kv_heads, width, packing.layout)
     counts = read_counts([marks])[0] if counts is None else counts
     keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
+    fill = None
+    if fill_BV is not None:
+        fill = fill_BV.view(-1, kv_heads, 1, width).expand(len(key_BhNd), -1, -1, -1)
     if plan.heads_BNh is not None:
         keys, values = (x.reshape(-1, 1, length, width) for x in (key_BhNd, value_BhNd))
+        fill = None if fill is None else fill.reshape(-1, 1, 1, width)
     places_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // len(key_BhNd), 0)
     channels_Rck = _channels(plan, counts.channels)
     alike: dict[tuple[int, ...], list[int]] = {}
@@ -93,6 +100,7 @@ def pack_layer(
                 assert marks.piece_bit is not None
                 own_bits = of_rows(marks.flags_RSM)
                 flags = own_bits.gather(2, places[:, None].expand(-1, own_bits.shape[1], -1))
+                value_RcMd = value_RcMd if fill is None else value_RcMd - of_rows(fill)
                 bounds = [0, *accumulate(bits[row][bit] for row in members for bit in marks.bit_of)]
                 kept = _routed_values(value_RcMd, flags, marks.piece_bit, stored, packing.kv_bits, bounds)
                 parts.append(BlockPart(stored, kept, kind.cut, stands))

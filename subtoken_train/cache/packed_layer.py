@@ -21,6 +21,7 @@ from subtoken_train.cache.entry_record import EntryRecord
 from subtoken_train.cache.stored_prompt import StoredPrompt
 from subtoken_train.cache.tail_room import TailRoom
 from subtoken_train.kernels.dispatch import attend
+from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.fused_state import Workspace
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
@@ -47,10 +48,11 @@ class PackedLayer(StoredPrompt, TailRoom):
         self.begins_B: Tensor | None = None
         self.extent = 0  # positions from the oldest entry of any sample to the latest first token of a tail
 
-    def fill(self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor) -> None:
+    def fill(self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor, filler: Fill | None = None) -> None:
         """Take a prompt's packed entries; ``like_BhNd`` gives batch, heads, width, dtype and device of the tail."""
         assert not self.blocks
         self.lazy_initialization(like_BhNd, like_BhNd)
+        self.filler = filler
         self.blocks, self.prompt_length = blocks, prompt_length
 
     def begin_tail(self, position_B: Tensor) -> None:
@@ -80,7 +82,7 @@ class PackedLayer(StoredPrompt, TailRoom):
             assert self.begins_B is not None
             first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
             reach = Reach(self.window, first_B)
-        return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused)
+        return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.filler)
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding and evicted ones included."""
@@ -151,6 +153,7 @@ class PackedLayer(StoredPrompt, TailRoom):
     def select(self, samples: Tensor, with_prompt: bool = True) -> None:
         """Keep ``samples``, in that order; without the prompt only the tail is reordered."""
         if with_prompt:
+            self.filler = None if self.filler is None else self.filler.select(samples)
             self.blocks = select_samples(self.blocks, samples.tolist(), self.keys.shape[1])
         self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
         if self.tail_start_B is not None:

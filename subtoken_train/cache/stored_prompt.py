@@ -5,17 +5,23 @@ from __future__ import annotations
 from transformers.cache_utils import CacheLayerMixin
 
 from subtoken_train.kernels.choice import choose_kernel
+from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.fused_state import FusedState, Workspace
 from subtoken_train.kernels.row_table import unserved
 from subtoken_train.kernels.storage import Block
 
 
 class StoredPrompt(CacheLayerMixin):  # type: ignore[misc]
-    """Blocks of a prompt's entries; ``workspace`` is the scratch of the cache that the layer belongs to."""
+    """Blocks of a prompt's entries; ``workspace`` is the scratch of the cache that the layer belongs to.
+
+    Attributes:
+        filler: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
+    """
 
     def __init__(self, workspace: Workspace | None = None) -> None:
         super().__init__()
         self.fused = FusedState(workspace or Workspace())
+        self.filler: Fill | None = None
         self.blocks = []
 
     @property
@@ -32,12 +38,17 @@ class StoredPrompt(CacheLayerMixin):  # type: ignore[misc]
         """Make what the fused kernels need of the entries, so that no step does; nothing where others run."""
         if choose_kernel(self.device.type).path == "triton" and unserved(self.blocks, self.keys) is None:
             batch, kv_heads, _, width = self.keys.shape
-            self.fused.table_of(self.blocks, batch, kv_heads, width)
+            self.fused.table_of(self.blocks, batch, kv_heads, width, self.filler)
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the prompt's keys and values."""
-        return sum(payload.nbytes for block in self.blocks for payload in block.payloads)
+        """Bytes of the prompt's keys and values, and of what pieces that are not stored read as."""
+        return sum(payload.nbytes for block in self.blocks for payload in block.payloads) + self.fill_bytes
+
+    @property
+    def fill_bytes(self) -> int:
+        """Of them, those of what pieces that are not stored read as: as many for each sample."""
+        return 0 if self.filler is None else self.filler.nbytes
 
     @property
     def index_bytes(self) -> int:

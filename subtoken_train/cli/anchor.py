@@ -1,10 +1,11 @@
 """The matched token-only anchor of a recipe: the same training without routing, at the token keep ratio of equal bytes.
 
-Under a value gate the fair twin keeps the gate, over every group.
+Under a value gate the fair twin keeps the gate, over every group. No group is dropped there, so none is filled.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     """What an anchor's recipe says otherwise: dotted key -> value.
 
     The keep ratio is r (1 + K/S) / 2, rounded up to whole tokens (or pages) by the reducer; where the lower layers stay
-    whole, it is solved from the ledger of one prompt.
+    whole, or something is stored once per sample, it is solved from the ledger of one prompt.
 
     Raises:
         ValueError: the recipe routes nothing, drops no group, or has no reducer that could; stage 1 of a stage-2 recipe
@@ -49,6 +50,7 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     settings |= {"model.reducer.keep_ratio": _keep_ratio(cli), "model.reducer.round_up": True}
     if routing.value_gate:
         settings |= {"model.routing.kept_groups": routing.num_groups, "model.routing.balance_weight": 0.0}
+        settings |= {} if routing.fill == "zero" else {"model.routing.fill": "zero"}
     else:
         settings["model.routing"] = None
     if module.read_first_stage() is not None:
@@ -105,14 +107,14 @@ def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
 
 
 def _keep_ratio(cli: RecipeCLI) -> float:
-    from subtoken_train.ledger.kv_budget import KVBudget
     from subtoken_train.training.nominal_prompt import equal_bytes_anchor, nominal_prompt, prompt_ledger
     from subtoken_train.training.preflight import lay_out
 
     routing, reducer = cli.model.routing_config, cli.model.reducer_config
     assert routing is not None
-    if reducer.stage != "decoder":
-        return KVBudget(reducer.keep_ratio, routing.num_groups, routing.kept_groups).total_kv_fraction
+    budget = replace(routing.token_budget, keep_ratio=reducer.keep_ratio)
+    if reducer.stage != "decoder" and not budget.stores_fill:
+        return float(budget.exact_total)
     parts = lay_out(cli.model)
     prompt = nominal_prompt(parts.family, cli.datamodule)
     return equal_bytes_anchor(parts, prompt_ledger(parts, prompt), prompt).keep_ratio

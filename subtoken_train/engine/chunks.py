@@ -25,9 +25,9 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.causal_attention import Seen
 from subtoken_train.routing.state import RoutingState
 
-LayerFinished = Callable[[int, Rows, Tensor | None], None]
-"""Called with (layer, rows, kept groups [B, N, S]) once a layer's dense keys and values are in the cache; its rows'
-region is PADDING where they are no entry. May take them out of it."""
+LayerFinished = Callable[[int, Rows, Tensor | None, Tensor | None], None]
+"""Called with (layer, rows, kept groups [B, N, S], what dropped ones read as) once a layer's dense keys and values are
+in the cache; its rows' region is PADDING where they are no entry. May take them out of it."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class CompressedBackbone(nn.Module):
     def group_budget(self) -> KVBudget:
         """What a routed entry stores: K of its S value groups, all where no routing acts; without a keep ratio."""
         routing = self.active_routing
-        return KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
+        return KVBudget() if routing is None else routing.token_budget
 
     @property
     def placeless(self) -> bool:
@@ -102,7 +102,8 @@ class CompressedBackbone(nn.Module):
         shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels)
         layers = [self.reducer.layer_tokens(tokens, shape.num_layers) for tokens in samples if tokens]
         kept = [sum(counts) for counts in zip(*layers, strict=True)]
-        return nominal_ledger(shape, {region: sum(samples)}, budget, self.cut_layer, kept or None).fraction(region)
+        tokens, filled = {region: sum(samples)}, sum(bool(tokens) for tokens in samples)
+        return nominal_ledger(shape, tokens, budget, self.cut_layer, kept or None, filled).fraction(region)
 
     def detach(self) -> None:
         """Take the routers off the family, which another backbone can then use; this one runs no more."""

@@ -137,6 +137,7 @@ def routing_state(
         rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),
         deferred={} if deferred else None,
         masks={} if before is None else before.masks,
+        fills={} if before is None else before.fills,
         choices={} if before is None else before.choices,
     )
 
@@ -211,11 +212,18 @@ class PromptPass:
             layer_plan(keep_BhM, masks.get(layer), rows.index_BM, longest[layer])
             for layer, (keep_BhM, (rows, _)) in enumerate(zip(kept, held, strict=True))
         ]
+        stored = self.routing is not None and self.routing.token_budget.stores_fill
+        for layer, kept_layer in enumerate(layers):
+            kept_layer.filled = stored and layer in masks
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
 
     def groups(self) -> dict[int, Tensor]:
         """Value groups of the rows of the layers that route, bool [B, M, S]."""
         return {} if self.state is None or self.routing is None else self.state.masks
+
+    def fills(self) -> dict[int, Tensor]:
+        """What dropped groups of the layers that route read as, see ``RoutingState.fills``."""
+        return {} if self.state is None or self.routing is None else self.state.fills
 
     def labels(self, labels_BN: Tensor) -> Tensor:
         """Labels of the surviving rows, [B, M]; padding gets -100."""

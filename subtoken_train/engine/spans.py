@@ -112,16 +112,16 @@ def _in_chunks(
             rows.deep_nBMD,
             unpadded=rows.unpadded,
         )
-        states, groups_BMS = call.cache.layers[layer], None
+        states, groups_BMS, fill = call.cache.layers[layer], None, None
         if split is not None:
             del split.ahead[layer]
             states.values = split.routed.pop(layer, states.values)
         if state is not None:
             del state.ahead[layer]
             state.choices.pop(layer, None)
-            groups_BMS = state.masks[layer]
+            groups_BMS, fill = state.masks[layer], state.fills.get(layer)
         if call.observer is not None and notes is not None:
             seen = on_device(entries(layer), states.keys.device)
             call.observer(layer, notes.taken(), states.keys, states.values, notes.scale, seen)
-        chunks.finished(layer, entries(layer), groups_BMS)
+        chunks.finished(layer, entries(layer), groups_BMS, fill)
     return hidden_BMD

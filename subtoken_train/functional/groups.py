@@ -56,13 +56,23 @@ def expand_group_mask(group_mask_BNS: Tensor, value_dim: int, num_kv_heads: int,
     return per_head.repeat(*[1] * (per_head.dim() - 1), num_kv_heads)
 
 
-def apply_group_mask(value_BND: Tensor, group_mask_BNS: Tensor, num_kv_heads: int, layout: Layout) -> Tensor:
+def apply_group_mask(
+    value_BND: Tensor, group_mask_BNS: Tensor, num_kv_heads: int, layout: Layout, fill_BD: Tensor | None = None
+) -> Tensor:
     """Routed values: every group times its mask entry (paper, section 3.3), in the value's dtype.
 
-    Dropped groups become zeros: this is the training-time form and saves no memory. The mask is broadcast over the
+    Dropped groups become zeros, or what ``fill_BD`` ([B, D] or [1, D]) says: with mu the fill and m the entry, a group
+    becomes m v + (1 - m) mu, which is mu + m (v - mu), is v exactly where m is 1, and mu exactly where m is 0.
+
+    This is the training-time form and saves no memory. The mask is broadcast over the
     channels that it rules, never repeated: what the backward pass keeps beside the value is the mask's own size.
     """
     heads, num_groups = 1 if layout == "contiguous" else num_kv_heads, group_mask_BNS.shape[-1]
     channels = value_BND.shape[-1] // heads // num_groups
     groups_BNhSg = value_BND.reshape(*value_BND.shape[:-1], heads, num_groups, channels)
-    return (groups_BNhSg * group_mask_BNS.to(value_BND.dtype)[..., None, :, None]).flatten(-3)
+    mask_BN1S1 = group_mask_BNS.to(value_BND.dtype)[..., None, :, None]
+    routed_BNhSg = groups_BNhSg * mask_BN1S1
+    if fill_BD is not None:
+        fill_B1hSg = fill_BD.to(value_BND.dtype).reshape(-1, 1, heads, num_groups, channels)
+        routed_BNhSg = routed_BNhSg + (1 - mask_BN1S1) * fill_B1hSg
+    return routed_BNhSg.flatten(-3)

@@ -100,7 +100,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
     entries_LB, slices_LB, whole_LB, cut_LB, cut_whole_LB = torch.stack(counts, dim=1).tolist()
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-    shares_LB = [sample_shares(layer.blocks, layer.keys) for layer in layers]
+    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes) for layer in layers]
     stored_L = [layer.blocks[0].parts[0].keys for layer in layers]
     width, cuts_L = shape.head_dim, [plan.cut_keys for plan in opened.plan.layers]
     thin_L = [width if cut is None else cut.kept for cut in cuts_L]

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.groups import expand_group_mask
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape, channel_index_bytes, entry_bytes, kept_channels
+from subtoken_train.ledger.kv_budget import (
+    KVBudget,
+    KVShape,
+    channel_index_bytes,
+    entry_bytes,
+    fill_bytes,
+    kept_channels,
+)
 from subtoken_train.types import Layout, Region, in_compressed_region
 
 
@@ -42,7 +49,8 @@ def entries_for_bytes(
         for own_BM, stored in ((in_region_BM, budget), (~in_region_BM, KVBudget())):
             cost_BM[thin_BM & own_BM] = entry_bytes(shape, replace(stored, key_channels=channels))
     cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
-    fixed_B = (cost_BM * ~competes_BM).sum(-1) + channel_index_bytes(shape, budget.key_channels) * cut_BM.any(-1)
+    fixed_B = (cost_BM * ~competes_BM).sum(-1) + fill_bytes(shape, budget)
+    fixed_B += channel_index_bytes(shape, budget.key_channels) * cut_BM.any(-1)
     # entries of unlike cost: the dearest are counted first, so that the bytes are never exceeded
     sums_BM = (cost_BM * competes_BM).sort(-1, descending=True).values.cumsum(-1)
     needed_B = (fixed_B + (cost_BM * competes_BM).amax(-1)) * shape.num_layers
@@ -97,6 +105,7 @@ def prompt_bytes(
     key_channels: float,
     shape: KVShape,
     layout: Layout,
+    beside: int = 0,
 ) -> Tensor:
     """What a choice of entries takes in all layers, int64 [B]: keys and values, and the numbers of key channels.
 
@@ -107,6 +116,7 @@ def prompt_bytes(
         key_channels: a share of the channels.
         shape: cache geometry.
         layout: of the groups.
+        beside: bytes that a layer which routes holds once for each sample.
     """
     width, heads = shape.head_dim, shape.num_kv_heads
     total_B = torch.zeros_like(kept_LBhM[0][:, 0, 0], dtype=torch.long)
@@ -117,6 +127,7 @@ def prompt_bytes(
         else:
             values = expand_group_mask(groups_BMS, shape.value_dim, heads, layout)
             channels_BMh = channels_BM1 + values.view(*groups_BMS.shape[:2], heads, width).sum(-1)
+            total_B += beside
         stored_B = (channels_BMh.transpose(1, 2) * kept_BhM.expand(-1, heads, -1)).sum((1, 2))
         total_B += stored_B * shape.element_bytes + channel_index_bytes(shape, key_channels) * cut_BM.any(-1)
     return total_B

@@ -22,7 +22,7 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choice, prompt_bytes
 from subtoken_train.inference.compression import Compression
-from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.ledger.kv_budget import KVBudget, fill_bytes
 from subtoken_train.types import Batch, Layout, Region
 
 
@@ -159,7 +159,15 @@ class EvictionPass:
         if self.compression.unit != "bytes" or all(mask is None for mask in masks):
             return choose(None)
         cuts, thin = [self.compression.cuts_keys(x) for x in regions], self.compression.key_channels
-        bytes_of = partial(prompt_bytes, masks=masks, cuts_LBM=cuts, key_channels=thin, shape=self.shape, layout=layout)
+        bytes_of = partial(
+            prompt_bytes,
+            masks=masks,
+            cuts_LBM=cuts,
+            key_channels=thin,
+            shape=self.shape,
+            layout=layout,
+            beside=fill_bytes(self.shape, groups),
+        )
         allowed = self.compression.keep * len(order) / self.shape.num_layers
         return largest_choice(choose, bytes_of, budget.amax(0), allowed)
 

@@ -70,7 +70,7 @@ class HeldLayer:
         keys = self._dense(read_keys(self.layer.blocks, rows), tail.keys.read())
         values = keys[:, :, :0]
         if "value_norms" in method.needs:
-            values = self._dense(read_values(self.layer.blocks, rows), tail.payloads[1].read())
+            values = self._dense(read_values(self.layer.blocks, rows, self.layer.filler), tail.payloads[1].read())
         carried = record.carried(tail_length)
         return OnlineView(
             number,

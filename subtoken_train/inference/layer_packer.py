@@ -21,6 +21,8 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import BITS, Compression
 from subtoken_train.inference.key_cut import KeyCut
 from subtoken_train.inference.rerotation import Rerotation
+from subtoken_train.kernels.fill import Fill
+from subtoken_train.kernels.storage import Block, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import LayerPlan
 
@@ -74,16 +76,18 @@ class LayerPacker:
         entries_BM: Tensor,
         position: Tensor,
         counts: RowCounts | None = None,
+        fill_BV: Tensor | None = None,
     ) -> None:
         """Pack what a layer keeps.
 
         Args:
             layer: its number.
-            kept: its plan; which keys are cut is written into it.
+            kept: its plan; which keys are cut is written into it, and whether a fill was stored.
             keep_BhM: the rows that the plan keeps, bool; [B, 1, M] where heads share a set.
             entries_BM: its rows that are entries before any eviction, bool.
             position: position ids of its rows, [B, M] or [3, B, M].
             counts: of ``counts``; None: they are read now.
+            fill_BV: what dropped groups read as, see ``RoutingState.fills``; None: zero.
 
         Raises:
             ValueError: keys that cannot be closed up, see ``Rerotation``.
@@ -102,8 +106,21 @@ class LayerPacker:
             keys = self.rerotation.closed_up(keys, keep_BhM, position)
         window = self.backbone.family.window(layer, position)
         places = None if window is None else window.position_BN
-        packed.fill(pack_layer(keys, values, here, self.packing, places, counts), self.prompt_length, keys)
+        own_fill = None if fill_BV is None else fill_BV.to(values.device)
+        rounded = None if own_fill is None else own_fill.to(values.dtype)
+        blocks = pack_layer(keys, values, here, self.packing, places, counts, rounded)
+        filler = None if own_fill is None else self._filler(blocks, own_fill, len(keys))
+        kept.filled = filler is not None and filler.stored
+        packed.fill(blocks, self.prompt_length, keys, filler)
         packed.window = None if window is None else window.size
+
+    def _filler(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
+        """What the layer reads for pieces that are not stored; None where all are."""
+        if not any(isinstance(part.values, RoutedValues) for block in blocks for part in block.parts):
+            return None
+        assert self.backbone.bank is not None
+        vectors = fill_BV.view(len(fill_BV), self.backbone.family.shape.num_kv_heads, -1)
+        return Fill(vectors.expand(batch, -1, -1), self.backbone.bank.config.fill == "mean")
 
     def begin_tails(self, next_position: Tensor) -> None:
         """Say where the first token after the prompts stands, [B, 1] or [3, B, 1], once all layers are packed."""

@@ -108,11 +108,11 @@ def _whole(
     masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
     kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
     plan = result.plan(kept_LBhM)
-    counts = packer.counts(plan.layers)
+    counts, fills = packer.counts(plan.layers), result.fills()
     for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
         entries_BM = regions_BM != Region.PADDING
         keep_BhM = entries_BM[:, None] if kept_LBhM is None else kept_LBhM[layer]
-        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, counts[layer])
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, counts[layer], fills.get(layer))
     return result, plan
 
 
@@ -123,7 +123,7 @@ def _chunked(
     size, plan = packer.compression.prefill_chunk, Plan([], packer.packing.layout)
     assert size is not None
 
-    def finished(layer: int, rows: Rows, groups_BMS: Tensor | None) -> None:
+    def finished(layer: int, rows: Rows, groups_BMS: Tensor | None, fill_BV: Tensor | None) -> None:
         entries_BM = rows.regions_BM != Region.PADDING
         keep_BhM = entries_BM[:, None]
         groups_BMS = None if backbone.active_routing is None else groups_BMS
@@ -131,7 +131,7 @@ def _chunked(
             (keep_BhM,) = eviction.keep(backbone.group_budget, [groups_BMS], packer.packing.layout)
             eviction.forget()
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
-        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position)
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)
 
     watch, chunks = _observer(eviction, packer), Chunks(size, finished)
     return backbone.run(prompts, cache=packer.dense, pad_left=True, observer=watch, chunks=chunks), plan

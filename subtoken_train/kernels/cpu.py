@@ -19,14 +19,20 @@ from torch import Tensor
 
 from subtoken_train.kernels.cpu_scores import block_scores, causal, in_dtype
 from subtoken_train.kernels.cpu_values import weighted_sums
+from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.paged import read_pages
 from subtoken_train.kernels.reach import Reach
-from subtoken_train.kernels.storage import Block
+from subtoken_train.kernels.storage import Block, RoutedValues
 from subtoken_train.kernels.tail import Tail
 
 
 def packed_attention(
-    query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail, scale: float, reach: Reach | None = None
+    query_BHqd: Tensor,
+    blocks: Sequence[Block],
+    tail: Tail,
+    scale: float,
+    reach: Reach | None = None,
+    fill: Fill | None = None,
 ) -> Tensor:
     """Attention of the last q tokens over packed entries and the tail, [B, H, q, d]; arguments as of ``attend``."""
     batch, kv_heads, heads = len(query_BHqd), tail.room_keys_BhTd.shape[1], blocks[0].heads
@@ -43,9 +49,10 @@ def packed_attention(
         scores_XTG = causal(scores_XTG, own, start_X)
     if blocks[0].rows is None:
         near = None if reach is None else reach.of_rows(None, per_sample)
-        weight_XTG, sums = _attend(blocks[0], query_XGd, scaled_XGd, scores_XTG, own, near)
+        filled = None if fill is None else fill.of_heads(dtype)
+        weight_XTG, sums = _attend(blocks[0], query_XGd, scaled_XGd, scores_XTG, own, near, filled)
     else:
-        states = [query_XGd, scaled_XGd, scores_XTG]
+        states = [query_XGd, scaled_XGd, scores_XTG] + ([] if fill is None else [fill.of_heads(dtype)])
         weight_XTG, sums = _by_block(blocks, batch * per_sample, states, own, reach, per_sample)
     values_XTd = in_dtype(tail.values, dtype).flatten(0, 1)
     out = weight_XTG.mT.bmm(values_XTd) if sums is None else sums.baddbmm(weight_XTG.mT, values_XTd)
@@ -60,10 +67,13 @@ def _by_block(
     reach: Reach | None,
     per_sample: int,
 ) -> tuple[Tensor, Tensor]:
-    """What ``_attend`` gives, of blocks that hold some of the rows each; ``states`` are its arguments for all rows."""
+    """What ``_attend`` gives, of blocks that hold some of the rows each.
+
+    ``states`` are its arguments for all rows: queries, scaled ones, scores of the tails and, where there is any, fill.
+    """
     by_row = [x.reshape(rows, len(x) // rows, *x.shape[1:]) for x in states]
     each = [x.unbind(0) for x in by_row]
-    weights, sums = [each[-1][0]] * rows, [each[0][0]] * rows
+    weights, sums = [each[2][0]] * rows, [each[0][0]] * rows
     for block in blocks:
         assert block.rows is not None
         assert block.numbers is not None
@@ -72,7 +82,8 @@ def _by_block(
         else:
             of_block = [x.index_select(0, block.rows).flatten(0, 1) for x in by_row]
         near = None if reach is None else reach.of_rows(block.rows, per_sample)
-        weight_xTG, sums_xGd = _attend(block, of_block[0], of_block[1], of_block[2], own_q, near)
+        filled = None if len(of_block) == 3 else of_block[3]
+        weight_xTG, sums_xGd = _attend(block, of_block[0], of_block[1], of_block[2], own_q, near, filled)
         if sums_xGd is None:
             sums_xGd = torch.zeros_like(of_block[0])
         for taken, found in ((weights, weight_xTG), (sums, sums_xGd)):
@@ -83,7 +94,13 @@ def _by_block(
 
 
 def _attend(
-    block: Block, query_xGd: Tensor, scaled_xGd: Tensor, last_xTG: Tensor, own_q: Tensor | None, reach: Reach | None
+    block: Block,
+    query_xGd: Tensor,
+    scaled_xGd: Tensor,
+    last_xTG: Tensor,
+    own_q: Tensor | None,
+    reach: Reach | None,
+    fill_x1d: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Weights of a block's tails, [x, T, G], and sums of its values, [x, G, d]; None where it has no entries.
 
@@ -94,6 +111,7 @@ def _attend(
         last_xTG: scores of the tails.
         own_q: places of the new tokens in the tail; None where nothing is hidden.
         reach: of its rows.
+        fill_x1d: what pieces that are not stored read as; None: zero.
     """
     if block.pages is not None and (own_q is None or len(own_q) == 1):
         block = read_pages(block, query_xGd.reshape(block.num_rows, block.heads, *query_xGd.shape[1:]))
@@ -103,9 +121,11 @@ def _attend(
         hidden = reach.hidden(block, last_xTG.shape[1], own_q, scores.shape[2])
         scores = scores.masked_fill(hidden.expand(-1, block.heads, -1, -1).flatten(0, 1), -torch.inf)
     weights = _softmax(scores).split_with_sizes([*(part.entries for part in block.parts), last_xTG.shape[1]], 1)
-    sums = [
-        weighted_sums(weight, part.values) for part, weight in zip(block.parts, weights, strict=False) if part.entries
-    ]
+    held = [(part, weight) for part, weight in zip(block.parts, weights, strict=False) if part.entries]
+    sums = [weighted_sums(weight, part.values) for part, weight in held]
+    if fill_x1d is not None:
+        masses = [weight.sum(1)[..., None] for part, weight in held if isinstance(part.values, RoutedValues)]
+        sums += [sum(masses[1:], masses[0]) * fill_x1d] if masses else []
     return weights[-1], sum(sums[1:], sums[0]) if sums else None
 
 

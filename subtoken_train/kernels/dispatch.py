@@ -15,6 +15,7 @@ from torch import Tensor
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels.choice import VARIABLE, choose_kernel
 from subtoken_train.kernels.cpu import packed_attention
+from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.fused_state import FusedState
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.reference import reference_attention
@@ -30,6 +31,7 @@ def attend(
     scale: float,
     reach: Reach | None = None,
     state: FusedState | None = None,
+    fill: Fill | None = None,
 ) -> Tensor:
     """Attention of the last q tokens over packed entries and the tail, [B, H, q, d].
 
@@ -40,6 +42,7 @@ def attend(
         scale: factor of the scores.
         reach: a window, in which every new token sees entries and tail; None: all of them.
         state: the layer's, for these blocks; None: made for this call.
+        fill: what pieces that are not stored read as; None: zero.
 
     Everything is computed in the queries' dtype; under autocast in autocast's, and so is the result, as in torch's own
     attention. Which path runs, ``choose_kernel`` says; what the fused kernels do not serve goes the CPU's way, with one
@@ -52,27 +55,33 @@ def attend(
     if torch.is_autocast_enabled(device):
         lower = query_BHqd.to(torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            return attend(lower, blocks, tail, scale, reach, state)
+            return attend(lower, blocks, tail, scale, reach, state, fill)
     choice = choose_kernel(device)
     if choice.path == "reference":
-        return reference_attention(query_BHqd, blocks, tail, scale, reach)
+        return reference_attention(query_BHqd, blocks, tail, scale, reach, fill)
     if choice.path == "triton":
         reason = unserved(blocks, query_BHqd)
         if reason is None:
-            return _fused(query_BHqd, blocks, tail, scale, reach, state or FusedState())
+            return _fused(query_BHqd, blocks, tail, scale, reach, state or FusedState(), fill)
         if choice.forced:
             raise ValueError(f"{VARIABLE}=triton: the fused kernels do not serve {reason}; unset {VARIABLE}")
         _say(reason)
-    return packed_attention(query_BHqd, blocks, tail, scale, reach)
+    return packed_attention(query_BHqd, blocks, tail, scale, reach, fill)
 
 
 def _fused(
-    query: Tensor, blocks: Sequence[Block], tail: Tail, scale: float, reach: Reach | None, state: FusedState
+    query: Tensor,
+    blocks: Sequence[Block],
+    tail: Tail,
+    scale: float,
+    reach: Reach | None,
+    state: FusedState,
+    fill: Fill | None,
 ) -> Tensor:
     from subtoken_train.kernels.triton_attention import fused_decoding
 
     batch, kv_heads, _, width = tail.room_keys_BhTd.shape
-    table = state.table_of(blocks, batch, kv_heads, width)
+    table = state.table_of(blocks, batch, kv_heads, width, fill)
     return fused_decoding(query, table, tail, scale, reach, state.workspace)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.row_table import RowTable, row_table
 from subtoken_train.kernels.storage import Block
 
@@ -47,8 +48,10 @@ class FusedState:
         """Without the table: a copy's entries lie elsewhere."""
         return vars(self) | {"table": None}
 
-    def table_of(self, blocks: Sequence[Block], batch: int, kv_heads: int, width: int) -> RowTable:
+    def table_of(
+        self, blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None
+    ) -> RowTable:
         """The layer's table; arguments as of ``row_table``."""
         if self.table is None:
-            self.table = row_table(blocks, batch, kv_heads, width)
+            self.table = row_table(blocks, batch, kv_heads, width, fill)
         return self.table

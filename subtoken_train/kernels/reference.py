@@ -14,14 +14,20 @@ import torch
 from torch import Tensor
 
 from subtoken_train.kernels.dense import dense_keys, dense_values
+from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.paged import read_pages
 from subtoken_train.kernels.reach import Reach
-from subtoken_train.kernels.storage import Block
+from subtoken_train.kernels.storage import Block, RoutedValues
 from subtoken_train.kernels.tail import Tail
 
 
 def reference_attention(
-    query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail, scale: float, reach: Reach | None = None
+    query_BHqd: Tensor,
+    blocks: Sequence[Block],
+    tail: Tail,
+    scale: float,
+    reach: Reach | None = None,
+    fill: Fill | None = None,
 ) -> Tensor:
     """Attention of the last q tokens over packed entries and the tail, [B, H, q, d]; arguments as of ``attend``."""
     (batch, _, new, width), (kv_heads, room) = query_BHqd.shape, tail.keys.shape[1:3]
@@ -40,6 +46,8 @@ def reference_attention(
             held = slice(start, start := start + part.entries)
             keys[own, held] = dense_keys(part, block, width).flatten(0, 1).float()
             values[own, held] = dense_values(part).flatten(0, 1).float()
+            if fill is not None and isinstance(part.values, RoutedValues):
+                values[own, held] += fill.of_heads(torch.float32)[own]
             seen[own, held] = True
             if part.position_RM is not None:
                 position[own, held] = part.position_RM.long().repeat_interleave(block.heads, 0)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from subtoken_train.kernels.bit_index import pack_bits, unpack_bits
 from subtoken_train.kernels.dense import stored_flags
+from subtoken_train.kernels.fill import Fill
+from subtoken_train.kernels.row_fields import Field, fill_fields
 from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
 
 SHORTEST = 128  # entries of a stretch, at least
@@ -26,27 +27,6 @@ PROGRAMS = 4  # programs for each multiprocessor, about
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8)
 """That the kernels read."""
-
-
-class Field(IntEnum):
-    """Columns of ``RowTable.rows``, int64; addresses are those of the row's first head. 0: there is none."""
-
-    KEYS = 0
-    KEY_SCALES = 1
-    KEY_WIDTH = 2  # channels of a stored key
-    CHANNELS = 3  # their numbers, where keys are cut
-    VALUES = 4  # where values are routed, of the part's first piece
-    VALUE_SCALES = 5
-    FLAGS = 6  # uint8 [S, FLAG_BYTES]
-    FLAG_BYTES = 7
-    PIECE_BIT = 8  # int32 [P]
-    STARTS = 9  # int32 [P, J]: the first stored piece of each stretch
-    STRETCHES = 10  # J
-    POSITIONS = 11  # int32 [M]
-    ENTRIES = 12  # M
-    SAMPLE = 13
-    HEAD = 14  # the row's first head
-    SLOTS = 15  # of each of its heads
 
 
 @dataclass
@@ -66,6 +46,7 @@ class RowTable:
         value_dtype: of stored values or pieces.
         aligned: bytes, up to 16, that all keys' and values' addresses are multiples of.
         cut: whether any keys are cut.
+        fill_dtype: of what pieces that are not stored read as; None: as zero.
         held: the blocks, and what was made of them for this table: addresses stay good as long as it lives.
         nbytes: bytes that the table takes beside the blocks.
     """
@@ -82,20 +63,22 @@ class RowTable:
     value_dtype: torch.dtype
     aligned: int
     cut: bool
+    fill_dtype: torch.dtype | None = None
     held: list[object] = field(default_factory=list, repr=False)
     nbytes: int = 0
 
     def facts(self) -> list[int]:
         """What is no tensor, as numbers: a node of a compiled graph takes nothing else."""
         dtypes = [DTYPES.index(each) for each in (self.key_dtype, self.value_dtype)]
-        return [self.stretch, self.slots, self.heads, self.piece, self.bits, *dtypes, self.aligned, int(self.cut)]
+        fill = -1 if self.fill_dtype is None else DTYPES.index(self.fill_dtype)
+        return [self.stretch, self.slots, self.heads, self.piece, self.bits, *dtypes, self.aligned, int(self.cut), fill]
 
     @classmethod
     def of_facts(cls, rows: Tensor, items: Tensor, owners: Tensor, facts: list[int]) -> RowTable:
         """A table again; it holds no blocks, so that another must live as long."""
-        stretch, slots, heads, piece, bits, key, value, aligned, cut = facts
+        stretch, slots, heads, piece, bits, key, value, aligned, cut, fill = facts
         fixed = stretch, slots, heads, piece, bits, DTYPES[key], DTYPES[value], aligned, bool(cut)
-        return cls(rows, items, owners, *fixed)
+        return cls(rows, items, owners, *fixed, fill_dtype=None if fill < 0 else DTYPES[fill])
 
 
 def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
@@ -117,7 +100,7 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
     return None
 
 
-def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int) -> RowTable:
+def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None) -> RowTable:
     """The table of a layer's blocks; nothing is read from the device.
 
     Args:
@@ -125,6 +108,7 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int) ->
         batch: B.
         kv_heads: h.
         width: of a head.
+        fill: what pieces that are not stored read as; None: as zero.
     """
     parts = [(block, part) for block in blocks for part in block.parts if part.entries]
     heads = blocks[0].heads if blocks else kv_heads
@@ -132,12 +116,12 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int) ->
     stretch = _stretch(sum(part.entries * block.num_rows * heads for block, part in parts), device)
     rows: list[list[int]] = []
     stretches: list[list[tuple[int, int, int]]] = [[] for _ in range(batch * kv_heads // heads)]
-    held: list[object] = [list(blocks)]
+    held: list[object] = [list(blocks), fill]
     for block, part in parts:
         columns = _columns(block, part, stretch, held)
         for place, number in enumerate(block.numbers or range(block.num_rows)):
             sample, head = divmod(number * heads, kv_heads)
-            own = {Field.SAMPLE: sample, Field.HEAD: head}
+            own = {Field.SAMPLE: sample, Field.HEAD: head, **fill_fields(fill, sample, head)}
             firsts = range(0, part.entries, stretch)
             stretches[number] += [(len(rows), first, j) for j, first in enumerate(firsts)]
             rows.append([own[f] if f in own else columns[f][0] + place * columns[f][1] for f in Field])
@@ -163,6 +147,7 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int) ->
         value_dtype=values[0].data.dtype if values else torch.float32,
         aligned=math.gcd(16, *(row[f] for row in rows for f in (Field.KEYS, Field.VALUES))),
         cut=any(part.cut for _, part in parts),
+        fill_dtype=None if fill is None else fill.vectors_Bhd.dtype,
         held=held,
         nbytes=sum(x.nbytes for x in [*tensors, *made]),
     )

@@ -130,7 +130,8 @@ def _launch(
         sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e), new, table.stretch,
         **shape, TAIL_STRETCH=TAIL_STRETCH, ROW_HEADS=table.heads, PIECE=table.piece,
         BITS=table.bits, KEY_DTYPE=ELEMENTS[table.key_dtype], VALUE_DTYPE=ELEMENTS[table.value_dtype],
-        ALIGNED=table.aligned, CUT=table.cut,
+        ALIGNED=table.aligned, CUT=table.cut, FILLED=table.fill_dtype is not None,
+        FILL_DTYPE=ELEMENTS[table.fill_dtype or torch.float32],
         PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
         **sizes, num_stages=STAGES, num_warps=warps(query_BHqd.dtype),
     )  # fmt: skip

@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from subtoken_train.kernels.row_table import Field
-from subtoken_train.kernels.triton_entries import routed_entries, tail_entries, whole_entries
+from subtoken_train.kernels.row_fields import Field
+from subtoken_train.kernels.triton_entries import filled_sums, routed_entries, tail_entries, whole_entries
 from subtoken_train.kernels.triton_tiles import load_queries, value_channels
 
 FIELDS: tl.constexpr = tl.constexpr(len(Field))
@@ -39,8 +39,8 @@ def _packed(
     new, share, peak, total, sums,
     ROW_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     PIECE: tl.constexpr, BITS: tl.constexpr, KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr,
-    ALIGNED: tl.constexpr, CUT: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
-    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+    ALIGNED: tl.constexpr, CUT: tl.constexpr, FILLED: tl.constexpr, FILL_DTYPE: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
     """A stretch of packed entries: (slot, maximum, total, sums) of the tile's query rows."""
     channel_k = tl.arange(0, KEY_TILE)
@@ -75,6 +75,8 @@ def _packed(
             window, scale, channel_k, stored_k, key_width, peak, total, sums,
             WIDTH, PIECE, BITS, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
+        if FILLED:  # a stretch has entries of one kind alone: its total is what weighs the fill
+            sums = filled_sums(row, of_row, total, sums, FILL_DTYPE, WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
     else:
         peak, total, sums = whole_entries(
             asked, keys, key_scales, values, value_scales, before, first, stop, positions, own_r, window, scale,
@@ -96,8 +98,8 @@ def attend_stretch(
     part_sums, part_peaks, slots, tail_stretches, scale, new, share,
     TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, ROW_HEADS: tl.constexpr,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr,
-    KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CUT: tl.constexpr, PADDED: tl.constexpr,
-    FIXED: tl.constexpr, WINDOW: tl.constexpr,
+    KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CUT: tl.constexpr,
+    FILLED: tl.constexpr, FILL_DTYPE: tl.constexpr, PADDED: tl.constexpr, FIXED: tl.constexpr, WINDOW: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, PIECE_COUNT: tl.constexpr,
     PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +119,7 @@ def attend_stretch(
         slot, peak, total, sums = _packed(
             program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window,
             scale, new, share, peak, total, sums, ROW_HEADS, GROUP, WIDTH, PIECE, BITS, KEY_DTYPE, VALUE_DTYPE,
-            ALIGNED, CUT, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
+            ALIGNED, CUT, FILLED, FILL_DTYPE, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
     else:
         slot, peak, total, sums = tail_entries(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from subtoken_train.kernels.row_table import Field
+from subtoken_train.kernels.row_fields import Field
 from subtoken_train.kernels.triton_tiles import (
     load_pieces,
     load_queries,
@@ -24,6 +24,8 @@ FLAG_BYTES: tl.constexpr = tl.constexpr(int(Field.FLAG_BYTES))
 PIECE_BIT: tl.constexpr = tl.constexpr(int(Field.PIECE_BIT))
 STARTS: tl.constexpr = tl.constexpr(int(Field.STARTS))
 STRETCHES: tl.constexpr = tl.constexpr(int(Field.STRETCHES))
+FILL: tl.constexpr = tl.constexpr(int(Field.FILL))
+FILL_STEP: tl.constexpr = tl.constexpr(int(Field.FILL_STEP))
 
 
 @triton.jit
@@ -59,6 +61,19 @@ def routed_entries(
         value = tl.reshape(value, [BLOCK, PIECE_COUNT * PIECE_TILE])
         sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
     return peak, total, sums
+
+
+@triton.jit
+def filled_sums(
+    row, of_row, total, sums,
+    FILL_DTYPE: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.constexpr,
+    PIECE_TILE: tl.constexpr,
+):  # fmt: skip
+    """The sums of a stretch of routed entries with what pieces that are not stored read as: once, by their total."""
+    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
+    fill = (tl.load(row + FILL) + of_row * tl.load(row + FILL_STEP)).to(tl.pointer_type(FILL_DTYPE))
+    fill_v = tl.load(fill + channel_v, mask=real_v, other=0).to(tl.float32)
+    return sums + total[:, None] * fill_v[None, :]
 
 
 @triton.jit

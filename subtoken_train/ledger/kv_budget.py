@@ -11,8 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import get_args
 
 from subtoken_train.errors import check_word
+from subtoken_train.types import Fill
 
 
 def exact(number: float | Fraction) -> Fraction:
@@ -82,15 +84,19 @@ class KVBudget:
         num_groups: S, value groups per value vector.
         kept_groups: K, groups kept per routed token, 1 <= K <= S; K = S is a token-only arm.
         key_channels: share of the key channels kept per token, in (0, 1].
+        fill: what a dropped group reads as. ``mean`` stores a value vector per layer and sample beside the tokens,
+            which the fractions per token leave out: ``total_of`` counts it.
     """
 
     keep_ratio: float = 1.0
     num_groups: int = 1
     kept_groups: int = 1
     key_channels: float = 1.0
+    fill: Fill = "zero"
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
+        check_word("fill", self.fill, get_args(Fill))
         check_key_channels(self.key_channels)
         if not 1 <= self.kept_groups <= self.num_groups:
             raise ValueError(f"kept_groups={self.kept_groups} must lie between 1 and num_groups={self.num_groups}")
@@ -109,6 +115,15 @@ class KVBudget:
     def exact_total(self) -> Fraction:
         """rho_total as a rational; what anchors are solved for."""
         return exact(self.keep_ratio) * (exact(self.key_channels) + self.value_fraction) / 2
+
+    @property
+    def stores_fill(self) -> bool:
+        """Whether a value vector per layer and sample is stored beside the tokens; where K = S nothing reads it."""
+        return self.fill == "mean" and self.kept_groups < self.num_groups
+
+    def total_of(self, tokens: int) -> Fraction:
+        """``exact_total`` of a sample with so many tokens before the reducer, what is stored beside them included."""
+        return self.exact_total + (Fraction(1, 2 * tokens) if self.stores_fill else 0)
 
     @property
     def total_kv_fraction(self) -> float:
@@ -153,6 +168,33 @@ def entry_bytes(shape: KVShape, budget: KVBudget | None = None) -> int:
     """
     budget = KVBudget() if budget is None else budget
     return key_bytes(shape, budget.key_channels) + int(shape.side_bytes * budget.value_fraction)
+
+
+def fill_bytes(shape: KVShape, budget: KVBudget) -> int:
+    """Bytes of what dropped groups read as, of one sample in one layer that routes."""
+    return shape.side_bytes if budget.stores_fill else 0
+
+
+def equal_kept_groups(num_groups: int, kept_groups: int, tokens: int) -> int:
+    """Groups per token under the fill ``mean`` that take no more bytes than ``kept_groups`` without a fill.
+
+    n K' / S + 1 <= n K / S value vectors, so that K' = floor(K - S / n), whatever the model.
+
+    Args:
+        num_groups: S.
+        kept_groups: K.
+        tokens: n, routed tokens of a sample, after the reducer.
+
+    Raises:
+        ValueError: nothing is left beside the stored vector.
+    """
+    kept = math.floor(kept_groups - Fraction(num_groups, tokens)) if tokens else 0
+    if kept < 1:
+        raise ValueError(
+            f"fill mean stores a value vector per sample, which {tokens} tokens with {kept_groups} of {num_groups} "
+            "groups do not pay for; keep more tokens or groups, or take fill learned"
+        )
+    return kept
 
 
 def channel_index_bytes(shape: KVShape, key_channels: float) -> int:

@@ -14,6 +14,7 @@ from subtoken_train.ledger.kv_budget import (
     count_words,
     entry_bytes,
     exact,
+    fill_bytes,
     index_bytes,
     kept_count,
     key_bytes,
@@ -70,6 +71,7 @@ def nominal_ledger(
     budget: KVBudget,
     cut_layer: int = 0,
     kept_tokens: int | Sequence[int] | None = None,
+    samples: int = 1,
 ) -> Ledger:
     """The cache after prefill, as the budget promises it.
 
@@ -81,12 +83,13 @@ def nominal_ledger(
             FastV, whose layers below hold every token with every group.
         kept_tokens: overrides the reducer's count (anchors round up): of all layers from the cut on, or one of every
             layer, those below the cut included.
+        samples: that the tokens are of; what is stored once for each is counted so often.
     """
     rows = []
     for layer in range(shape.num_layers):
         for region, tokens in region_tokens.items():
             compressed = region in ROUTED_REGIONS and layer >= cut_layer
-            count, each, extra, keys, fixed = tokens, entry_bytes(shape), 0, shape.side_bytes, 0
+            count, each, extra, keys, fixed, fill = tokens, entry_bytes(shape), 0, shape.side_bytes, 0, 0
             if compressed:
                 if kept_tokens is None:
                     count = kept_count(tokens, budget.keep_ratio)
@@ -95,9 +98,11 @@ def nominal_ledger(
                 each = entry_bytes(shape, budget)
                 extra = index_bytes(budget.num_groups, budget.kept_groups)
                 keys, fixed = key_bytes(shape, budget.key_channels), channel_index_bytes(shape, budget.key_channels)
+                fill = fill_bytes(shape, budget)
             count = count if tokens else 0
-            index = count * extra + (fixed if count else 0)
-            rows.append(Entry(layer, region, tokens, count, count * keys, count * (each - keys), index))
+            once = samples if count else 0
+            values, index = count * (each - keys) + once * fill, count * extra + once * fixed
+            rows.append(Entry(layer, region, tokens, count, count * keys, values, index))
     return Ledger(shape, tuple(rows))
 
 

@@ -24,7 +24,8 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
 
     Bytes are what a packed cache of this plan takes (a bit per group of entries that keep fewer than S), not what a
     dense cache with zeroed groups occupies. Where heads keep entries of their own, ``tokens`` counts entries that any
-    head keeps, and bytes count the heads' own parts.
+    head keeps, and bytes count the heads' own parts. What dropped groups read as is a value vector of every sample, of
+    one without a routed entry too, and counts as values of the compressed region.
 
     Args:
         plan: one ``LayerPlan`` per layer; the layout of its groups matters only where heads keep entries of their own.
@@ -42,6 +43,8 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
             kept = regions == region
             before, label = int((regions_BN == region).sum()), Region(region).label
             keys, values, found = _bytes(layer, kept, shape, plan.layout)
+            if layer.filled and region in (Region.VISUAL, Region.CONTEXT):
+                values += len(layer.entries_BN) * shape.side_bytes
             if layer.cut_keys is not None and bool((layer.cut_keys.entries_BN & kept).any()):
                 keys -= _cut_bytes(layer, kept, shape)
                 found, named = found + named, 0

@@ -9,7 +9,7 @@ from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers.base import Reducer
 
 
-def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int) -> Reducer:
+def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens: int) -> Reducer:
     """The same reducer at the keep ratio that the ledger solves for, rounded up.
 
     Layers below its first cut hold every token with every group, in both arms.
@@ -18,6 +18,7 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int) -> Redu
         reducer: of the routed arm.
         routed: what that arm stores of a token that its reducer keeps; its keep ratio is not read.
         num_layers: of the model.
+        tokens: of a sample before the reducer; read where the arm stores something once per sample.
 
     Raises:
         ValueError: there is none: no token reducer, or one whose count is not fixed.
@@ -26,6 +27,9 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int) -> Redu
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
     reducer.check_anchor()
     whole = KVBudget(key_channels=routed.key_channels)
-    per_token = replace(routed, keep_ratio=1.0).exact_total / whole.exact_total
+    routed = replace(routed, keep_ratio=1.0)
+    per_token = routed.exact_total / whole.exact_total
+    beside = (routed.total_of(tokens) - routed.exact_total) / whole.exact_total
     below = Fraction(reducer.cut_layer(num_layers), num_layers)
-    return reducer.at_share(below + (reducer.mean_share(num_layers) - below) * per_token, num_layers)
+    share = below + (reducer.mean_share(num_layers) - below) * per_token + (1 - below) * beside
+    return reducer.at_share(share, num_layers)

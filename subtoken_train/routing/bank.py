@@ -27,17 +27,19 @@ from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
+from subtoken_train.functional.masked_mean import masked_mean
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
 from subtoken_train.routing.features import FeatureMap
+from subtoken_train.routing.fill import LearnedFill, fill_of
 from subtoken_train.routing.gate import ValueGate
 from subtoken_train.routing.output_norm import OutputNorms
 from subtoken_train.routing.state import RoutingState
 
 
 class RouterBank(nn.Module):
-    """One selector per decoder layer, with its value gate; ``attach`` hooks them to the value projections.
+    """One selector per decoder layer, with its value gate and its fill; ``attach`` hooks them to the value projections.
 
     A score prior is added to a router's logits, and everything reads the sum: the choice, the straight-through
     sigmoid and the balance loss, whose probabilities would otherwise be of another router than the one that chooses,
@@ -53,6 +55,8 @@ class RouterBank(nn.Module):
         self.selectors = nn.ModuleList([build_selector(hidden_size, config) for _ in range(shape.num_layers)])
         self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
         self.features = nn.ModuleList([FeatureMap(config) for _ in self.selectors] if config.features else [])
+        filled = range(shape.num_layers if config.fill == "learned" else 0)
+        self.fills = nn.ModuleList([LearnedFill(shape.value_dim) for _ in filled])
         prior = config.score_prior
         self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
@@ -60,7 +64,7 @@ class RouterBank(nn.Module):
 
     @property
     def learned(self) -> bool:
-        """Whether the selectors have parameters to train."""
+        """Whether the selectors, gates or fills have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
 
     @property
@@ -88,12 +92,12 @@ class RouterBank(nn.Module):
 
     def freeze_below(self, layer: int) -> None:
         """Train nothing in the layers below ``layer``: they hold every token whole, and their routers never run."""
-        for part in (*self.selectors[:layer], *self.gates[:layer], *self.features[:layer]):
+        for part in (*self.selectors[:layer], *self.gates[:layer], *self.features[:layer], *self.fills[:layer]):
             part.requires_grad_(False)
 
     def place(self, devices: Sequence[torch.device]) -> None:
-        """Put every layer's selector, gate and map of features where the layer lies."""
-        for parts in (self.selectors, self.gates, self.features):
+        """Put every layer's selector, gate, map of features and fill where the layer lies."""
+        for parts in (self.selectors, self.gates, self.features, self.fills):
             for part, device in zip(parts, devices, strict=False):
                 part.to(device)
 
@@ -131,13 +135,19 @@ class RouterBank(nn.Module):
     def _route(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> Tensor:
-        """A layer's routed values, [B, N, d_v]: unselected groups of the tokens ``routed_BN`` zeroed, kept ones gated.
+        """A layer's routed values, [B, N, d_v]: unselected groups of the tokens ``routed_BN`` filled, kept ones gated.
 
         The mask and what the balance loss is made of are noted in ``state``.
         """
         config, home, device = self.config, state.routed_BN.device, value_BND.device
         state, routed_BN = state.on(device), routed_BN.to(device)
-        scores_BNS = self._scores(layer, hidden_BND.to(device), value_BND, state, routed_BN)
+        fill_BV = fill_of(config.fill, value_BND, routed_BN, self.fills[layer] if self.fills else None)
+        left_BND = value_BND
+        if fill_BV is not None:
+            left_BND = value_BND.detach() - fill_BV.detach()[:, None].to(value_BND.dtype)
+            own_weight = config.fill == "learned"  # is noted itself, not a copy
+            state.fills[layer] = fill_BV.detach() if own_weight else fill_BV.detach().to(value_BND.dtype)
+        scores_BNS = self._scores(layer, hidden_BND.to(device), left_BND, state, routed_BN)
         hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
         routed_BN1 = routed_BN[..., None]
         factor_BNS = hard_BNS | ~routed_BN1
@@ -146,12 +156,12 @@ class RouterBank(nn.Module):
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
             factor_BNS = self._factors(layer, factor_BNS, scores_BNS, routed_BN1)
-        return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout)
+        return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
 
     def _scores(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> Tensor:
-        """Scores of a layer's groups, [B, N, S] in fp32, prior included."""
+        """Scores of a layer's groups, [B, N, S] in fp32, prior included; of values less what dropped groups read as."""
         selector, config = self.selectors[layer], self.config
 
         def output_norms() -> Tensor:
@@ -165,7 +175,7 @@ class RouterBank(nn.Module):
         view = SelectorInput(
             hidden_BND=hidden_BND,
             value_groups_BNSg=split_groups(value_BND, config.num_groups, self.shape.num_kv_heads, config.layout),
-            query_summary_BD=_masked_mean(hidden_BND, state.query_BN) if selector.query_conditioned else None,
+            query_summary_BD=masked_mean(hidden_BND, state.query_BN) if selector.query_conditioned else None,
             position_BN=state.position_BN,
             sample_seed_B=state.sample_seed_B,
             layer=layer,
@@ -199,11 +209,3 @@ class RouterBank(nn.Module):
         if not self.config.value_gate:
             return factors_BNS
         return torch.where(routed_BN1, factors_BNS * self.gates[layer](logits_BNS), 1.0)
-
-
-def _masked_mean(hidden_BND: Tensor, mask_BN: Tensor) -> Tensor:
-    """Mean over the marked positions, [B, D] in fp32; zeros where none is marked."""
-    weight_BN = mask_BN.float()
-    with torch.autocast(hidden_BND.device.type, enabled=False):
-        sum_BD = (weight_BN[:, None] @ hidden_BND.float()).squeeze(1)
-    return sum_BD / weight_BN.sum(-1, keepdim=True).clamp(min=1)

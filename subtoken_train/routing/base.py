@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from subtoken_train.errors import MAX_SEED, check_range, check_word
 from subtoken_train.functional.groups import check_groups
-from subtoken_train.ledger.kv_budget import KVShape
-from subtoken_train.types import Layout
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.types import Fill, Layout
 
 BudgetKind = Literal["per_token", "global", "ranked"]
 BalanceScope = Literal["sample", "batch"]
@@ -37,6 +37,8 @@ class RoutingConfig:
             many pairs, of which a token gets the more the higher the token reducer ranks it.
         value_gate: kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer; learned routers only.
             With ``kept_groups`` = ``num_groups`` it is the gate alone, without selection.
+        fill: what a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the layer,
+            which a cache stores; ``learned``, a vector per layer. Norms are then of what is left of a value without it.
         score_prior: a norm whose standardised logarithm is added to a learned router's logits; ``none``: nothing.
         query_conditioned: the mean router input of the query region joins a learned router's input.
         query_rank: rank of the product of token and query in ``bilinear``; others have none.
@@ -57,6 +59,7 @@ class RoutingConfig:
     layout: Layout = "contiguous"
     budget: BudgetKind = "per_token"
     value_gate: bool = False
+    fill: Fill = "zero"
     score_prior: ScorePrior = "none"
     query_conditioned: bool = False
     query_rank: int = 16
@@ -82,14 +85,27 @@ class RoutingConfig:
         check_word("budget", self.budget, get_args(BudgetKind))
         check_word("balance_scope", self.balance_scope, get_args(BalanceScope))
         check_word("score_prior", self.score_prior, get_args(ScorePrior))
+        check_word("fill", self.fill, get_args(Fill))
+        if self.fill != "zero" and self.kept_groups == self.num_groups and not self.value_gate:
+            raise ValueError(
+                f"fill {self.fill!r} does nothing where kept_groups = num_groups = {self.num_groups}: no group is "
+                "dropped; keep fewer groups, or leave fill out"
+            )
+
+    @property
+    def token_budget(self) -> KVBudget:
+        """What a routed token stores, and what is stored beside all of them; without a keep ratio."""
+        return KVBudget(1.0, self.num_groups, self.kept_groups, fill=self.fill)
 
     def of_routers(self) -> list[str]:
         """Settings away from their defaults that only learned routers have."""
         return [name for name in _OF_ROUTERS if getattr(self, name) != getattr(RoutingConfig, name)]
 
     def without_router(self, selector: str) -> RoutingConfig:
-        """The same under a router-free selector: what only routers have is as by default."""
-        return replace(self, selector=selector, **{name: getattr(RoutingConfig, name) for name in _OF_ROUTERS})
+        """The same under a router-free selector: what only routers have, or was learned with one, is as by default."""
+        fill: Fill = "zero" if self.fill == "learned" else self.fill
+        plain = {name: getattr(RoutingConfig, name) for name in _OF_ROUTERS}
+        return replace(self, selector=selector, fill=fill, **plain)
 
 
 _OF_ROUTERS = (
@@ -109,7 +125,8 @@ class SelectorInput:
 
     Attributes:
         hidden_BND: the hidden state that ``v_proj`` sees.
-        value_groups_BNSg: that projection's output, split into groups; never a gradient path for scores.
+        value_groups_BNSg: that projection's output, less what a dropped group reads as, split into groups; never a
+            gradient path for scores.
         query_summary_BD: mean of ``hidden`` over the query region; None unless the selector is query-conditioned.
         position_BN: original positions, int64.
         sample_seed_B: a number that belongs to the sample, int64.

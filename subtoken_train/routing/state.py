@@ -31,6 +31,8 @@ class RoutingState:
         masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
         deferred: per layer the projection's input and output that wait for ``route_deferred``; None where nothing
             waits.
+        fills: per layer what dropped groups read as, without gradient, on the layer's device: [B, d_v] in the values'
+            dtype, or [1, d_v], which is the layer's own weight; empty where they read as zero.
         choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
             the balance loss is made of. Learned selectors only.
         ahead: the projection's output over all rows, of a layer that runs a chunk of rows at a time.
@@ -46,6 +48,7 @@ class RoutingState:
     deferred: dict[int, tuple[Tensor, Tensor]] | None = None
     rank_BN: Tensor | None = None
     masks: dict[int, Tensor] = field(default_factory=dict)
+    fills: dict[int, Tensor] = field(default_factory=dict)
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)
     query_attention: Callable[[int, Tensor], Tensor] | None = None

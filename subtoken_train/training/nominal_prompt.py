@@ -109,7 +109,7 @@ def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     Raises:
         ValueError: infeasible; the layers below the cut cost more alone.
     """
-    return _anchor(parts, budget_of(parts).exact_total, prompt)
+    return _anchor(parts, budget_of(parts).total_of(prompt.tokens), prompt)
 
 
 def _anchor(parts: CompressedBackbone, share: Fraction, prompt: NominalPrompt) -> Anchor:

@@ -46,6 +46,30 @@ def test_split_expand_and_apply_follow_the_channels(geometry, seed):
         assert torch.equal(routed[..., channel], torch.where(mask_BNS[..., own], value_BND[..., channel], 0.0))
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    geometry=geometries(),
+    seed=st.integers(0, 1000),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    fills=st.sampled_from([1, 2]),
+    scaled=st.booleans(),
+)
+def test_a_fill_stands_where_a_group_is_dropped(geometry, seed, dtype, fills, scaled):
+    """Exactly: a kept group is the value itself, a dropped one the fill; a scaled one lies on the line through both."""
+    heads, head_dim, num_groups, layout = geometry
+    value_BND, fill_BD = random_scores(seed, 2, 3, heads * head_dim), random_scores(seed + 1, fills, heads * head_dim)
+    value_BND, fill_BD = value_BND.to(dtype), fill_BD.to(dtype)
+    mask_BNS = random_mask(seed, 2, 3, num_groups)
+    factor_BNS = mask_BNS * 1.5 if scaled else mask_BNS
+    routed = apply_group_mask(value_BND, factor_BNS, heads, layout, fill_BD)
+    assert routed.dtype == dtype
+    for channel in range(heads * head_dim):
+        group = group_of_channel(channel, *geometry)
+        fill_B1, value_BN, kept_BN = fill_BD[:, None, channel], value_BND[..., channel], mask_BNS[..., group]
+        own = value_BN * 1.5 - fill_B1 * 0.5 if scaled else value_BN
+        assert torch.equal(routed[..., channel], torch.where(kept_BN, own, fill_B1.expand(2, 3)))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_scaled_mask_scales_its_groups_in_the_values_dtype(layout):
     value = random_scores(0, 2, 3, 16).bfloat16()

@@ -8,7 +8,8 @@ import torch
 from subtoken_train.evictions import EVICTIONS
 from tests.support.generation_cells import CELL, PLAIN, inputs_of, model_of, settings_of
 from tests.support.reference import recompute
-from tests.support.truth_cells import BOUNDS, backbone_of, batch_of, compression_of, decoded
+from tests.support.truth_bounds import BOUNDS
+from tests.support.truth_cells import backbone_of, batch_of, compression_of, decoded
 
 CELLS = {
     "equal rows": PLAIN | {"batch": "one"},

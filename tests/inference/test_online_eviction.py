@@ -25,7 +25,7 @@ BASE = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precisi
 FACTORS = {
     "family": ["llava", "llava_gqa", "qwen2_5_vl", "llama", "qwen2"],
     "reducer": ["none", "fastv_decoder", "quest"],
-    "selector": ["none", "linear"],
+    "selector": ["none", "linear", "mean"],
     "eviction": ONLINE,
     "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right"],

@@ -14,8 +14,8 @@ from subtoken_train.inference.prefill import decode
 from tests.support.greedy import generate_greedy
 from tests.support.pairwise import Cell, allowed_pairs, pairs_of, pairwise
 from tests.support.reference import recompute
+from tests.support.truth_bounds import BOUNDS
 from tests.support.truth_cells import (
-    BOUNDS,
     FACTORS,
     allowed,
     backbone_of,

@@ -50,17 +50,20 @@ def compare(state, query_heads: int, tail: int, new: int, seed: int, bound: floa
     routed=st.booleans(),
     new=st.sampled_from([1, 1, 3]),
     earlier=st.sampled_from([0, 5]),
+    fill=st.sampled_from(["none", "mean", "learned"]),
 )
-def test_packed_attention_is_masked_dense_attention(seed, sets, layout, shape, share, routed, new, earlier):
+def test_packed_attention_is_masked_dense_attention(seed, sets, layout, shape, share, routed, new, earlier, fill):
     kv_heads, query_heads, width, num_groups = shape
-    state = dense(seed, 3, kv_heads, 21, width, num_groups if routed else None, share, sets, layout)
+    groups = num_groups if routed else None
+    state = dense(seed, 3, kv_heads, 21, width, groups, share, sets, layout, fill=fill)
     compare(state, query_heads, earlier + new, new, seed, 1e-5)
 
 
 @pytest.mark.parametrize("sets", SETS)
 @pytest.mark.parametrize("query_heads", [2, 8])
-def test_bf16(sets, query_heads):
-    compare(dense(3, sets=sets, dtype=torch.bfloat16), query_heads, 4, 2, 3, 0.05)
+@pytest.mark.parametrize("fill", ["none", "mean", "learned"])
+def test_bf16(sets, query_heads, fill):
+    compare(dense(3, sets=sets, dtype=torch.bfloat16, fill=fill), query_heads, 4, 2, 3, 0.05)
 
 
 def test_transposed_queries_as_the_model_makes_them():
@@ -100,8 +103,9 @@ def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("share", [0.0, 0.4])
-def test_rounded_pieces_are_close(bits, share):
-    state = dense(7, width=16, bits=bits, share=share)
+@pytest.mark.parametrize("fill", ["none", "mean"])
+def test_rounded_pieces_are_close(bits, share, fill):
+    state = dense(7, width=16, bits=bits, share=share, fill=fill)
     compare(state, 2, 3, 1, 7, 0.02 if bits == 8 else 0.4)
 
 

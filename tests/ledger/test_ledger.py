@@ -10,6 +10,7 @@ from subtoken_train.ledger.kv_budget import (
     GEOMETRIES,
     KVBudget,
     KVShape,
+    equal_kept_groups,
     exact,
     geometry,
     index_bytes,
@@ -162,3 +163,42 @@ def test_counts_bracket_the_exact_product(keep_ratio, tokens):
     assert down == min(tokens, max(1, product // 1))
     assert 0 <= up - down <= 1
     assert up >= product
+
+
+def test_a_stored_mean_is_paid_with_groups():
+    """16 tokens of the embedded model: S64K16 in elements is 16 * 32 = 512 = 16 * 24 + 128 for S64K12 and a mean."""
+    plain, filled = KVBudget(0.25, 64, 16), KVBudget(0.25, 64, 12, fill="mean")
+    assert equal_kept_groups(64, 16, 16) == 12
+    assert equal_kept_groups(16, 4, 16) == 3
+    ours, theirs = (nominal_ledger(TINY, {"visual": 64}, budget) for budget in (filled, plain))
+    assert ours.bytes_of(with_index=False) == theirs.bytes_of(with_index=False)
+    assert filled.total_of(64) == plain.exact_total == Fraction(5, 32)
+    assert solve_anchor(TINY, 64, filled.total_of(64)).kept_tokens == 10
+
+
+@given(budgets(), st.integers(1, 600))
+def test_equal_groups_are_the_most_that_take_no_more(budget, tokens):
+    """And a fill of zero or a learned one costs nothing, nor does any where no group is dropped."""
+    kept, plain = kept_count(tokens, budget.keep_ratio), budget.exact_total
+    for fill in ("zero", "learned"):
+        assert KVBudget(budget.keep_ratio, budget.num_groups, budget.kept_groups, fill=fill).total_of(tokens) == plain
+    assert KVBudget(1.0, 16, 16, fill="mean").total_of(tokens) == 1
+
+    def vectors(groups):
+        return kept * Fraction(groups, budget.num_groups)
+
+    if vectors(1) + 1 > vectors(budget.kept_groups):
+        with pytest.raises(ValueError, match="do not pay for"):
+            equal_kept_groups(budget.num_groups, budget.kept_groups, kept)
+        return
+    equal = equal_kept_groups(budget.num_groups, budget.kept_groups, kept)
+    assert vectors(equal) + 1 <= vectors(budget.kept_groups) < vectors(equal + 1) + 1
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_mean_is_stored_once_per_sample_and_routed_layer(samples):
+    tokens, budget = {"visual": 64 * samples, "query": 9, "context": 0}, KVBudget(0.25, 16, 4, fill="mean")
+    given = {"cut_layer": 1, "samples": samples}
+    with_mean = nominal_ledger(TINY, tokens, budget, **given).bytes_of()
+    without = nominal_ledger(TINY, tokens, KVBudget(0.25, 16, 4, fill="learned"), **given).bytes_of()
+    assert with_mean - without == samples * 3 * TINY.side_bytes

@@ -21,11 +21,12 @@ NAME = re.compile(
     r"(?:lora_only|(?P<reducer>[a-z]+(?:_[a-z]+)*)(?P<keep>\d+(?:p\d+)?)"
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
     r"(?:_(?P<selector>mlp|query|bilinear|valuenorm|outputnorm|random|static|olora))?"
-    r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?"
+    r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?(?:_(?P<fill>mean|learned))?"
     r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
 PATTERN = (
-    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_lf<L>][_frozen][_anchor|_stage2].yaml"
+    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_<fill>][_lf<L>][_frozen]"
+    "[_anchor|_stage2].yaml"
 )
 SELECTORS = {
     "mlp": "mlp",
@@ -88,7 +89,8 @@ class Recipe:
     def budget(self) -> KVBudget:
         """The budget that the name describes; an anchor's is that of the arm it is the anchor of."""
         keep = float((self.words["keep"] or "100").replace("p", ".")) / 100
-        return KVBudget(keep, int(self.words["num_groups"] or 1), int(self.words["kept_groups"] or 1))
+        groups = int(self.words["num_groups"] or 1), int(self.words["kept_groups"] or 1)
+        return KVBudget(keep, *groups, fill=self.words["fill"] or "zero")
 
     @property
     def kept_tokens(self) -> int:
@@ -147,10 +149,11 @@ def test_reducer(recipe):
         assert held[0] <= held[1] <= held[0] * 1.02
     elif words["anchor"]:
         tokens, whole_pages = recipe.model.tokens, reducer.name == "quest"
-        anchor = solve_anchor(recipe.model.shape, tokens, recipe.budget.exact_total, region=recipe.model.region)
+        share = recipe.budget.total_of(tokens)
+        anchor = solve_anchor(recipe.model.shape, tokens, share, region=recipe.model.region)
         assert reducer.round_up
         varies = whole_pages or recipe.model.sized
-        assert reducer.keep_ratio == (float(recipe.budget.exact_total) if varies else anchor.keep_ratio)
+        assert reducer.keep_ratio == (float(share) if varies else anchor.keep_ratio)
         page = reducer.page_size if whole_pages else 1
         assert recipe.kept_tokens == math.ceil(anchor.kept_tokens / page) * page
     else:
@@ -161,7 +164,7 @@ def test_reducer(recipe):
 def staged_ledger(model, reducer, routing):
     """The region of a prompt under a reducer that cuts at several layers."""
     depth = model.shape.num_layers
-    budget = KVBudget() if routing is None else KVBudget(1.0, routing.num_groups, routing.kept_groups)
+    budget = KVBudget() if routing is None else routing.token_budget
     kept = reducer.layer_tokens(model.tokens, depth)
     return nominal_ledger(model.shape, {model.region: model.tokens}, budget, reducer.cut_layer(depth), kept)
 
@@ -184,16 +187,20 @@ def test_routing(recipe):
     assert (routing.score_prior != "none") == (words["prior"] is not None)
     assert routing.value_gate == (words["gated"] is not None)
     assert (routing.features, routing.temperature, routing.balance_scope) == ((), 1, "sample")  # no word names them
+    assert routing.fill == ("zero" if words["anchor"] else words["fill"] or "zero")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tiny_fastv25_s64k16_global_prior_gated", ["64", "16", None, "global", "_prior", "_gated", None, None]),
-        ("tiny_fastv25_s16k4_mlp_ranked_lf4", ["16", "4", "mlp", "ranked", None, None, "4", None]),
-        ("tiny_fastv25_s16k4_outputnorm_global", ["16", "4", "outputnorm", "global", None, None, None, None]),
-        ("tiny_fastv25_s16k4_gated_anchor", ["16", "4", None, None, None, "_gated", None, "_anchor"]),
-        ("tiny_fastv25_s16k16_gated", ["16", "16", None, None, None, "_gated", None, None]),
+        ("tiny_fastv25_s64k16_global_prior_gated", ["64", "16", None, "global", "_prior", "_gated", None, None, None]),
+        ("tiny_fastv25_s16k4_mlp_ranked_lf4", ["16", "4", "mlp", "ranked", None, None, None, "4", None]),
+        ("tiny_fastv25_s16k4_outputnorm_global", ["16", "4", "outputnorm", "global", None, None, None, None, None]),
+        ("tiny_fastv25_s16k4_gated_anchor", ["16", "4", None, None, None, "_gated", None, None, "_anchor"]),
+        ("tiny_fastv25_s16k16_gated", ["16", "16", None, None, None, "_gated", None, None, None]),
+        ("tiny_fastv25_s16k4_gated_learned_lf4", ["16", "4", None, None, None, "_gated", "learned", "4", None]),
+        ("tiny_fastv25_s16k3_mean", ["16", "3", None, None, None, None, "mean", None, None]),
+        ("tiny_fastv25_s16k3_mean_gated", None),
         ("tiny_fastv25_s16k4_gated_prior", None),
         ("tiny_fastv25_s16k4_global_ranked", None),
         ("tiny_fastv25_s16k4_global_mlp", None),
@@ -201,7 +208,7 @@ def test_routing(recipe):
 )
 def test_names_hold_their_words_in_one_order(name, words):
     match = NAME.fullmatch(name)
-    keys = ("num_groups", "kept_groups", "selector", "budget", "prior", "gated", "layer", "anchor")
+    keys = ("num_groups", "kept_groups", "selector", "budget", "prior", "gated", "fill", "layer", "anchor")
     assert (match and [match[key] for key in keys]) == words
 
 
@@ -237,7 +244,8 @@ def test_first_line_agrees_with_the_ledger(recipe):
     assert summary.startswith("# ")
     routing = recipe.cli.model.routing_config
     groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
-    budget = KVBudget(recipe.cli.model.reducer_config.keep_ratio, *groups)
+    fill = "zero" if routing is None else routing.fill
+    budget = KVBudget(recipe.cli.model.reducer_config.keep_ratio, *groups, fill=fill)
     tokens = {recipe.model.region: recipe.model.tokens}
     ledger = nominal_ledger(recipe.model.shape, tokens, budget, kept_tokens=recipe.kept_tokens)
     if recipe.cli.model.reducer_config.staged:

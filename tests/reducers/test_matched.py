@@ -18,7 +18,7 @@ SHAPE = KVShape(16, 4, 64)
 @pytest.mark.parametrize("tokens", [576, 577])
 def test_it_has_the_routed_arms_bytes_and_a_token_more_at_most(name, settings, ratio, tokens):
     routed = build_reducer(name, ratio, **settings)
-    anchor = matched_reducer(routed, S16K4, SHAPE.num_layers)
+    anchor = matched_reducer(routed, S16K4, SHAPE.num_layers, tokens)
     assert anchor.round_up
     cut = routed.cut_layer(SHAPE.num_layers)
     budget = KVBudget(ratio, 16, 4)
@@ -27,9 +27,21 @@ def test_it_has_the_routed_arms_bytes_and_a_token_more_at_most(name, settings, r
     assert 0 <= its - ours < 2 * (SHAPE.num_layers - cut) * 2 * SHAPE.side_bytes
 
 
+@pytest.mark.parametrize(("name", "settings"), [("fastv", {}), ("fastv", {"stage": "decoder"})])
+@pytest.mark.parametrize("tokens", [64, 576])
+def test_what_is_stored_once_per_sample_is_paid_for(name, settings, tokens):
+    routed, budget = build_reducer(name, 0.25, **settings), KVBudget(1.0, 64, 12, fill="mean")
+    anchor = matched_reducer(routed, budget, SHAPE.num_layers, tokens)
+    cut = routed.cut_layer(SHAPE.num_layers)
+    ours = nominal_ledger(SHAPE, {"visual": tokens}, budget, cut, routed.layer_tokens(tokens, 16)).bytes_of(None, False)
+    its = nominal_ledger(SHAPE, {"visual": tokens}, KVBudget(), cut, anchor.layer_tokens(tokens, 16)).bytes_of()
+    assert 0 <= its - ours < (SHAPE.num_layers - cut) * 2 * SHAPE.side_bytes
+    assert tokens != 64 or anchor.kept_tokens(tokens) == 10 or cut
+
+
 def test_cut_keys_are_cut_in_both():
     thin = KVBudget(1.0, 16, 4, key_channels=0.5)
-    assert matched_reducer(build_reducer("fastv", 0.25), thin, 8).keep_ratio == pytest.approx(0.25 * 0.75 / 1.5)
+    assert matched_reducer(build_reducer("fastv", 0.25), thin, 8, 576).keep_ratio == pytest.approx(0.25 * 0.75 / 1.5)
 
 
 @pytest.mark.parametrize(
@@ -41,4 +53,4 @@ def test_cut_keys_are_cut_in_both():
 )
 def test_where_there_is_none_it_says_why(reducer, match):
     with pytest.raises(ValueError, match=match):
-        matched_reducer(reducer, KVBudget(1.0, 16, 1), 3)
+        matched_reducer(reducer, KVBudget(1.0, 16, 1), 3, 576)

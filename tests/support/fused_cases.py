@@ -18,6 +18,7 @@ from torch import Tensor
 from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.fused_state import FusedState, Workspace
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.reference import reference_attention
@@ -44,6 +45,7 @@ LEVELS: dict[str, list] = {
     "cut": [False, False, True],
     "written": [False, True],
     "places": [False, True],
+    "fill": ["none", "mean", "learned"],
 }
 """What is drawn of each."""
 BOUNDS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -71,6 +73,7 @@ class FusedCell:
     cut: bool
     written: bool
     places: bool
+    fill: str
 
     @classmethod
     def drawn(cls, seed: int, **given: object) -> FusedCell:
@@ -118,14 +121,27 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
         patch.setenv("SUBTOKEN_KERNEL", "cpu")  # which does not ask for bits
         packing = Packing(cell.layout, cell.bits)
         states = (x.to(device, dtype) for x in (key, value))
-        return pack_layer(*states, plan, packing, None if positions is None else positions.to(device))
+        fill = fill_of(cell, seed, device, batch)
+        of_rows = None if fill is None else fill.vectors_Bhd.to(dtype).flatten(1)
+        places = None if positions is None else positions.to(device)
+        return pack_layer(*states, plan, packing, places, fill_BV=of_rows)
+
+
+def fill_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> Fill | None:
+    """What pieces that are not stored read as: of each sample, or a weight in fp32 of them all."""
+    if cell.fill == "none":
+        return None
+    samples = batch if cell.fill == "mean" else 1
+    vectors = torch.randn(samples, cell.heads, cell.width, generator=torch.Generator().manual_seed(seed + 2))
+    vectors = vectors.to(device, getattr(torch, cell.dtype) if cell.fill == "mean" else torch.float32)
+    return Fill(vectors.expand(batch, -1, -1), cell.fill == "mean")
 
 
 def deviation(cell: FusedCell, seed: int, device: str = "cpu") -> float:
     """Largest difference between the fused kernels and the reference in one step, and nothing but numbers."""
     from subtoken_train.kernels.triton_attention import fused_decoding
 
-    blocks, batch = layer_of(cell, seed, device), 2
+    blocks, batch, fill = layer_of(cell, seed, device), 2, fill_of(cell, seed, device)
     generator = torch.Generator().manual_seed(seed + 1)
     length, dtype = cell.earlier + cell.new, getattr(torch, cell.dtype)
     shape = batch, cell.heads, length, cell.width
@@ -137,9 +153,9 @@ def deviation(cell: FusedCell, seed: int, device: str = "cpu") -> float:
     first = torch.tensor([2 * cell.entries, 2 * cell.entries + 3], device=device)
     reach = None if cell.window is None else Reach(cell.window, first if start is None else first - start)
     written = torch.tensor([length], device=device) if cell.written else None
-    expected = reference_attention(query, blocks, Tail(keys, values, length, start), 0.3, reach)
+    expected = reference_attention(query, blocks, Tail(keys, values, length, start), 0.3, reach, fill)
     state = FusedState(PoisonedWorkspace())
-    table = state.table_of(blocks, batch, cell.heads, cell.width)
+    table = state.table_of(blocks, batch, cell.heads, cell.width, fill)
     tail = Tail(*rooms, -1 if cell.written else length, start, written)
     got = fused_decoding(query, table, tail, 0.3, reach, state.workspace)
     assert got.dtype == dtype

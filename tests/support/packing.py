@@ -16,6 +16,7 @@ from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.kernels.fill import Fill
 
 SETS = ("all", "shared", "own")
 
@@ -38,12 +39,22 @@ class Dense:
     groups: Tensor | None
     channels: Tensor
     packing: Packing
+    fill: Fill | None = None
+
+    @property
+    def read(self) -> Tensor:
+        """Values as attention reads them: what is missing of a routed entry is the fill, or 0."""
+        if self.fill is None:
+            return self.value * self.channels
+        return torch.where(self.channels, self.value, self.fill.vectors_Bhd.to(self.value.dtype)[:, :, None])
 
     def layer(self) -> PackedLayer:
         """The packed layer, without a tail."""
         layer = PackedLayer()
-        blocks = pack_layer(self.key, self.value * self.channels, layer_plan(self.keep, self.groups), self.packing)
-        layer.fill(blocks, self.key.shape[2], self.key)
+        fill_BV = None if self.fill is None else self.fill.vectors_Bhd.to(self.value.dtype).flatten(1)
+        plan = layer_plan(self.keep, self.groups)
+        blocks = pack_layer(self.key, self.read, plan, self.packing, fill_BV=fill_BV)
+        layer.fill(blocks, self.key.shape[2], self.key, self.fill)
         return layer
 
 
@@ -72,6 +83,7 @@ def dense(
     layout: str = "contiguous",
     bits: int = 0,
     dtype: torch.dtype = torch.float32,
+    fill: str = "none",
 ) -> Dense:
     """A random layer: ``share`` of the groups kept, a third of the entries whole; samples (and heads) of all sizes."""
     generator = torch.Generator().manual_seed(seed)
@@ -88,18 +100,27 @@ def dense(
         groups = torch.rand(batch, length, num_groups, generator=generator) < share
         groups |= torch.rand(batch, length, 1, generator=generator) < (0.3 if 0 < share < 1 else 0)
         channels = channel_mask(groups, kv_heads, width, layout)
-    return Dense(key, value, keep, groups, channels, Packing(layout, bits))
+    return Dense(key, value, keep, groups, channels, Packing(layout, bits), drawn_fill(seed, fill, key))
+
+
+def drawn_fill(seed: int, kind: str, like_BhNd: Tensor) -> Fill | None:
+    """``mean``: of each sample, in its dtype; ``learned``: one of all samples, in fp32; ``none``."""
+    if kind == "none":
+        return None
+    batch, heads, _, width = like_BhNd.shape
+    vectors = torch.randn(batch if kind == "mean" else 1, heads, width, generator=torch.Generator().manual_seed(seed))
+    return Fill(vectors.to(like_BhNd.dtype) if kind == "mean" else vectors.expand(batch, -1, -1), kind == "mean")
 
 
 def masked_attention(
     state: Dense, query: Tensor, tail_key: Tensor, tail_value: Tensor, key: Tensor | None = None, value=None
 ) -> Tensor:
-    """Softmax over kept entries and a causal tail, values with their missing channels at 0, [B, H, q, d] in fp32.
+    """Softmax over kept entries and a causal tail, values with their missing channels filled, [B, H, q, d] in fp32.
 
     ``key`` and ``value`` stand for the dense ones where they were rounded.
     """
     key = state.key if key is None else key
-    value = state.value * state.channels if value is None else value
+    value = state.read if value is None else value
     shared, new, tail = query.shape[1] // key.shape[1], query.shape[2], tail_key.shape[2]
     keys = torch.cat([key, tail_key], 2).float().repeat_interleave(shared, 1)
     values = torch.cat([value, tail_value], 2).float().repeat_interleave(shared, 1)

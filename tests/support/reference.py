@@ -27,6 +27,7 @@ from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, Plan, Region
 from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, noting_cuts
 from tests.support.deep_truth import deep_inputs, deep_rows
+from tests.support.fill_truth import PlainFill, plain_fill
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
 from tests.support.plain_positions import moved_keys, plain_window, prompt_positions
@@ -41,7 +42,7 @@ class LayerTruth:
     ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
     ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
     where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more; ``joins_N``, ``position_N``:
-    whom rows join before this layer, and where they stand in it.
+    whom rows join before this layer, and where they stand in it; ``fill``: what dropped groups read as.
     """
 
     seen_N: Tensor
@@ -53,6 +54,7 @@ class LayerTruth:
     lost: list[tuple[int, Tensor]] = field(default_factory=list)
     joins_N: Tensor | None = None
     position_N: Tensor | None = None
+    fill: PlainFill = field(default_factory=PlainFill)
 
 
 @dataclass
@@ -183,14 +185,12 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
         layers.append(
             LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor, torch.ones(factor.shape), merge)
         )
+        layers[-1].fill = plain_fill(backbone, layer, routed & seen, mask)
         _check_plan(kept, mask, sample, rows.index_BM)
         for i, row in enumerate(kept.entries_BN[sample].tolist()):
             if row >= 0:
-                layers[-1].entries_hN[:, origin == row] = (
-                    torch.ones(shape.num_kv_heads, 1).bool()
-                    if kept.heads_BNh is None
-                    else kept.heads_BNh[sample, i, :, None]
-                )
+                keep_h1 = True if kept.heads_BNh is None else kept.heads_BNh[sample, i, :, None]
+                layers[-1].entries_hN[:, origin == row] = keep_h1
                 if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
                     layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
         layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
@@ -249,6 +249,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     mask = hidden.repeat_interleave(shared, dim=0)[None]
     routed = value.clone()
     routed[:, :, :count] *= layer.factor_hNd.to(value.dtype)
+    routed[:, :, :count] += layer.fill.under(value, layer.factor_hNd)
     out, _ = eager(module, query, key, routed, mask, scaling=scaling)
     if layer.merge != "none" or bool((layer.keys_hNd != 1).any()):
         later_key, later_value = key.clone(), routed.clone()
@@ -256,7 +257,9 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
             own = key[0, :, :count], routed[0, :, :count]
             merged = merged_by_loop(layer.merge, *own, layer.entries_hN, entries_N)
             later_key[0, :, :count], later_value[0, :, :count] = merged
-            later_value[:, :, :count] *= (layer.factor_hNd != 0).to(value.dtype)
+            there = (layer.factor_hNd != 0).to(value.dtype)
+            later_value[:, :, :count] *= there
+            later_value[:, :, :count] += layer.fill.under(value, there)
         later_key[:, :, :count] *= layer.keys_hNd.to(key.dtype)
         out[:, count:] = eager(module, query, later_key, later_value, mask, scaling=scaling)[0][:, count:]
     if bool(sample.whole_N.any()):

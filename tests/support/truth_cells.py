@@ -30,6 +30,7 @@ from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
 from tests.support.tiny_schedules import schedules_of
+from tests.support.truth_bounds import Difference
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
 from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
 
@@ -59,6 +60,9 @@ SELECTORS = {
     "query": RoutingConfig("linear", query_conditioned=True),
     "gated": RoutingConfig("linear", value_gate=True),
     "bilinear": RoutingConfig("bilinear", features=("norm", "attention")),
+    "mean": RoutingConfig("linear", value_gate=True, fill="mean"),
+    "mean_norm": RoutingConfig("value_norm", fill="mean"),
+    "learned_fill": RoutingConfig("mlp", value_gate=True, fill="learned"),
 }
 FACTORS = {
     "family": FAMILIES,
@@ -76,27 +80,6 @@ FACTORS = {
     "merge": ["own", "none", "weighted", "pivot", "position"],
 }
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
-BOUNDS = {"bf16": 0.04, "int8": 0.06, "int4": 0.7}
-"""Root mean square of the difference over that of the logits; both sides of bf16 round.
-
-Set from what rounding was measured to cost these random models, single samples of few tokens being the worst. They find
-gross faults only: that rounded storage is read right is for ``tests/kernels`` to show.
-"""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Of packed logits from the truth: the largest, the root mean square over that of the logits, and the tokens."""
-
-    largest: float
-    relative: float
-    same_tokens: bool
-
-    def fits(self, precision: str) -> bool:
-        """Whether it is within the precision's bound; roundings cannot keep all tokens."""
-        if precision == "fp32":
-            return self.largest < 1e-4 and self.same_tokens
-        return self.relative < BOUNDS[precision]
 
 
 def allowed(cell: Cell) -> bool:
@@ -113,7 +96,7 @@ def allowed(cell: Cell) -> bool:
         return False
     if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in TEXT):
         return False
-    return _piece_fits(cell) and _eviction_fits(cell) and _protocol_fits(cell)
+    return _fill_fits(cell) and _piece_fits(cell) and _eviction_fits(cell) and _protocol_fits(cell)
 
 
 @cache
@@ -136,6 +119,11 @@ def _protocol_fits(cell: Cell) -> bool:
     method = EVICTIONS.get(cell.get("eviction", "none"))
     asks = cell.get("selector") in ("query", "bilinear") or cell.get("reducer") == "quest"
     return not (ends or asks or (method is not None and method.needs_image))
+
+
+def _fill_fits(cell: Cell) -> bool:
+    """A fill without a gate needs groups that are dropped."""
+    return cell.get("selector") != "mean_norm" or cell.get("groups") != "8/8"
 
 
 def _piece_fits(cell: Cell) -> bool:
@@ -258,6 +246,8 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
     backbone = compress(family, routing, **reducer).eval()
     for gate in () if backbone.bank is None else backbone.bank.gates:
         gate.beta.data.fill_(2.0)
+    for fill in () if backbone.bank is None else backbone.bank.fills:
+        fill.vector.data.normal_()
     KV_HEADS[0] = family.shape.num_kv_heads
     return backbone
 

@@ -15,7 +15,6 @@ from functools import partial
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.reducers.matched import matched_reducer
 
@@ -56,8 +55,8 @@ def solve(arm: Arm) -> Reducer:
         ValueError: there is none: no token reducer, or layers below its cut that alone cost more.
     """
     assert arm.routing is not None
-    routed = KVBudget(1.0, arm.routing.num_groups, arm.routing.kept_groups, arm.spec.key_channels)
-    return matched_reducer(arm.reducer, routed, arm.shape.num_layers)
+    routed = replace(arm.routing.token_budget, key_channels=arm.spec.key_channels)
+    return matched_reducer(arm.reducer, routed, arm.shape.num_layers, arm.tokens)
 
 
 def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:

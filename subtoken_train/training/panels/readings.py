@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from subtoken_train.training.module import SubTokenModule
 
 _LORA = re.compile(r"\.layers\.(?P<layer>\d+)\..*\.(?P<kind>lora_[AB])\.")
-_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|features)\.(?P<layer>\d+)\.")
-_PARTS = {"selectors": "router", "gates": "gate", "features": "features"}
+_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|features|fills)\.(?P<layer>\d+)\.")
+_PARTS = {"selectors": "router", "gates": "gate", "features": "features", "fills": "fill"}
 T = TypeVar("T")
 
 
@@ -55,7 +55,7 @@ def read_together(scalars: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def kind_and_layer(name: str) -> tuple[str, int]:
-    """(``router`` | ``gate`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name.
+    """(``router`` | ``gate`` | ``fill`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name.
 
     Raises:
         ValueError: a name of another kind.
@@ -64,7 +64,7 @@ def kind_and_layer(name: str) -> tuple[str, int]:
         return _PARTS[found["part"]], int(found["layer"])
     if found := _LORA.search(name):
         return found["kind"], int(found["layer"])
-    raise ValueError(f"trained tensor {name!r} belongs to no router, gate or LoRA")
+    raise ValueError(f"trained tensor {name!r} belongs to no router, gate, fill or LoRA")
 
 
 def by_kind_and_layer(tensors: Mapping[str, T]) -> dict[tuple[str, int], list[T]]:
