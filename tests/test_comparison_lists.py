@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from benchmarks.comparison_lists import ArmPlan, Questions, read_comparison
 from benchmarks.comparison_tables import Arm, comparison_markdown
+from checkpoints.tiny_llava import VISUAL_TOKENS
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_questions import KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
@@ -20,8 +23,8 @@ def total_kv(name):
     """rho_total of a recipe."""
     model = RecipeCLI(["--config", str(recipe(name))]).model
     routing = model.routing_config
-    groups = (1, 1) if routing is None else (routing.num_groups, routing.kept_groups)
-    return KVBudget(model.reducer_config.keep_ratio, *groups).total_kv_fraction
+    budget = KVBudget() if routing is None else routing.token_budget
+    return float(replace(budget, keep_ratio=model.reducer_config.keep_ratio).total_of(VISUAL_TOKENS))
 
 
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)

@@ -18,7 +18,7 @@ from subtoken_train.engine.attention_rows import query_attention, scouted_row
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.cuts import CutCourse
-from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, reducer_view, routing_state
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, joined_rows, reducer_view, routing_state
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
 from subtoken_train.engine.tower_pass import tower_reduced
 from subtoken_train.families.family import Family
@@ -145,7 +145,8 @@ class CompressedBackbone(nn.Module):
         else:
             hidden = family.embed(batch, states)
             result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
-        result.embeds_BND, result.routing, result.windows = hidden, self.active_routing, family.windows
+        result.embeds_BND = hidden if result.embeds_BND is None else result.embeds_BND
+        result.routing, result.windows = self.active_routing, family.windows
         return result
 
     def _run_embedded(self, call: PassCall, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
@@ -160,9 +161,13 @@ class CompressedBackbone(nn.Module):
             scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
             way = (size, rows.deep_nBMD, reducer.frozen_scout)
             view = reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, *way))
-            keep, rank = reducer.select(view)
-            rows, gather = rows.take(keep, call.pad_left)
-            return self._routed_span(call, take_rows(hidden, gather), rows, 0, rank)
+            keep, rank, joins = reducer.select(view)
+            if joins is not None:
+                hidden, rows = joined_rows(hidden, rows, joins)
+            taken, gather = rows.take(keep, call.pad_left)
+            result = self._routed_span(call, take_rows(hidden, gather), taken, 0, rank)
+            result.embeds_BND = hidden
+            return result
         assert isinstance(reducer, DecoderReducer)
         return self._decoder_reduced(reducer, call, hidden, rows)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
 from subtoken_train.functional.hashing import sample_seeds
+from subtoken_train.functional.merging import joined_means
 from subtoken_train.functional.window import in_window
 from subtoken_train.reducers.base import PositionPolicy, ReducerView
 from subtoken_train.routing import RoutingConfig
@@ -101,6 +102,15 @@ class Rows:
         return replace(self, regions_BM=self.regions_BM.masked_fill(left_BM, Region.PADDING), attended_BM=attended_BM)
 
 
+def joined_rows(hidden_BND: Tensor, rows: Rows, joins_BN: Tensor) -> tuple[Tensor, Rows]:
+    """Embeddings, and what the first layers add to them, each the mean of the rows that go to its row."""
+    goes_B1N = joins_BN[:, None].to(hidden_BND.device)
+    deep = rows.deep_nBMD
+    if deep is not None:
+        deep = torch.stack([joined_means(each[:, None], goes_B1N.to(each.device))[:, 0] for each in deep])
+    return joined_means(hidden_BND[:, None], goes_B1N)[:, 0], replace(rows, deep_nBMD=deep)
+
+
 def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     """One past each sample's largest position id (under mRoPE: of all three axes), [B, 1] or [3, B, 1]."""
     largest = position.masked_fill(~visible_BN, -1).amax(-1, keepdim=True)
@@ -176,7 +186,8 @@ class PromptPass:
         state: what the routers did; None without routing.
         routing: settings of the routing that acted; None where every group stays as it is.
         kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
-        embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place.
+        embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place,
+            and in the row that dropped ones were merged into, their mean.
         windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
     """
 

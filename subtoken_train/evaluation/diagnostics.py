@@ -36,7 +36,7 @@ class Observation:
     Attributes:
         routed: the routed tokens, bool [B, N]; under a context reducer other ones in every layer.
         masks: kept groups, bool [B, N, S].
-        norms: ||v_g|| of the whole value vectors, fp32 [B, N, S].
+        norms: ||v_g|| of the whole value vectors, less what dropped groups read as, fp32 [B, N, S].
         relevance: alpha_j, attention of the query region on every token, fp32 [B, N]; empty unless asked for.
     """
 
@@ -95,21 +95,25 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
     bank, layers = backbone.bank, backbone.family.decoder.layers
     assert bank is not None
     hidden: dict[int, Tensor] = {}
-    norms: dict[int, Tensor] = {}
+    values: dict[int, Tensor] = {}
 
     def keep_hidden(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         hidden[layer] = args[0]
 
-    def keep_norms(layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> None:
+    def norms(value_BND: Tensor) -> Tensor:
         config = bank.config
         groups_BNSg = split_groups(value_BND, config.num_groups, bank.shape.num_kv_heads, config.layout)
-        norms[layer] = torch.linalg.vector_norm(groups_BNSg.float(), dim=-1)
+        norms_BNS: Tensor = torch.linalg.vector_norm(groups_BNSg.float(), dim=-1)
+        return norms_BNS
+
+    def keep_values(layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> None:
+        values[layer] = value_BND if bank.config.fill != "zero" else norms(value_BND)
 
     # a scout runs the lowest layers first; the routed run comes last and overwrites what they left
     handles: list[Any] = []
     for index, layer in enumerate(layers):
         handles.append(layer.register_forward_pre_hook(partial(keep_hidden, index)))
-        value_hook = partial(keep_norms, index)  # before the routers' own hook: whole values
+        value_hook = partial(keep_values, index)  # before the routers' own hook: whole values
         handles.append(layer.self_attn.v_proj.register_forward_hook(value_hook, prepend=True))
     try:
         result = backbone.run(batch, pad_left=True)
@@ -124,7 +128,10 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
         rows = spread[layer]
         seen_BN = result.kept.get(layer, rows.visible_BM)  # what query rows attend to
         found.routed[layer] = in_compressed_region(rows.regions_BM) & seen_BN
-        found.masks[layer], found.norms[layer] = mask_BNS, norms[layer]
+        noted = values.pop(layer)
+        if layer in state.fills:
+            noted = norms(noted - state.fills[layer].to(noted.dtype)[:, None])
+        found.masks[layer], found.norms[layer] = mask_BNS, noted
         if with_relevance:
             found.relevance[layer] = region_attention(
                 backbone.family, layer, hidden[layer], seen_BN, rows.position, asking_rows(batch, rows)

@@ -100,6 +100,11 @@ class Reducer:
         return False
 
     @property
+    def merges_dropped(self) -> bool:
+        """Whether what it drops of a sample goes on as one token, their mean, inside the budget."""
+        return False
+
+    @property
     def words(self) -> str:
         """Its own settings, for people; empty where it has none."""
         return self._own()
@@ -183,19 +188,21 @@ class RankingReducer(Reducer, ABC):
         """A score for every position, [B, N]; among visual tokens the highest stay."""
 
     @torch.no_grad()
-    def select(self, view: ReducerView) -> tuple[Tensor, Tensor | None]:
-        """Which positions stay, and in which order they were chosen.
+    def select(self, view: ReducerView) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Which positions stay, in which order they were chosen, and which of them holds what was dropped.
 
         Returns:
-            (keep_BN, rank_BN): bool, every real token but the visual ones that lost, all images of a sample ranked
-            together; and the rank of each kept visual token by its score, int64, 0 is the sample's best, meaningless
-            elsewhere, or None where the reducer does not rank. A visual row that a token is read from stays, inside the
-            budget.
+            (keep_BN, rank_BN, joins_BN): bool, every real token but the visual ones that lost, all images of a sample
+            ranked together; the rank of each kept visual token by its score, int64, 0 is the sample's best, meaningless
+            elsewhere, or None where the reducer does not rank; and the row that each row joins, int64, itself or the
+            one that is from here on the mean of all that join it, or None where nothing is merged. A visual row that a
+            token is read from stays as it is, inside the budget.
         """
         visual = (view.regions_BN == Region.VISUAL).sum(-1)
         counts = [self.kept_tokens(tokens) if tokens else 0 for tokens in visual.tolist()]
         count_B = torch.tensor(counts, device=visual.device)
-        return keep_ranked(self.scores(view), view.regions_BN, view.read_BN, count_B, self.ranks)
+        kept = (self.scores(view), view.regions_BN, view.read_BN, count_B)
+        return keep_ranked(*kept, self.ranks, self.merges_dropped)
 
 
 _READS: dict[TowerStatistics, str] = {

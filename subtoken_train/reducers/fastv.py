@@ -35,12 +35,18 @@ class FastV(RankingReducer, RankedCuts):
         ranking: by which weights the scout ranks. ``adapted``: with the LoRA that is being trained, so that every
             adapter drifts to tokens of its own; ``frozen``: by the backbone alone, so that all adapters of a backbone
             keep the same tokens. Stage ``embeds`` only: a cut in the decoder reads the layers that run.
+        merge_dropped: of the n tokens that a sample keeps, the best n - 1 stay as they are and the n-th becomes the
+            mean of itself and of all that are dropped: of their input embeddings, or in the stage ``decoder`` of the
+            states that layer ``layer`` would have seen. It stays at its own position, ranks last and costs what n
+            tokens cost; n = 1 is the mean of all. A row that a token is read from never becomes a mean: the worst other
+            one does, none where there is no other. Nothing dropped, nothing merged.
     """
 
     name: str = "fastv"
     stage: FastVStage = "embeds"
     layer: int = 2
     ranking: Ranking = "adapted"
+    merge_dropped: bool = False
 
     ranks: ClassVar[bool] = True
 
@@ -70,9 +76,16 @@ class FastV(RankingReducer, RankedCuts):
         return self.ranking == "frozen"
 
     @property
+    def merges_dropped(self) -> bool:
+        """See ``merge_dropped``."""
+        return self.merge_dropped
+
+    @property
     def words(self) -> str:
-        """Stage and layer, and the ranking where it is frozen."""
-        return f"stage {self.stage}, L_f={self.layer}" + (", frozen ranking" if self.frozen_scout else "")
+        """Stage and layer, and what is not as published."""
+        frozen = "frozen ranking" if self.frozen_scout else ""
+        merged = "one token of them the mean of what is dropped" if self.merge_dropped else ""
+        return ", ".join(filter(None, [f"stage {self.stage}, L_f={self.layer}", frozen, merged]))
 
     def scores(self, view: ReducerView) -> Tensor:
         """The attention row of layer L_f - 1, [B, N]."""

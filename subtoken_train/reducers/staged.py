@@ -124,7 +124,8 @@ class RankedCuts(DecoderReducer):
         """The best visual tokens stay; a visual row that a token is read from stays, inside the budget."""
         with torch.no_grad():
             scores_BM = self.cut_scores(view)
-            return Cut(*keep_ranked(scores_BM, view.regions_BM, view.read_BM, view.count_B, self.ranks))
+            kept = (scores_BM, view.regions_BM, view.read_BM, view.count_B)
+            return Cut(*keep_ranked(*kept, self.ranks, self.merges_dropped))
 
 
 class StagedReducer(RankedCuts):

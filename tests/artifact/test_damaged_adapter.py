@@ -54,13 +54,15 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         "stage": "embeds",
         "layer": 2,
         "ranking": "adapted",
+        "merge_dropped": False,
     }
     record = json.loads((folder / CONFIG_FILE).read_text())
     own = {**record, "schema_version": 4, "stage2": None, "merged": False, "reducer": asdict(config.reducer)}
     (folder / CONFIG_FILE).write_text(json.dumps(own))
     assert read_config(folder) == config
     put(folder, CONFIG_FILE, "reducer.page_size", 16)
-    refused(folder, "reducer: unknown key 'page_size'.* Allowed: keep_ratio, layer, name, ranking, round_up, stage")
+    own = "keep_ratio, layer, merge_dropped, name, ranking, round_up, stage"
+    refused(folder, f"reducer: unknown key 'page_size'.* Allowed: {own}")
 
 
 @pytest.mark.parametrize(

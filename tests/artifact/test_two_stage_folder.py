@@ -133,7 +133,7 @@ def test_the_schema(written):
     path = written[0] / "subtoken_config.json"
     record = json.loads(path.read_text())
     assert record["schema_version"] == SCHEMA_VERSION == 5
-    own = {"stage": "embeds", "layer": 2, "ranking": "adapted"}
+    own = {"stage": "embeds", "layer": 2, "ranking": "adapted", "merge_dropped": False}
     assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, **own}
     del record["merged"]
     path.write_text(json.dumps(record))

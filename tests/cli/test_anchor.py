@@ -85,6 +85,20 @@ def test_the_decoder_stage_is_solved_from_the_ledger(tmp_path):
     assert ratio == 10 / 64
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("fill", "tokens"), [("mean", 10), ("learned", 9.5)])
+def test_a_filled_arms_anchor_has_its_real_bytes_and_fills_nothing(tmp_path, fill, tokens, gated):
+    """16 tokens with 3 of 16 groups are 9.5 whole ones; a stored mean is half a token more."""
+    path = changed(tmp_path, routing={"kept_groups": 3, "fill": fill, "value_gate": gated})
+    assert main(["recipes", "anchor", str(path), str(tmp_path)]) == 0
+    model = yaml.safe_load((tmp_path / "mine_anchor.yaml").read_text())["model"]
+    assert model["reducer"]["keep_ratio"] == tokens / 64
+    if gated:
+        assert (model["routing"]["kept_groups"], model["routing"]["fill"]) == (16, "zero")
+    else:
+        assert model["routing"] is None
+
+
 def test_fit_trains_it_beside_the_run(tmp_path, tiny_family, capsys):
     argv = tiny_fit(tmp_path, tiny_family)
     assert main(argv("--trainer.max_steps=1", "--anchor")) == 0

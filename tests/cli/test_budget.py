@@ -28,6 +28,16 @@ def test_bytes_of_llava(capsys):
     assert rows["anchor"] == ["90", "45.000", "15.625%"]
 
 
+def test_a_stored_mean_is_counted_and_paid_for(capsys):
+    argv = ["budget", "--keep-ratio", ".25", "--num-groups", "64", "--kept-groups", "16", "--fill", "mean"]
+    rows = {row[0]: row[1:] for row in printed(capsys, [*argv, "--model", "llava-1.5-7b", "--tokens", "576"]) if row}
+    assert rows["rho_total"][0] == "0.15625"
+    assert rows["fill"][:3] == ["a", "value", "vector"]
+    assert rows["routed"][:3] == ["144", "45.250", "15.712%"]  # 32 layers of 8 KiB more
+    assert rows["anchor"][0] == "91"
+    assert rows["K=15"][-2:] == ["(144", "tokens)"]
+
+
 @pytest.mark.parametrize(
     ("model", "kib"),
     [
@@ -53,6 +63,8 @@ def test_geometries(capsys, model, kib):
         ({"--kept-groups": "17"}, "kept_groups=17 must lie between 1 and num_groups=16"),
         ({"--kept-groups": "0"}, "kept_groups=0 must lie between 1"),
         ({"--num-groups": "48"}, "num_groups=48 does not divide the value width 4096"),
+        ({"--fill": "meen"}, "unknown fill 'meen'. Did you mean 'mean'?"),
+        ({"--fill": "mean", "--kept-groups": "16"}, "no group is dropped"),
         ({"--num-groups": "48"}, "such as 8, 16, 32, 64"),
         ({"--tokens": "0"}, "--tokens 0 must be at least 1"),
         ({"--model": "llava-7b"}, "unknown model 'llava-7b'. Did you mean 'llava-1.5-7b'?"),

@@ -54,6 +54,19 @@ def test_an_observation_is_what_the_pass_did(tiny_family, stage):
     assert sum(len(part._forward_hooks) for part in modules) == 4  # the routers' own
 
 
+@pytest.mark.parametrize("fill", ["mean", "learned"])
+@torch.no_grad()
+def test_value_norm_under_a_fill_is_the_selector_of_that_name(tiny_family, fill):
+    routing = RoutingConfig("value_norm", fill=fill)
+    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25)
+    for part in backbone.bank.fills:
+        part.vector.normal_()
+    found = observe(backbone, make_batch(MIXED))
+    for layer, mask in found.masks.items():
+        routed = found.routed[layer]
+        assert torch.equal(value_norm_mask(found, layer, backbone.bank)[routed], mask[routed])
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "per_head"])
 @torch.no_grad()
 def test_norms_are_those_of_whole_values(layout):

@@ -39,6 +39,8 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "reducer.keep_ratio": (0, -0.25, 1.5, NAN, "0.25", [0.25]),
     "reducer.seed": ("x", 0.5, [], None),
     "reducer.round_up": ("no", 2, [], None),
+    "reducer.ranking": ("nope", 5, None),
+    "reducer.merge_dropped": ("no", 2, [], None),
     "routing.selector": ("nope", 5, None, "os.system", "static"),
     "routing.num_groups": (0, -16, 7, 15, 10**9, 16.5),
     "routing.kept_groups": (0, 17, -4, 4.5, "4"),

@@ -29,6 +29,8 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "model.reducer.keep_ratio": (*SHARE, 0),
     "model.reducer.layer": (*WORDS, -1, 10**6, 1.5),
     "model.reducer.stage": ("nope", 5, []),
+    "model.reducer.ranking": ("nope", 5, []),
+    "model.reducer.merge_dropped": ("nope", 5, []),
     "model.reducer.page_size": COUNT,
     "model.reducer.window": (*WORDS, -1, 1.5),
     "model.reducer": (

@@ -22,10 +22,10 @@ NAME = re.compile(
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
     r"(?:_(?P<selector>mlp|query|bilinear|valuenorm|outputnorm|random|static|olora))?"
     r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?(?:_(?P<fill>mean|learned))?"
-    r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
+    r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?P<merged>_merged)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
 PATTERN = (
-    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_<fill>][_lf<L>][_frozen]"
+    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_<fill>][_lf<L>][_frozen][_merged]"
     "[_anchor|_stage2].yaml"
 )
 SELECTORS = {
@@ -138,6 +138,7 @@ def test_reducer(recipe):
     if reducer.name == "fastv":
         assert reducer.layer == int(words["layer"] or 2)
         assert reducer.frozen_scout == (words["frozen"] is not None)
+    assert reducer.merges_dropped == (words["merged"] is not None)
     if words["anchor"] and reducer.staged:
         routed, held = places.recipe(recipe.name.removesuffix("_anchor")), []
         for path in (routed, places.recipe(recipe.name)):
@@ -269,8 +270,11 @@ def test_bands_and_commands(recipe):
 
 @pytest.mark.parametrize("anchor", [path for path in RECIPES if path.stem.endswith("_anchor")], ids=lambda p: p.stem)
 def test_an_arm_and_its_anchor_train_alike(anchor):
-    """Everything but reducer, routing and the folder is the routed arm's, so that a comparison is one of methods."""
-    routed = places.recipe(anchor.stem.removesuffix("_anchor"))
+    """Everything but reducer, routing and the folder is the routed arm's, so that a comparison is one of methods.
+
+    An anchor with a merged token is a second one of that arm.
+    """
+    routed = places.recipe(anchor.stem.removesuffix("_anchor").removesuffix("_merged"))
     ours, theirs = (RecipeCLI(["--config", str(path)]).config for path in (anchor, routed))
     assert_trained_alike(ours, theirs, ("backbone", "lora", "optimizer", "gradient_checkpointing"))
 

@@ -181,10 +181,13 @@ def test_several_images_are_ranked_together(tiny_family):
     [
         ({"layer": 0}, "reducer layer is 0; it must be 1 to 10,000"),
         ({"stage": "embed"}, r"unknown FastV stage 'embed'\. Did you mean 'embeds'\? Allowed: decoder, embeds"),
-        ({"layer": 5}, r"with stage=embeds, layer=5, ranking=adapted does not fit a model of 4 layers"),
+        (
+            {"layer": 5},
+            r"with stage=embeds, layer=5, .*merge_dropped=False does not fit a model of 4 layers",
+        ),
         (
             {"layer": 4, "stage": "decoder"},
-            r"with stage=decoder, layer=4, ranking=adapted does not fit a model of 4 layers",
+            r"with stage=decoder, layer=4, .*merge_dropped=False does not fit a model of 4 layers",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_random_depends_on_seed_and_sample_and_covers_all_positions():
 def test_the_ranking_is_that_of_the_scores(name):
     regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6, Region.QUERY, Region.PADDING]] * 2)
     reducer, view = build_reducer(name, 0.5), look(regions, random_scores(0, 2, 9, levels=3))
-    keep, rank = reducer.select(view)
+    keep, rank, _ = reducer.select(view)
     scores = reducer.scores(view)
     for sample in range(2):
         order = sorted(range(1, 7), key=lambda n: (-float(scores[sample, n]), n))
@@ -152,7 +152,7 @@ def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
     view = look(regions, scores, seeds)
     view.read_BN[:, 6] = True
     reducer = build_reducer(name, 0.5)
-    keep, rank = reducer.select(view)
+    keep, rank, _ = reducer.select(view)
     scores = reducer.scores(view)
     for sample in range(40):
         order = sorted(range(1, 6), key=lambda n: -float(scores[sample, n]))[:2]

@@ -14,31 +14,39 @@ from torch import Tensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
+from subtoken_train.reducers.base import RankingReducer
 from subtoken_train.reducers.staged import Cut, DecoderReducer
 
 
 @contextmanager
 def noting_cuts(backbone: CompressedBackbone, made: dict[int, Cut]) -> Iterator[None]:
-    """Note the cuts of the passes inside the block, by their layers; a later pass writes over an earlier one."""
-    method = type(backbone.reducer)
-    if not issubclass(method, DecoderReducer):
+    """Note the cuts of the passes inside the block by their layers, 0 at the embeddings; later ones write over it."""
+    method, name = type(backbone.reducer), "select" if backbone.reducer.stage == "embeds" else "cut"
+    if not issubclass(method, (DecoderReducer, RankingReducer)):
         yield
         return
-    cut = method.cut
+    decides = getattr(method, name)
 
     def noted(self, view):
-        made[view.layer] = cut(self, view)
-        return made[view.layer]
+        decided = decides(self, view)
+        made[view.layer if name == "cut" else 0] = decided if name == "cut" else Cut(*decided)
+        return decided
 
-    own = "cut" in vars(method)
-    method.cut = noted
+    own = name in vars(method)
+    setattr(method, name, noted)
     try:
         yield
     finally:
         if own:
-            method.cut = cut
+            setattr(method, name, decides)
         else:
-            del method.cut
+            delattr(method, name)
+
+
+def joined_places(made: dict[int, Cut], sample: int, start: int) -> Tensor | None:
+    """The place of the prompt that each place joined before layer 0, from its first token on; None where none did."""
+    joins_BN = made[0].joins_BM if 0 in made else None
+    return None if joins_BN is None else joins_BN[sample, start:] - start
 
 
 def joined_targets(

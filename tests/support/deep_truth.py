@@ -14,8 +14,13 @@ from tests.support.helpers import only_sample
 
 
 @torch.no_grad()
-def deep_rows(family: Family, prompts: Batch, sample: int, places_N: Tensor) -> tuple[Tensor, list[Tensor]] | None:
-    """Which rows, at places of a sample's prompt, are visual, and their features of each of the first layers."""
+def deep_rows(
+    family: Family, prompts: Batch, sample: int, places_N: Tensor, joins_N: Tensor | None = None
+) -> tuple[Tensor, list[Tensor]] | None:
+    """Which rows, at places of a sample's prompt, are visual, and their features of each of the first layers.
+
+    ``joins_N``: the place that each place of the prompt joined, whose features are the mean of those that did.
+    """
     if family.name != "qwen3_vl" or not int(prompts.images_per_sample_B[sample]):
         return None
     alone, config = only_sample(prompts, sample), family.model.config
@@ -23,7 +28,11 @@ def deep_rows(family: Family, prompts: Batch, sample: int, places_N: Tensor) -> 
     ids = alone.input_ids_BN[0]
     visual = (ids == config.image_token_id) | (ids == config.video_token_id)
     number, shown = visual.cumsum(0) - 1, visual[places_N]
-    return shown, [features[number[places_N[shown]]] for features in made.deepstack_features]
+    places = places_N[shown]
+    who = [place[None] if joins_N is None else (joins_N == place).nonzero()[:, 0] for place in places]
+    return shown, [
+        torch.stack([features[number[joined]].mean(0) for joined in who]) for features in made.deepstack_features
+    ]
 
 
 def deep_inputs(deep: tuple[Tensor, list[Tensor]] | None, hidden_1ND: Tensor) -> dict[str, object]:

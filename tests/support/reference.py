@@ -25,7 +25,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, Plan, Region
-from tests.support.cut_truth import counted_anew, cut_layers, joined_targets, noting_cuts
+from tests.support.cut_truth import counted_anew, cut_layers, joined_places, joined_targets, noting_cuts
 from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.fill_truth import PlainFill, plain_fill
 from tests.support.page_truth import PageTruth
@@ -196,7 +196,7 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
         layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
         layers[-1].position_N = counted_anew(tap.cuts, layer, seen, placed["position"])
     start = int((tap.batch[-1].regions_BN[sample] != Region.PADDING).long().argmax())
-    deep = deep_rows(backbone.family, prompts, sample, origin - start)
+    deep = deep_rows(backbone.family, prompts, sample, origin - start, joined_places(tap.cuts, sample, start))
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, deep=deep, **placed)
 
 

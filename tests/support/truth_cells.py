@@ -39,6 +39,7 @@ REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
     "fastv_decoder": {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
+    "fastv_merged": {"name": "fastv", "keep_ratio": 0.5, "merge_dropped": True},
     "visionzip": {"name": "visionzip", "keep_ratio": 0.5},
     "fastervlm": {"name": "fastervlm", "keep_ratio": 0.5},
     "prumerge": {"name": "prumerge", "keep_ratio": 0.5},
@@ -152,9 +153,7 @@ def _eviction_fits(cell: Cell) -> bool:
     if method is None:
         return True
     sees = cell.get("family", "llava") not in TEXT
-    if sees:
-        return not method.needs_image or not cell.get("batch", "one").startswith("text")
-    return not method.needs_image
+    return not method.needs_image or (sees and not cell.get("batch", "one").startswith("text"))
 
 
 def full_matrix() -> list[Cell]:

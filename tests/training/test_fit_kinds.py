@@ -33,6 +33,8 @@ KINDS = {
     "fastv-global-gated": ["--model.routing.budget=global", "--model.routing.value_gate=true"],
     "fastv-ranked-prior": ["--model.routing.budget=ranked", "--model.routing.score_prior=value_norm"],
     "fastv-output-prior-mlp": ["--model.routing.score_prior=output_norm", "--model.routing.selector=mlp"],
+    "fastv-mean": ["--model.routing.fill=mean", "--model.routing.value_gate=true"],
+    "fastv-learned": ["--model.routing.fill=learned", "--model.routing.selector=value_norm"],
     "gated-anchor": ["--model.routing.kept_groups=16", "--model.routing.value_gate=true"],
     "output-norm": ["--model.routing.selector=output_norm"],
 }
@@ -57,16 +59,15 @@ def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
         "fastv-bilinear",
         "fastv-global-gated",
         "fastv-ranked-prior",
+        "fastv-learned",
     ],
 )
 def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
     assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
     assert backbone.reducer.name == config.reducer.name == kind.split("-")[0]
-    assert (backbone.bank.config.budget, backbone.bank.config.value_gate) == (
-        config.routing.budget,
-        config.routing.value_gate,
-    )
+    assert backbone.bank.config == config.routing
+    assert all(part.vector.any() for part in backbone.bank.fills)
 
 
 def test_fitprune_trains_by_its_calibration_and_reads_back(tiny_run, tiny_family, tmp_path):

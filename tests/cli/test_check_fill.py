@@ -1,0 +1,26 @@
+"""``subtoken-train check`` of a recipe that fills dropped groups: what is said, trained and counted."""
+
+from tests.support.check_command import checked, refused
+from tests.support.places import ROOT, recipe
+
+TINY = ["--config", str(recipe("tiny_fastv25_s16k4")), "--offline"]
+TINY += ["--model.backbone.path", str(ROOT / "checkpoints" / "tiny-llava"), "--model.routing.kept_groups=3"]
+
+
+def test_a_stored_mean_is_counted(capsys):
+    lines = checked(capsys, [*TINY, "--model.routing.fill=mean"])
+    assert "routing linear, S=16, K=3, contiguous, per_token budget, fill mean, balance weight 0.01" in lines
+    assert "visual 64 16 8,192 2,048 32 15.625 %" in lines  # 16 tokens of 3 groups, and one vector
+    assert any(line.startswith("matched anchor: 10 of 64 visual tokens") for line in lines)
+    assert "routers (linear) 12 12,384" in lines
+
+
+def test_a_learned_fill_trains_and_costs_no_byte(capsys):
+    lines = checked(capsys, [*TINY, "--model.routing.fill=learned"])
+    assert "routers (linear) 18 13,152" in lines  # 128 channels more in each of 6 layers
+    assert "visual 64 16 8,192 1,536 32 14.8438 %" in lines
+
+
+def test_nothing_dropped_is_nothing_to_fill(capsys):
+    words = "fill 'mean' does nothing where kept_groups = num_groups = 16"
+    assert words in refused(capsys, [*TINY, "--model.routing.fill=mean", "--model.routing.kept_groups=16"])
