@@ -5,7 +5,7 @@ Legend: s seeds, n questions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.comparison_lists import EMBEDDED, Comparison
+from benchmarks.measure_tables import measure_markdown
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.documents import read_json
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -23,7 +24,11 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Arm:
-    """All seeds of one arm, ascending: ``scores_sn`` in 0..1, the kinds of the n questions, and the budget."""
+    """All seeds of one arm, ascending: ``scores_sn`` in 0..1, the kinds of the n questions, and the budget.
+
+    ``measures`` are those that all of its records hold beside the score, by name, [s, n]; NaN where a question has
+    none.
+    """
 
     name: str
     seeds: tuple[int, ...]
@@ -32,12 +37,20 @@ class Arm:
     visual_tokens: str
     nominal_kv: float
     realised_kv: float
+    measures: dict[str, Scores] = field(default_factory=dict)
 
     def scores_of(self, group: str) -> Scores:
         """Scores of ``questions``, ``descriptions`` or one kind, [s, n of that group]."""
+        return self.scores_sn[:, self._in(group)]
+
+    def measure_of(self, name: str, group: str) -> Scores:
+        """A measure of the same."""
+        return self.measures[name][:, self._in(group)]
+
+    def _in(self, group: str) -> npt.NDArray[np.bool_]:
         described = np.isin(self.kinds, DESCRIPTION_KINDS)
         chosen = {"questions": ~described, "descriptions": described}.get(group, self.kinds == group)
-        return self.scores_sn[:, chosen]
+        return np.asarray(chosen)
 
 
 def read_records(folder: Path) -> dict[str, Arm]:
@@ -63,12 +76,14 @@ _RUN: dict[str, Any] = {
     "seed": int,
     "kinds": list[str],
     "scores": list[float],
+    "measures": dict[str, list[float | None]],
 }
 
 
 def _record(content: Any, place: str) -> dict[str, Any]:
     """What is read of a run's record, each of its type."""
-    missing = [key for key in _RUN if key not in checked(dict[str, Any], content, place)]
+    content = {"measures": {}, **checked(dict[str, Any], content, place)}  # older records have none
+    missing = [key for key in _RUN if key not in content]
     if missing:
         raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     return {key: checked(kind, content[key], f"{place}: {key}") for key, kind in _RUN.items()}
@@ -77,6 +92,7 @@ def _record(content: Any, place: str) -> dict[str, Any]:
 def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
     records = sorted(records, key=lambda record: record["seed"])
     first = records[0]
+    measured = [name for name in first["measures"] if all(name in record["measures"] for record in records)]
     return Arm(
         name=name,
         seeds=tuple(record["seed"] for record in records),
@@ -85,13 +101,15 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
         visual_tokens=first["visual_tokens"],
         nominal_kv=first["nominal_kv"],
         realised_kv=float(np.mean([record["realised_kv"] for record in records])),
+        measures={name: np.array([record["measures"][name] for record in records], dtype=float) for name in measured},
     )
 
 
 def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED) -> str:
     """The tables of ``recipes/README.md``: scores per arm, then paired differences with intervals.
 
-    Arms without records are left out.
+    Where records hold measures beside the score, two more tables show these (``measure_markdown``). Arms without
+    records are left out.
     """
     columns, words = (*comparison.groups, *comparison.kinds), {name: arm.words for name, arm in comparison.arms.items()}
     known = [name for name in words if name in arms]
@@ -110,18 +128,23 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
         f"| difference | seeds | {' | '.join(comparison.groups)} |",
         "|---|---|" + "---|" * len(comparison.groups),
     ]
+    pairs = []
     for first, second in comparison.pairs:
         if first in arms and second in arms and (seeds := set(arms[first].seeds) & set(arms[second].seeds)):
             pair = _with_seeds(arms[first], seeds), _with_seeds(arms[second], seeds)
             cells = [str(len(seeds)), *(_difference_cell(*pair, group) for group in comparison.groups)]
             lines.append(f"| {words[first]} - {words[second]} | " + " | ".join(cells) + " |")
+            pairs.append((f"{words[first]} - {words[second]}", *pair))
+    lines += measure_markdown([(words[name], arms[name]) for name in known], pairs, comparison.groups)
     return "\n".join(lines)
 
 
 def _with_seeds(arm: Arm, seeds: set[int]) -> Arm:
     """The arm's runs with these seeds: a pair is compared over the seeds that both have."""
     rows = [row for row, seed in enumerate(arm.seeds) if seed in seeds]
-    return replace(arm, seeds=tuple(arm.seeds[row] for row in rows), scores_sn=arm.scores_sn[rows])
+    measures = {name: figures_sn[rows] for name, figures_sn in arm.measures.items()}
+    seeds_left = tuple(arm.seeds[row] for row in rows)
+    return replace(arm, seeds=seeds_left, scores_sn=arm.scores_sn[rows], measures=measures)
 
 
 def _mean_cell(scores: Scores) -> str:

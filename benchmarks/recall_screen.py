@@ -5,10 +5,10 @@
 
 Adapters are those that ``tiny_comparison.py`` trained in ``--work`` (one training seed); an arm whose adapter is not
 there is left out. Contexts are of the ``dev`` split with a seed of their own, so that the test split stays unopened. An
-arm is its adapter under other settings at inference, where it says so: groups kept (K of S = 16), tokens kept, key
-channels kept (ThinK), an eviction; ``context_first`` compresses before the question is there. Shares of the context's
-KV are measured on packed tensors: ``kv`` without the index of groups and channels, as the paper counts, ``kv_index``
-with it.
+arm is its adapter under other settings at inference, where it says so: another reducer, groups kept (K of S = 16),
+tokens kept, key channels kept (ThinK), an eviction; ``context_first`` compresses before the question is there. Shares
+of the context's KV are measured on packed tensors: ``kv`` without the index of groups and channels, as the paper
+counts, ``kv_index`` with it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,19 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import Outcome, generate_batch
 from subtoken_train.inference.compression import Compression
+from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks/results/screens/recall"
 SPLIT, SEED, CONTEXTS, TRAINED_SEED, BATCH = "dev", 77, 200, 0, 25
 REFERENCE = "lora_only-compactor-0.21875"
+BY_NORM = RoutingConfig("value_norm", 16, 16, budget="global")
+"""Of an adapter without routers, where groups are cut."""
+KEY_WINDOW = 4
+"""Last entries whose keys stay whole: those that Compactor keeps in any case."""
 SCORERS = {"quest": "quest25_s8k6_anchor", "compactor": "compactor25_s16k12_anchor"}
 SCORERS["expected_attention"] = "expected_attention25_s16k12_anchor"
 
@@ -44,6 +51,7 @@ class Trial:
     """One arm: the recipe that trained its adapter, and what is set otherwise at inference (None: nothing)."""
 
     recipe: str
+    reducer: str | None = None
     keep_ratio: float | None = None
     kept_groups: int | None = None
     key_channels: float = 1.0
@@ -55,6 +63,7 @@ class Trial:
     def name(self) -> str:
         """Of its record."""
         said = [self.recipe.removeprefix("tinylm_")]
+        said += [] if self.reducer is None else [f"under_{self.reducer}"]
         said += [] if self.keep_ratio is None else [f"r{self.keep_ratio:.6g}"]
         said += [] if self.kept_groups is None else [f"k{self.kept_groups}"]
         said += [] if self.key_channels == 1 else [f"keys{self.key_channels:.6g}"]
@@ -72,17 +81,19 @@ def trials() -> list[Trial]:
         for method in evictions
         for keep in (0.21875, 0.25)
     ]
+    found += [Trial("tinylm_lora_only", method, keep) for method in evictions for keep in (0.21875, 0.25)]
     for scorer, anchor in SCORERS.items():
         found += [Trial(f"tinylm_{scorer}25{rest}") for rest in ("", "_s16k12", "_s16k12_valuenorm")]
         found += [Trial(f"tinylm_{anchor}")]
     adapter = "tinylm_compactor25_s16k12_valuenorm"
-    for keep, kept, keys in (
-        (0.25, 16, 0.75), (0.25, 14, 0.875), (0.28125, 12, 0.8056), (0.28125, 14, 0.6806),
-        (0.3125, 12, 0.65), (0.3125, 10, 0.775), (0.28125, 9, 1.0), (0.3125, 7, 1.0),
+    for tokens, kept, channels in (
+        (128, 16, 23), (128, 14, 26), (144, 12, 25), (160, 12, 20), (160, 10, 24), (176, 10, 20), (192, 10, 17),
+        (192, 8, 21), (224, 8, 15), (144, 8, 32), (160, 6, 32),
     ):  # fmt: skip
-        found.append(Trial(adapter, keep, kept, keys, **blind))
-    found += [Trial("tinylm_compactor25", 0.25, None, 0.75, **blind)]
-    found += [Trial("tinylm_compactor25_s16k12_anchor", 0.28125, None, 0.5556, **blind)]
+        found.append(Trial(adapter, None, tokens / 512, kept, channels / 32, **blind))
+    found += [Trial("tinylm_compactor25_s16k12_anchor", None, 144 / 512, None, 17 / 32, **blind)]
+    for tokens, kept, channels in ((128, 12, 32), (160, 10, 24), (144, 12, 25), (144, None, 17), (128, None, 23)):
+        found.append(Trial("tinylm_lora_only", "compactor", tokens / 512, kept, channels / 32, **blind))
     return found
 
 
@@ -93,13 +104,17 @@ def backbone_of(trial: Trial, work: Path) -> CompressedBackbone | None:
     if folder is None:
         return None
     backbone = read_adapter(folder)[1]
-    if trial.kept_groups is not None and backbone.bank is not None:
-        backbone.bank.config = replace(backbone.bank.config, kept_groups=trial.kept_groups)
+    family, bank = backbone.family, backbone.bank
     if trial.keep_ratio is None:
         return backbone
+    if trial.kept_groups is not None and bank is None:
+        bank = RouterBank(replace(BY_NORM, kept_groups=trial.kept_groups), family.hidden_size, family.shape)
+    elif trial.kept_groups is not None and bank is not None:
+        bank.config = replace(bank.config, kept_groups=trial.kept_groups)
     backbone.detach()
-    reducer = replace(backbone.reducer, keep_ratio=trial.keep_ratio)
-    return CompressedBackbone(backbone.family, reducer, backbone.bank).eval()
+    reducer = backbone.reducer if trial.reducer is None else build_reducer(trial.reducer)
+    reducer = replace(reducer, keep_ratio=trial.keep_ratio)
+    return CompressedBackbone(family, reducer, bank).eval()
 
 
 def ask(trial: Trial, backbone: CompressedBackbone) -> dict[str, Any]:
@@ -108,7 +123,7 @@ def ask(trial: Trial, backbone: CompressedBackbone) -> dict[str, Any]:
     drawn = [records[i] for i in range(CONTEXTS)]
     longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
     method = None if trial.eviction is None else build_eviction(trial.eviction)
-    compression = Compression(method, trial.eviction_keep, key_channels=trial.key_channels)
+    compression = Compression(method, trial.eviction_keep, key_channels=trial.key_channels, key_window=KEY_WINDOW)
     scores, measured, clock = list[float](), list[Outcome](), time.perf_counter()
     for start in range(0, CONTEXTS, BATCH):
         part = drawn[start : start + BATCH]

@@ -20,7 +20,7 @@ import yaml
 from benchmarks.arm_training import Trainer, digest, recipe_bytes, recipe_path, scene_memory
 from benchmarks.comparison_lists import EMBEDDED, ArmPlan, Questions, read_comparison
 from benchmarks.comparison_tables import comparison_markdown, read_records
-from benchmarks.recall_questions import recall_questions
+from benchmarks.recall_questions import recall_questions, recall_reference
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -97,8 +97,10 @@ def answer_recall(backbone: CompressedBackbone, task: RecallTask, asked: Questio
 
     The score of a context is the share of its asked facts whose code is stated exactly.
     """
-    samples, collate = recall_questions(RecallRecords(task, asked.split, asked.count, asked.seed))
-    return answer_samples(backbone, samples, RecallScore(), list(in_batches(range(asked.count), batch_size)), collate)
+    records = RecallRecords(task, asked.split, asked.count, asked.seed)
+    samples, collate = recall_questions(records)
+    batches = list(in_batches(range(asked.count), batch_size))
+    return answer_samples(backbone, samples, RecallScore(), batches, collate, reference=recall_reference(records))
 
 
 def recall_settings(arm: str) -> dict[str, int] | None:

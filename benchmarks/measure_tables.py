@@ -1,0 +1,86 @@
+"""Tables of what records hold beside scores (``MEASURES``): a row per arm, or difference, and group of questions.
+
+Legend: s seeds, n questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from subtoken_train.artifact.scores import printed
+from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.evaluation.measures import MEASURES, measure_names, verdict_words
+
+Figures = npt.NDArray[np.float64]
+NOTHING = "-"
+
+
+class Measured(Protocol):
+    """All seeds of an arm."""
+
+    @property
+    def measures(self) -> Mapping[str, Figures]:
+        """By name, [s, n]; NaN where a question has no figure."""
+
+    def scores_of(self, group: str) -> Figures:
+        """Scores of a group of questions, [s, n of it]."""
+
+    def measure_of(self, name: str, group: str) -> Figures:
+        """A measure of a group of questions, [s, n of it]."""
+
+
+def measure_markdown(
+    arms: Sequence[tuple[str, Measured]], pairs: Sequence[tuple[str, Measured, Measured]], groups: Sequence[str]
+) -> list[str]:
+    """Two tables in Markdown, each after an empty line; nothing where no arm has measures.
+
+    Args:
+        arms: words of a row, and whose it is. Those without measures have no row.
+        pairs: words, an arm, and what it is compared with, over the same seeds.
+        groups: of questions, a row each.
+    """
+    names = measure_names([arm.measures for _, arm in arms])
+    if not names:
+        return []
+    lines = _head("arm", names)
+    for words, arm in arms:
+        for group in groups if arm.measures else ():
+            found = {name: _known(arm.measure_of(name, group)) for name in names if name in arm.measures}
+            lines.append(_row(words, group, [_cell(name, found.get(name)) for name in names]))
+    lines += _head("difference", ["score", *names, "by all"])
+    for words, first, second in pairs:
+        both = [name for name in names if name in first.measures and name in second.measures]
+        for group in groups if both else ():
+            found = {"score": first.scores_of(group) - second.scores_of(group)}
+            found |= {name: _known(first.measure_of(name, group) - second.measure_of(name, group)) for name in both}
+            cells = [_cell(name, found.get(name), "+") for name in ("score", *names)]
+            intervals = {
+                MEASURES.get(name, name): bootstrap_interval(figures) for name, figures in found.items() if figures.size
+            }
+            lines.append(_row(words, group, [*cells, verdict_words(intervals)]))
+    return lines
+
+
+def _head(first: str, names: Sequence[str]) -> list[str]:
+    columns = [first, "group", *(MEASURES.get(name, name) for name in names)]
+    return ["", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+
+
+def _row(words: str, group: str, cells: Sequence[str]) -> str:
+    return f"| {' | '.join([words, group, *cells])} |"
+
+
+def _known(figures_sn: Figures) -> Figures:
+    """The questions that have a figure in every seed."""
+    return figures_sn[:, ~np.isnan(figures_sn).any(0)]
+
+
+def _cell(name: str, figures: Figures | None, sign: Literal["", "+"] = "") -> str:
+    if figures is None or not figures.size:
+        return NOTHING
+    low, high = (printed(name, end, sign) for end in bootstrap_interval(figures))
+    return f"{printed(name, float(figures.mean()), sign)} [{low}, {high}]"
