@@ -1,11 +1,13 @@
-"""A screen of scorers and routing on key-value recall at equal bytes: development contexts, one seed, a record an arm.
+"""Scorers and routing on key-value recall at equal bytes: a screen of many arms on dev, and finalists on test.
 
     python benchmarks/recall_screen.py --work runs/comparison            # asks what has no record yet
-    python benchmarks/recall_screen.py --table                           # the records as a table
+    python benchmarks/recall_screen.py --final --work runs/comparison    # finalists: three LoRA seeds, unopened contexts
+    python benchmarks/recall_screen.py [--final] --table                 # the records as a table
 
-Adapters are those that ``tiny_comparison.py`` trained in ``--work`` (one training seed); an arm whose adapter is not
-there is left out. Contexts are of the ``dev`` split with a seed of their own, so that the test split stays unopened. An
-arm is its adapter under other settings at inference, where it says so: another reducer, groups kept (K of S = 16),
+The screen's adapters are those that ``tiny_comparison.py`` trained in ``--work`` (one training seed); an arm whose
+adapter is not there is left out. The finalists stand on an adapter trained without reduction; what is missing is
+trained. Contexts of the screen are of the ``dev`` split with a seed of their own, so that the test split stays
+unopened; the finalists' are of ``test`` with a seed that nothing else asks. An arm is its adapter under other settings at inference, where it says so: another reducer, groups kept (K of S = 16),
 tokens kept, key channels kept (ThinK), an eviction; ``context_first`` compresses before the question is there. Shares
 of the context's KV are measured on packed tensors: ``kv`` without the index of groups and channels, as the paper
 counts, ``kv_index`` with it.
@@ -20,7 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arm_training import commit
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.arm_training import Trainer, commit
+from benchmarks.comparison_lists import plain_arm
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import collate_text, padding_id
@@ -35,8 +41,7 @@ from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
-OUT = ROOT / "benchmarks/results/screens/recall"
-SPLIT, SEED, CONTEXTS, TRAINED_SEED, BATCH = "dev", 77, 200, 0, 25
+BATCH = 25
 REFERENCE = "lora_only-compactor-0.21875"
 BY_NORM = RoutingConfig("value_norm", 16, 16, budget="global")
 """Of an adapter without routers, where groups are cut."""
@@ -97,9 +102,46 @@ def trials() -> list[Trial]:
     return found
 
 
-def backbone_of(trial: Trial, work: Path) -> CompressedBackbone | None:
+@dataclass(frozen=True)
+class Asked:
+    """Which arms, with which training seeds, on which contexts; and the folder of their records."""
+
+    arms: list[Trial]
+    split: str
+    seed: int
+    contexts: int
+    trained_seeds: tuple[int, ...]
+    out: Path
+
+    def files(self, trial: Trial) -> dict[int, Path]:
+        """An arm's records by training seed."""
+        only = len(self.trained_seeds) == 1
+        return {seed: self.out / f"{trial.name}{'' if only else f'-seed{seed}'}.json" for seed in self.trained_seeds}
+
+
+def finalists() -> list[Trial]:
+    """Compactor as a peer, as token-only anchors, and under value groups and key channels, on one and the same LoRA."""
+    blind: dict[str, Any] = {"protocol": "context_first"}
+    return [
+        Trial("tinylm_lora_only", eviction="compactor", eviction_keep=0.21875, **blind),
+        *(
+            Trial("tinylm_lora_only", "compactor", tokens / 512, kept, channels / 32, **blind)
+            for tokens, kept, channels in (
+                (112, None, 32), (144, None, 17), (128, 12, 32), (144, 12, 25), (160, 10, 24)
+            )
+        ),
+    ]  # fmt: skip
+
+
+RESULTS = ROOT / "benchmarks/results"
+SCREEN = Asked(trials(), "dev", 77, 200, (0,), RESULTS / "screens/recall")
+FINAL = Asked(finalists(), "test", 3, 400, (0, 1, 2), RESULTS / "matched/recall")
+
+
+def backbone_of(trial: Trial, work: Path, seed: int = 0) -> CompressedBackbone | None:
     """The adapter under the trial's settings; None where it was not trained."""
-    places = (work / f"{trial.recipe}-seed{TRAINED_SEED}/adapter", ROOT / "checkpoints/adapters" / trial.recipe)
+    places = [work / f"{trial.recipe}-seed{seed}/adapter"]
+    places += [ROOT / "checkpoints/adapters" / trial.recipe] if seed == 0 else []
     folder = next((place for place in places if place.exists()), None)
     if folder is None:
         return None
@@ -117,20 +159,20 @@ def backbone_of(trial: Trial, work: Path) -> CompressedBackbone | None:
     return CompressedBackbone(family, reducer, bank).eval()
 
 
-def ask(trial: Trial, backbone: CompressedBackbone) -> dict[str, Any]:
+def ask(trial: Trial, backbone: CompressedBackbone, asked: Asked, seed: int) -> dict[str, Any]:
     """The record of an arm: the share of its eight facts that each context's answer states."""
-    records = RecallRecords(RecallTask(backbone.family.tokenizer), SPLIT, CONTEXTS, SEED)
-    drawn = [records[i] for i in range(CONTEXTS)]
+    records = RecallRecords(RecallTask(backbone.family.tokenizer), asked.split, asked.contexts, asked.seed)
+    drawn = [records[i] for i in range(asked.contexts)]
     longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
     method = None if trial.eviction is None else build_eviction(trial.eviction)
     compression = Compression(method, trial.eviction_keep, key_channels=trial.key_channels, key_window=KEY_WINDOW)
     scores, measured, clock = list[float](), list[Outcome](), time.perf_counter()
-    for start in range(0, CONTEXTS, BATCH):
+    for start in range(0, asked.contexts, BATCH):
         part = drawn[start : start + BATCH]
-        asked = [replace(each.text, input_ids=each.text.input_ids[: each.text.prompt_length]) for each in part]
+        prompts = [replace(each.text, input_ids=each.text.input_ids[: each.text.prompt_length]) for each in part]
         outcomes = generate_batch(
             backbone,
-            collate_text(asked, padding_id(backbone.family.tokenizer)),
+            collate_text(prompts, padding_id(backbone.family.tokenizer)),
             max_new_tokens=longest + 4,
             compression=compression,
             protocol=trial.protocol,
@@ -143,10 +185,10 @@ def ask(trial: Trial, backbone: CompressedBackbone) -> dict[str, Any]:
     return {
         "arm": trial.name,
         "recipe": trial.recipe,
-        "seed": TRAINED_SEED,
-        "split": f"{SPLIT}, seed {SEED}",
-        "contexts": CONTEXTS,
-        "recall": round(sum(scores) / CONTEXTS, 5),
+        "seed": seed,
+        "split": f"{asked.split}, seed {asked.seed}",
+        "contexts": asked.contexts,
+        "recall": round(sum(scores) / asked.contexts, 5),
         "kv": round((kept - index) / dense, 6),
         "kv_index": round(kept / dense, 6),
         "seconds": round(time.perf_counter() - clock, 1),
@@ -155,39 +197,55 @@ def ask(trial: Trial, backbone: CompressedBackbone) -> dict[str, Any]:
     }
 
 
-def table(records: dict[str, dict[str, Any]]) -> str:
-    """Every record beside Compactor's own sets on the LoRA that was trained without reduction, context by context."""
-    lines = ["| arm | KV | with index | recall | less Compactor at 21.875 % |", "|---|---|---|---|---|"]
-    base = records[REFERENCE]["scores"]
-    for name, record in records.items():
-        apart = [100 * (mine - its) for mine, its in zip(record["scores"], base, strict=True)]
+Records = dict[str, list[dict[str, Any]]]
+
+
+def table(records: Records) -> str:
+    """Every arm beside Compactor's own sets on the LoRA that was trained without reduction, context by context."""
+    lines = ["| arm | seeds | KV | with index | recall | less Compactor at 21.875 % |", "|---|---|---|---|---|---|"]
+    base = _scores(records[REFERENCE])
+    for name, runs in records.items():
+        scores = _scores(runs)
+        apart = 100 * (scores - base[: len(scores)])
         low, high = bootstrap_interval(apart)
-        difference = f"{sum(apart) / len(apart):+.1f} [{low:+.1f}, {high:+.1f}]"
-        figures = f"{record['kv']:.3%} | {record['kv_index']:.3%} | {100 * record['recall']:.1f}"
-        lines.append(f"| {name} | {figures} | {'' if name == REFERENCE else difference} |")
+        difference = "" if name == REFERENCE else f"{apart.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+        shares = " | ".join(f"{np.mean([run[key] for run in runs]):.3%}" for key in ("kv", "kv_index"))
+        lines.append(f"| {name} | {len(runs)} | {shares} | {100 * scores.mean():.1f} | {difference} |")
     return "\n".join(lines)
 
 
-def read_records(folder: Path = OUT) -> dict[str, dict[str, Any]]:
-    """By the trial's name, in the order of ``trials``."""
-    files = {trial.name: folder / f"{trial.name}.json" for trial in trials()}
-    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+def _scores(runs: list[dict[str, Any]]) -> npt.NDArray[np.float64]:
+    return np.array([run["scores"] for run in runs])
+
+
+def read_records(asked: Asked = SCREEN) -> Records:
+    """Runs by the trial's name, in the order of the arms; those that have one for every training seed."""
+    files = {trial.name: list(asked.files(trial).values()) for trial in asked.arms}
+    whole = {name: paths for name, paths in files.items() if all(path.exists() for path in paths)}
+    return {name: [json.loads(path.read_text()) for path in paths] for name, paths in whole.items()}
 
 
 def main() -> None:
     """Ask, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")
+    parser.add_argument("--final", action="store_true", help="the finalists on test contexts, three training seeds")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    for trial in () if args.table else trials():
-        file = OUT / f"{trial.name}.json"
-        if file.exists() or (backbone := backbone_of(trial, args.work)) is None:
-            continue
-        OUT.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(ask(trial, backbone)) + "\n")
-        print(file.stem, flush=True)
-    print(table(read_records()))
+    asked = FINAL if args.final else SCREEN
+    for trial in () if args.table else asked.arms:
+        for seed, file in asked.files(trial).items():
+            if file.exists():
+                continue
+            if args.final:
+                arm = plain_arm(trial.recipe, trial.name)
+                Trainer({arm.name: arm}, args.work).adapter(arm, seed)
+            if (backbone := backbone_of(trial, args.work, seed)) is None:
+                continue
+            asked.out.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(ask(trial, backbone, asked, seed)) + "\n")
+            print(file.stem, flush=True)
+    print(table(read_records(asked)))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import recall_screen
-from benchmarks.recall_screen import REFERENCE, SCORERS, Trial, backbone_of, read_records, table, trials
+import pytest
+
+from benchmarks.recall_screen import FINAL, REFERENCE, SCORERS, SCREEN, Trial, backbone_of, read_records, table, trials
 from tests.support import places
 
 
@@ -27,11 +28,20 @@ def test_an_arms_settings_replace_the_adapters():
     assert backbone_of(Trial("tinylm_of_nobody"), Path("nowhere")) is None
 
 
-def test_records_are_whole_and_make_the_table():
-    records = read_records()
-    made = table(records)
-    for name, record in records.items():
-        assert len(record["scores"]) == record["contexts"] == recall_screen.CONTEXTS
-        assert abs(sum(record["scores"]) / record["contexts"] - record["recall"]) < 1e-3
-        assert f"| {name} | {record['kv']:.3%} | {record['kv_index']:.3%} | {100 * record['recall']:.1f} |" in made
-    assert made in (recall_screen.ROOT / "benchmarks/README.md").read_text()
+@pytest.mark.parametrize("asked", [SCREEN, FINAL], ids=["screen", "final"])
+def test_records_are_whole_and_make_the_table(asked):
+    records = read_records(asked)
+    for name, runs in records.items():
+        assert [run["seed"] for run in runs] == list(asked.trained_seeds)
+        for run in runs:
+            assert (run["arm"], run["split"]) == (name, f"{asked.split}, seed {asked.seed}")
+            assert len(run["scores"]) == run["contexts"] == asked.contexts
+            assert abs(sum(run["scores"]) / run["contexts"] - run["recall"]) < 1e-3
+    assert table(records) in (places.ROOT / "benchmarks/README.md").read_text()
+
+
+def test_finalists_hold_no_more_bytes_than_the_peer():
+    records = read_records(FINAL)
+    assert set(records) == {trial.name for trial in FINAL.arms}
+    shares = {name: max(run["kv"] for run in runs) for name, runs in records.items()}
+    assert max(shares.values()) == shares[REFERENCE] == 112 / 512
