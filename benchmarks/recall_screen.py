@@ -1,16 +1,16 @@
 """Scorers and routing on key-value recall at equal bytes: a screen of many arms on dev, and finalists on test.
 
     python benchmarks/recall_screen.py --work runs/comparison            # asks what has no record yet
-    python benchmarks/recall_screen.py --final --work runs/comparison    # finalists: three LoRA seeds, unopened contexts
+    python benchmarks/recall_screen.py --final --work runs/comparison    # finalists: three LoRA seeds, new contexts
     python benchmarks/recall_screen.py [--final] --table                 # the records as a table
 
 The screen's adapters are those that ``tiny_comparison.py`` trained in ``--work`` (one training seed); an arm whose
 adapter is not there is left out. The finalists stand on an adapter trained without reduction; what is missing is
 trained. Contexts of the screen are of the ``dev`` split with a seed of their own, so that the test split stays
-unopened; the finalists' are of ``test`` with a seed that nothing else asks. An arm is its adapter under other settings at inference, where it says so: another reducer, groups kept (K of S = 16),
-tokens kept, key channels kept (ThinK), an eviction; ``context_first`` compresses before the question is there. Shares
-of the context's KV are measured on packed tensors: ``kv`` without the index of groups and channels, as the paper
-counts, ``kv_index`` with it.
+unopened; the finalists' are of ``test`` with a seed that nothing else asks. An arm is its adapter under other settings
+at inference, where it says so: another reducer, groups kept (K of S = 16), tokens kept, key channels kept (ThinK), an
+eviction; ``context_first`` compresses before the question is there. Shares of the context's KV are measured on packed
+tensors: ``kv`` without the index of groups and channels, as the paper counts, ``kv_index`` with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from benchmarks.arm_training import Trainer, commit
 from benchmarks.comparison_lists import plain_arm
+from benchmarks.recall_trials import FINAL, ROOT, SCREEN, Asked, Trial
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import collate_text, padding_id
@@ -38,104 +39,12 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.types import Protocol
 
-ROOT = Path(__file__).resolve().parents[1]
 BATCH = 25
-REFERENCE = "lora_only-compactor-0.21875"
 BY_NORM = RoutingConfig("value_norm", 16, 16, budget="global")
 """Of an adapter without routers, where groups are cut."""
 KEY_WINDOW = 4
 """Last entries whose keys stay whole: those that Compactor keeps in any case."""
-SCORERS = {"quest": "quest25_s8k6_anchor", "compactor": "compactor25_s16k12_anchor"}
-SCORERS["expected_attention"] = "expected_attention25_s16k12_anchor"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One arm: the recipe that trained its adapter, and what is set otherwise at inference (None: nothing)."""
-
-    recipe: str
-    reducer: str | None = None
-    keep_ratio: float | None = None
-    kept_groups: int | None = None
-    key_channels: float = 1.0
-    eviction: str | None = None
-    eviction_keep: float = 1.0
-    protocol: Protocol = "query_aware"
-
-    @property
-    def name(self) -> str:
-        """Of its record."""
-        said = [self.recipe.removeprefix("tinylm_")]
-        said += [] if self.reducer is None else [f"under_{self.reducer}"]
-        said += [] if self.keep_ratio is None else [f"r{self.keep_ratio:.6g}"]
-        said += [] if self.kept_groups is None else [f"k{self.kept_groups}"]
-        said += [] if self.key_channels == 1 else [f"keys{self.key_channels:.6g}"]
-        said += [] if self.eviction is None else [self.eviction, f"{self.eviction_keep:.6g}"]
-        return "-".join([*said, *(["context_first"] if self.protocol == "context_first" and not self.eviction else [])])
-
-
-def trials() -> list[Trial]:
-    """Evictions on an unreduced LoRA; each scorer's arms; keys cut beside groups at 21.875 %, on the same adapters."""
-    evictions = ("compactor", "expected_attention")
-    blind: dict[str, Any] = {"protocol": "context_first"}
-    found = [Trial("tinylm_lora_only")]
-    found += [
-        Trial("tinylm_lora_only", eviction=method, eviction_keep=keep, **blind)
-        for method in evictions
-        for keep in (0.21875, 0.25)
-    ]
-    found += [Trial("tinylm_lora_only", method, keep) for method in evictions for keep in (0.21875, 0.25)]
-    for scorer, anchor in SCORERS.items():
-        found += [Trial(f"tinylm_{scorer}25{rest}") for rest in ("", "_s16k12", "_s16k12_valuenorm")]
-        found += [Trial(f"tinylm_{anchor}")]
-    adapter = "tinylm_compactor25_s16k12_valuenorm"
-    for tokens, kept, channels in (
-        (128, 16, 23), (128, 14, 26), (144, 12, 25), (160, 12, 20), (160, 10, 24), (176, 10, 20), (192, 10, 17),
-        (192, 8, 21), (224, 8, 15), (144, 8, 32), (160, 6, 32),
-    ):  # fmt: skip
-        found.append(Trial(adapter, None, tokens / 512, kept, channels / 32, **blind))
-    found += [Trial("tinylm_compactor25_s16k12_anchor", None, 144 / 512, None, 17 / 32, **blind)]
-    for tokens, kept, channels in ((128, 12, 32), (160, 10, 24), (144, 12, 25), (144, None, 17), (128, None, 23)):
-        found.append(Trial("tinylm_lora_only", "compactor", tokens / 512, kept, channels / 32, **blind))
-    return found
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Which arms, with which training seeds, on which contexts; and the folder of their records."""
-
-    arms: list[Trial]
-    split: str
-    seed: int
-    contexts: int
-    trained_seeds: tuple[int, ...]
-    out: Path
-
-    def files(self, trial: Trial) -> dict[int, Path]:
-        """An arm's records by training seed."""
-        only = len(self.trained_seeds) == 1
-        return {seed: self.out / f"{trial.name}{'' if only else f'-seed{seed}'}.json" for seed in self.trained_seeds}
-
-
-def finalists() -> list[Trial]:
-    """Compactor as a peer, as token-only anchors, and under value groups and key channels, on one and the same LoRA."""
-    blind: dict[str, Any] = {"protocol": "context_first"}
-    return [
-        Trial("tinylm_lora_only", eviction="compactor", eviction_keep=0.21875, **blind),
-        *(
-            Trial("tinylm_lora_only", "compactor", tokens / 512, kept, channels / 32, **blind)
-            for tokens, kept, channels in (
-                (112, None, 32), (144, None, 17), (128, 12, 32), (144, 12, 25), (160, 10, 24)
-            )
-        ),
-    ]  # fmt: skip
-
-
-RESULTS = ROOT / "benchmarks/results"
-SCREEN = Asked(trials(), "dev", 77, 200, (0,), RESULTS / "screens/recall")
-FINAL = Asked(finalists(), "test", 3, 400, (0, 1, 2), RESULTS / "matched/recall")
 
 
 def backbone_of(trial: Trial, work: Path, seed: int = 0) -> CompressedBackbone | None:
@@ -200,18 +109,23 @@ def ask(trial: Trial, backbone: CompressedBackbone, asked: Asked, seed: int) -> 
 Records = dict[str, list[dict[str, Any]]]
 
 
-def table(records: Records) -> str:
-    """Every arm beside Compactor's own sets on the LoRA that was trained without reduction, context by context."""
-    lines = ["| arm | seeds | KV | with index | recall | less Compactor at 21.875 % |", "|---|---|---|---|---|---|"]
-    base = _scores(records[REFERENCE])
+def table(records: Records, references: dict[str, str]) -> str:
+    """Every arm with its paired difference from each of ``references`` (arm: words), over seeds and contexts."""
+    beside = "".join(f" less {words} |" for words in references.values())
+    lines = [f"| arm | seeds | KV | with index | recall |{beside}", "|---|---|---|---|---|" + "---|" * len(references)]
     for name, runs in records.items():
-        scores = _scores(runs)
-        apart = 100 * (scores - base[: len(scores)])
-        low, high = bootstrap_interval(apart)
-        difference = "" if name == REFERENCE else f"{apart.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
         shares = " | ".join(f"{np.mean([run[key] for run in runs]):.3%}" for key in ("kv", "kv_index"))
-        lines.append(f"| {name} | {len(runs)} | {shares} | {100 * scores.mean():.1f} | {difference} |")
+        cells = "".join(f" {_gain(records, name, reference)} |" for reference in references)
+        lines.append(f"| {name} | {len(runs)} | {shares} | {100 * _scores(runs).mean():.1f} |{cells}")
     return "\n".join(lines)
+
+
+def _gain(records: Records, name: str, reference: str) -> str:
+    if name == reference:
+        return ""
+    apart = 100 * (_scores(records[name]) - _scores(records[reference]))
+    low, high = bootstrap_interval(apart)
+    return f"{apart.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _scores(runs: list[dict[str, Any]]) -> npt.NDArray[np.float64]:
@@ -245,7 +159,7 @@ def main() -> None:
             asked.out.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(ask(trial, backbone, asked, seed)) + "\n")
             print(file.stem, flush=True)
-    print(table(read_records(asked)))
+    print(table(read_records(asked), asked.references))
 
 
 if __name__ == "__main__":
