@@ -88,7 +88,9 @@ def choice_words(choice: Choice, words: Mapping[str, str]) -> str:
     if choice.nearest is None:
         return "no records yet | - | - | -"
     named = words[choice.nearest]
-    taken = named if choice.arm else f"token-only: nothing beats both twins (nearest: {named})"
+    beaten = choice.to_anchor is not None and choice.to_anchor.low > 0
+    level = f"no router: {named} beats token-only, not value norm" if beaten else f"token-only (nearest: {named})"
+    taken = named if choice.arm else level
     gains = (choice.to_anchor, choice.to_router_free, choice.to_unrouted)
     return " | ".join([taken, *("-" if gain is None else gain.words for gain in gains)])
 

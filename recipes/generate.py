@@ -181,7 +181,8 @@ class Arm:
     @property
     def selector(self) -> str:
         """What chooses groups."""
-        return "mlp" if "_mlp" in self.variant else "value_norm" if "_valuenorm" in self.variant else "linear"
+        words = {"_mlp": "mlp", "_valuenorm": "value_norm", "_bilinear": "bilinear"}
+        return next((selector for word, selector in words.items() if word in self.variant), "linear")
 
     @property
     def fill(self) -> Fill:
@@ -256,7 +257,7 @@ def embedded_arms() -> Iterator[Arm]:
             yield replace(arm, model="tinylm")
             if arm.routed and arm.num_groups == 16:
                 yield replace(arm, model="tinylm", variant="_valuenorm")
-    yield Arm("tinylm", "quest", "25")
+    yield from (Arm("tinylm", "quest", "25"), Arm("tinylm", "quest", "25", 16, 12, variant="_bilinear"))
     for reducer in SCORERS.values():
         routed = Arm("tinylm", reducer, "25", 16, 12)
         yield from (Arm("tinylm", reducer, "25"), replace(routed, anchor=True))
@@ -318,7 +319,12 @@ def _header(arm: Arm) -> str:
         share = 100 * arm.keep_ratio if arm.staged else 100 * kept / backbone.tokens
         average = " on average" if arm.staged else ""
         words.append(f"{title} {share:.6g} %{average} ({arm.kept_words()} of {backbone.tokens})")
-    router = {"linear": "linear router", "mlp": "MLP router", "value_norm": "value norm"}[arm.selector]
+    router = {
+        "linear": "linear router",
+        "mlp": "MLP router",
+        "bilinear": "bilinear router",
+        "value_norm": "value norm",
+    }[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
         words.append(f"S={arm.num_groups}, K={arm.kept_groups}, {router}{also}")

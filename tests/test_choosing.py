@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.choosing import Regime, choice_words, choose, paired_gain
+from benchmarks.choosing_page import END, PAGE, START, table
 from benchmarks.comparison_tables import Arm, read_records
 from tests.support.places import ROOT
 
@@ -33,12 +34,18 @@ def test_a_winner_beats_its_anchor_and_its_router_free_twin():
     assert len(cells) == 4
 
 
-@pytest.mark.parametrize("shares", [{"anchor": 0.7, "value": 0.5}, {"anchor": 0.5, "value": 0.7}])
-def test_level_with_one_twin_is_token_only_in_words(shares):
+@pytest.mark.parametrize(
+    ("shares", "taken"),
+    [
+        ({"anchor": 0.7, "value": 0.5}, "token-only (nearest: the router) | "),
+        ({"anchor": 0.5, "value": 0.7}, "no router: the router beats token-only, not value norm | "),
+    ],
+)
+def test_level_with_one_twin_is_said_in_words(shares, taken):
     choice = choose(made(router=0.7, **shares), REGIME, "questions")
     assert (choice.arm, choice.nearest) == (None, "router")
     words = choice_words(choice, WORDS)
-    assert words.startswith("token-only: nothing beats both twins (nearest: the router) | ")
+    assert words.startswith(taken)
     assert words.endswith(" | -")
 
 
@@ -74,3 +81,10 @@ def test_the_embedded_records_as_published():
     assert questions.to_router_free.words == "+7.5 [+4.2, +10.9]"
     assert descriptions.arm is None
     assert descriptions.to_anchor.words == "-4.6 [-6.8, -2.5]"
+
+
+def test_the_page_is_what_the_records_say():
+    text = PAGE.read_text()
+    printed = text.split(START)[1].split(END)[0]
+    assert {len(line.split(" | ")) for line in printed.splitlines() if line.startswith("| ")} == {6}
+    assert printed == table()

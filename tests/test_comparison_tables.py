@@ -24,9 +24,13 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "recall", "beyond"])
-def test_readme_tables_are_regenerated_from_the_records(name):
-    text = (RECIPES / "README.md").read_text()
+README = RECIPES / "README.md"
+PAGES = {"screens": ROOT / "docs" / "trials.md"}
+
+
+@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "recall", "beyond", "screens"])
+def test_tables_are_regenerated_from_the_records(name):
+    text = PAGES.get(name, README).read_text()
     printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
     chosen = EMBEDDED if name == "comparison" else read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml")
     assert printed == comparison_markdown(read_records(RESULTS / chosen.folder), chosen)

@@ -57,7 +57,9 @@ def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
 def _routing_words(config: RoutingConfig | None) -> str:
     if config is None:
         return "none, a token-only arm"
-    query = ", query-conditioned" if config.query_conditioned else ""
+    query = f" of rank {config.query_rank}" if config.selector == "bilinear" else ""
+    query += ", query-conditioned" if config.query_conditioned else ""
+    query += f", reads {' and '.join(config.features)}" if config.features else ""
     prior = "" if config.score_prior == "none" else f"{config.score_prior} prior, "
     fill = "" if config.fill == "zero" else f"fill {config.fill}, "
     gate = "value gate, " if config.value_gate else ""

@@ -5,7 +5,7 @@ Legend: B batch, N positions, R attending rows, D model width, H query heads, h 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -76,7 +76,13 @@ def scouted_row(
 
 @torch.no_grad()
 def region_attention(
-    family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, region_BN: Tensor
+    family: Family,
+    layer: int,
+    hidden_BND: Tensor,
+    visible_BN: Tensor,
+    position_ids: Tensor,
+    region_BN: Tensor,
+    normed: bool = False,
 ) -> Tensor:
     """Attention that a region pays to all positions in ``layer``, the mean over its rows and heads, [B, N] in fp32.
 
@@ -87,8 +93,9 @@ def region_attention(
         visible_BN: real tokens, bool.
         position_ids: of the rows, [B, N] or [3, B, N].
         region_BN: the attending rows, bool; a sample without any gets zeros.
+        normed: ``hidden_BND`` is the output of the layer's norm already.
     """
-    attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
+    attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
     index_BR, valid_BR = kept_index(region_BN, pad_left=False)
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
     for start in range(0, index_BR.shape[1], ROW_BLOCK):
@@ -98,6 +105,27 @@ def region_attention(
     return total_BN / valid_BR.sum(1, keepdim=True).clamp(min=1)
 
 
+def query_attention(
+    family: Family, visible_BN: Tensor, position_ids: Tensor, query_BN: Tensor
+) -> Callable[[int, Tensor], Tensor]:
+    """What ``RoutingState.query_attention`` is for a pass: ``region_attention`` of the asking rows, without dropout.
+
+    Of a layer's normed rows, whole: it sees all that a causal row sees, before a context reducer drops any of it.
+
+    Args:
+        family: as in ``attention_row``, like the next two.
+        visible_BN: real tokens, bool.
+        position_ids: of the rows, [B, N] or [3, B, N].
+        query_BN: the asking rows, bool.
+    """
+
+    def paid(layer: int, normed_BND: Tensor) -> Tensor:
+        with evaluation_mode(family.decoder.layers[layer].self_attn):
+            return region_attention(family, layer, normed_BND, visible_BN, position_ids, query_BN, normed=True)
+
+    return paid
+
+
 class LayerAttention:
     """A layer's rotated keys, and the attention of any rows over them; arguments as of ``attention_row``.
 
@@ -105,12 +133,20 @@ class LayerAttention:
     """
 
     def __init__(
-        self, family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor
+        self,
+        family: Family,
+        layer: int,
+        hidden_BND: Tensor,
+        visible_BN: Tensor,
+        position_ids: Tensor,
+        normed: bool = False,
     ) -> None:
         block = family.decoder.layers[layer]
         self.family, self.layer, self.attention = family, layer, block.self_attn
         self.window = family.window(layer, position_ids)
-        self.normed_BND = block.input_layernorm(hidden_BND)  # where the layer lies, like all that follows
+        self.normed_BND = (
+            hidden_BND if normed else block.input_layernorm(hidden_BND)
+        )  # where the layer lies, like all that follows
         self.visible_BN = visible_BN.to(self.normed_BND.device)
         angles = family.decoder.rotary_emb(self.normed_BND, position_ids)
         cos, sin = (each.to(self.normed_BND.device) for each in angles)

@@ -52,7 +52,7 @@ def check_stage2(stage2: Stage2Config, bank: RouterBank | None) -> None:
     if not bank.learned and stage2.output_lora is None:
         raise ValueError(
             f"model.stage2 has nothing to train: selector {bank.config.selector!r} has no parameters and output_lora "
-            "is null; choose a learned router (linear or mlp) or set output_lora"
+            "is null; choose a learned router (linear, mlp or bilinear) or set output_lora"
         )
 
 

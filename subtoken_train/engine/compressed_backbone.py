@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
 from subtoken_train.engine.attention import check_sdpa, use_packed_attention
-from subtoken_train.engine.attention_rows import scouted_row
+from subtoken_train.engine.attention_rows import query_attention, scouted_row
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.cuts import CutCourse
@@ -240,5 +240,7 @@ class CompressedBackbone(nn.Module):
         state: RoutingState | None = None,
     ) -> Tensor:
         """Decoder layers on ``rows``, under routing where there is a ``state``."""
+        if state is not None and self.bank is not None and "attention" in self.bank.config.features:
+            state.query_attention = query_attention(self.family, rows.visible_BM, rows.position, state.query_BN)
         with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
             return run_span(self.family, call, hidden, rows, start, stop, split, state)

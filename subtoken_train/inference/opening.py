@@ -33,11 +33,7 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
     reads = None
     if isinstance(reducer, ContextReducer) and reducer.acts and reducer.reads_question:
         reads = f"reducer {reducer.name!r} chooses pages by the question"
-    elif (
-        bank is not None
-        and backbone.active_routing is not None
-        and any(part.query_conditioned for part in bank.selectors)
-    ):
+    elif bank is not None and backbone.active_routing is not None and bank.reads_query:
         reads = "the routers are conditioned on the question"
     elif compression.eviction is not None and compression.eviction.needs_image:
         reads = f"eviction {compression.eviction.name!r} reads the attention from the question to the image"

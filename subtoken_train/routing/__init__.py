@@ -13,6 +13,7 @@ SELECTORS: Registry[Selector] = Registry(
     builtin={
         "linear": "linear:LinearRouter",
         "mlp": "mlp:MLPRouter",
+        "bilinear": "bilinear:BilinearRouter",
         "value_norm": "value_norm:ValueNormSelector",
         "output_norm": "output_norm:OutputNormSelector",
         "random": "random:RandomSelector",
@@ -27,8 +28,8 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     refused = [] if selector.learned else config.of_routers()
     if refused:
         raise ValueError(
-            f"{refused[0]} needs a learned router (linear or mlp), not {config.selector!r}: take one of them, or leave "
-            f"{refused[0]} out"
+            f"{refused[0]} needs a learned router (linear, mlp or bilinear), not {config.selector!r}: take one of "
+            f"them, or leave {refused[0]} out"
         )
     return selector
 

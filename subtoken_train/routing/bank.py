@@ -31,6 +31,7 @@ from subtoken_train.functional.masked_mean import masked_mean
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
+from subtoken_train.routing.features import FeatureMap
 from subtoken_train.routing.fill import LearnedFill, fill_of
 from subtoken_train.routing.gate import ValueGate
 from subtoken_train.routing.output_norm import OutputNorms
@@ -53,6 +54,7 @@ class RouterBank(nn.Module):
         self.shape = shape
         self.selectors = nn.ModuleList([build_selector(hidden_size, config) for _ in range(shape.num_layers)])
         self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
+        self.features = nn.ModuleList([FeatureMap(config) for _ in self.selectors] if config.features else [])
         filled = range(shape.num_layers if config.fill == "learned" else 0)
         self.fills = nn.ModuleList([LearnedFill(shape.value_dim) for _ in filled])
         prior = config.score_prior
@@ -64,6 +66,11 @@ class RouterBank(nn.Module):
     def learned(self) -> bool:
         """Whether the selectors, gates or fills have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
+
+    @property
+    def reads_query(self) -> bool:
+        """Whether what is chosen depends on the question."""
+        return "attention" in self.config.features or any(part.query_conditioned for part in self.selectors)
 
     @property
     def neutral(self) -> bool:
@@ -85,12 +92,12 @@ class RouterBank(nn.Module):
 
     def freeze_below(self, layer: int) -> None:
         """Train nothing in the layers below ``layer``: they hold every token whole, and their routers never run."""
-        for part in (*self.selectors[:layer], *self.gates[:layer], *self.fills[:layer]):
+        for part in (*self.selectors[:layer], *self.gates[:layer], *self.features[:layer], *self.fills[:layer]):
             part.requires_grad_(False)
 
     def place(self, devices: Sequence[torch.device]) -> None:
-        """Put every layer's selector, gate and fill where the layer lies."""
-        for parts in (self.selectors, self.gates, self.fills):
+        """Put every layer's selector, gate, map of features and fill where the layer lies."""
+        for parts in (self.selectors, self.gates, self.features, self.fills):
             for part, device in zip(parts, devices, strict=False):
                 part.to(device)
 
@@ -161,6 +168,10 @@ class RouterBank(nn.Module):
             assert self._output_norms is not None
             return self._output_norms(layer, value_BND)
 
+        def query_attention() -> Tensor:
+            assert state.query_attention is not None
+            return state.query_attention(layer, hidden_BND).to(value_BND.device)
+
         view = SelectorInput(
             hidden_BND=hidden_BND,
             value_groups_BNSg=split_groups(value_BND, config.num_groups, self.shape.num_kv_heads, config.layout),
@@ -169,8 +180,11 @@ class RouterBank(nn.Module):
             sample_seed_B=state.sample_seed_B,
             layer=layer,
             output_norms=output_norms,
+            query_attention=query_attention,
         )
         scores_BNS: Tensor = selector(view)
+        if self.features:
+            scores_BNS = scores_BNS + self.features[layer](view, routed_BN)
         if self.prior is not None:
             scores_BNS = scores_BNS + standardised_log(self.prior(view), routed_BN)
         return scores_BNS

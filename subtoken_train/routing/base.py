@@ -19,6 +19,7 @@ from subtoken_train.types import Fill, Layout
 
 BudgetKind = Literal["per_token", "global", "ranked"]
 BalanceScope = Literal["sample", "batch"]
+FeatureName = Literal["norm", "attention"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]
 
 
@@ -27,8 +28,8 @@ class RoutingConfig:
     """Settings of value-group routing; the same for every layer.
 
     Attributes:
-        selector: what chooses groups: the learned routers ``linear`` and ``mlp``, or the router-free controls
-            ``value_norm``, ``output_norm``, ``random`` and ``static``.
+        selector: what chooses groups: the learned routers ``linear``, ``mlp`` and ``bilinear``, or the router-free
+            controls ``value_norm``, ``output_norm``, ``random`` and ``static``.
         num_groups: S, value groups per token.
         kept_groups: K, groups kept per routed token (on average, under a global or ranked budget).
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
@@ -40,6 +41,9 @@ class RoutingConfig:
             which a cache stores; ``learned``, a vector per layer. Norms are then of what is left of a value without it.
         score_prior: a norm whose standardised logarithm is added to a learned router's logits; ``none``: nothing.
         query_conditioned: the mean router input of the query region joins a learned router's input.
+        query_rank: rank of the product of token and query in ``bilinear``; others have none.
+        features: what joins a learned router's logits through a learned map: ``norm`` (value norms of the groups),
+            ``attention`` (the query's attention to the token; costs the layer's q and k projections a second time).
         balance_weight: lambda, weight of the load-balance loss of learned routers; 0 trains without it.
         balance_scope: ``sample``: every sample is to use its groups alike, and the loss is linear in the batch;
             ``batch``: all routed tokens of a micro-batch together, so that samples may differ. Then it is not linear:
@@ -58,6 +62,8 @@ class RoutingConfig:
     fill: Fill = "zero"
     score_prior: ScorePrior = "none"
     query_conditioned: bool = False
+    query_rank: int = 16
+    features: tuple[FeatureName, ...] = ()
     balance_weight: float = 0.01
     balance_scope: BalanceScope = "sample"
     temperature: float = 1.0
@@ -65,6 +71,11 @@ class RoutingConfig:
 
     def __post_init__(self) -> None:
         check_range("routing balance_weight", self.balance_weight, 0, 10**6)
+        check_range("routing query_rank", self.query_rank, 1, 4096)
+        for name in self.features:
+            check_word("routing feature", name, get_args(FeatureName))
+            if self.features.count(name) > 1:
+                raise ValueError(f"routing features names {name!r} twice; once is enough")
         check_range("routing temperature", self.temperature, 0.001, 1000)
         check_range("routing seed", self.seed, 0, MAX_SEED)
 
@@ -97,7 +108,15 @@ class RoutingConfig:
         return replace(self, selector=selector, fill=fill, **plain)
 
 
-_OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "balance_scope", "temperature")
+_OF_ROUTERS = (
+    "query_conditioned",
+    "value_gate",
+    "score_prior",
+    "query_rank",
+    "features",
+    "balance_scope",
+    "temperature",
+)
 
 
 @dataclass
@@ -114,6 +133,8 @@ class SelectorInput:
         layer: layer index.
         output_norms: the groups' contribution norms behind ``o_proj``, [B, N, S] in fp32, computed when called; only
             for selectors that declare ``reads_output``.
+        query_attention: the attention that the query's rows pay each token, mean over rows and heads, [B, N] in fp32,
+            computed when called, without gradient; only where ``RoutingConfig.features`` names it.
     """
 
     hidden_BND: Tensor
@@ -123,6 +144,7 @@ class SelectorInput:
     sample_seed_B: Tensor
     layer: int
     output_norms: Callable[[], Tensor]
+    query_attention: Callable[[], Tensor]
 
 
 class Selector(nn.Module, ABC):

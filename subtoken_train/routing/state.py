@@ -5,6 +5,7 @@ Legend: B batch, N positions, S value groups.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,8 @@ class RoutingState:
         choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
             the balance loss is made of. Learned selectors only.
         ahead: the projection's output over all rows, of a layer that runs a chunk of rows at a time.
+        query_attention: from a layer and its projections' input, [B, N, D], the attention of the rows ``query_BN`` to
+            all, [B, N] in fp32 without gradient; None where no router reads it.
         part: the rows of that chunk, (first, one past the last).
     """
 
@@ -48,6 +51,7 @@ class RoutingState:
     fills: dict[int, Tensor] = field(default_factory=dict)
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)
+    query_attention: Callable[[int, Tensor], Tensor] | None = None
     part: tuple[int, int] = (0, 0)
 
     def on(self, device: torch.device) -> RoutingState:

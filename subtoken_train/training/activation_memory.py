@@ -10,7 +10,7 @@ two activations keeps both, a frozen linear layer keeps no input):
 * attention: rotated query, key, value and output, e each, a log-sum per head, and a layer's own e-byte copy of the
   [M, M] mask where records are padded (batch > 1) or the context is split; grouped keys and values are repeated to the
   query's width where there is a mask, and under a split in fp32 too, whose rows are two calls with keys of their own;
-* routing: the value before the mask and the mask, e v each; scores in fp32;
+* routing: the value before the mask and the mask, e v each; scores, a bilinear router's products and features in fp32;
 * MLP: gate, its SiLU, up: 3 e F.
 
 With checkpointing: e D per layer and row, and one layer in full, being recomputed.
@@ -127,8 +127,10 @@ class ActivationBytes:
         """Values, mask and scores of a routed layer, per row."""
         if self.bank is None:
             return 0
-        kept = 2 if self.bank.learned else 1
-        return kept * self.element * self.value + 5 * FP32_BYTES * self.bank.config.num_groups
+        kept, config = 2 if self.bank.learned else 1, self.bank.config
+        numbers = 5 * config.num_groups + (2 * config.query_rank if config.selector == "bilinear" else 0)
+        numbers += sum(config.num_groups if name == "norm" else 1 for name in config.features)
+        return kept * self.element * self.value + FP32_BYTES * numbers
 
     def loss(self) -> int:
         """The final norm's input, and the largest moment of logits, cross-entropy and their gradients.

@@ -48,6 +48,8 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "model.routing.layout": ("nope", 5, []),
     "model.routing.balance_weight": (*WORDS, -1),
     "model.routing.balance_scope": ("nope", 5, []),
+    "model.routing.features": ("nope", 5, ["nope"], ["norm", "norm"]),
+    "model.routing.query_rank": COUNT,
     "model.routing.fill": ("nope", 5, []),
     "model.routing.temperature": (*WORDS, -1, 0),
     "model.optimizer.name": ("nope", 5, []),

@@ -20,7 +20,7 @@ NAME = re.compile(
     r"(?P<model>[a-z0-9]+)_"
     r"(?:lora_only|(?P<reducer>[a-z]+(?:_[a-z]+)*)(?P<keep>\d+(?:p\d+)?)"
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
-    r"(?:_(?P<selector>mlp|query|valuenorm|outputnorm|random|static|olora))?"
+    r"(?:_(?P<selector>mlp|query|bilinear|valuenorm|outputnorm|random|static|olora))?"
     r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?(?:_(?P<fill>mean|learned))?"
     r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?P<merged>_merged)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
@@ -30,6 +30,7 @@ PATTERN = (
 )
 SELECTORS = {
     "mlp": "mlp",
+    "bilinear": "bilinear",
     "valuenorm": "value_norm",
     "outputnorm": "output_norm",
     "random": "random",
@@ -186,6 +187,7 @@ def test_routing(recipe):
     assert routing.budget == (words["budget"] or ("global" if is_text else "per_token"))
     assert (routing.score_prior != "none") == (words["prior"] is not None)
     assert routing.value_gate == (words["gated"] is not None)
+    assert (routing.features, routing.temperature, routing.balance_scope) == ((), 1, "sample")  # no word names them
     assert routing.fill == ("zero" if words["anchor"] else words["fill"] or "zero")
 
 

@@ -12,7 +12,7 @@ from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, buil
 from tests.support.helpers import random_scores
 
 WIDTH, GROUPS = 128, 16
-LEARNED = ("linear", "mlp")
+LEARNED = ("linear", "mlp", "bilinear")
 CONTROLS = ("value_norm", "output_norm", "random", "static")
 
 
@@ -26,6 +26,7 @@ def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
         sample_seed_B=torch.arange(batch) + 100,
         layer=layer,
         output_norms=lambda: random_scores(seed + 3, batch, length, GROUPS).abs(),
+        query_attention=lambda: random_scores(seed + 4, batch, length).abs(),
     )
 
 
@@ -41,6 +42,8 @@ def build(name, width=WIDTH, **settings):
         ("linear", True, 2 * WIDTH * GROUPS + GROUPS),
         ("mlp", False, WIDTH * 32 + 32 + 32 * GROUPS + GROUPS),
         ("mlp", True, 2 * WIDTH * 32 + 32 + 32 * GROUPS + GROUPS),
+        ("bilinear", False, WIDTH * GROUPS + GROUPS + 2 * WIDTH * 16 + 16 * GROUPS),
+        ("bilinear", True, 2 * WIDTH * GROUPS + GROUPS + 2 * WIDTH * 16 + 16 * GROUPS),
         ("value_norm", False, 0),
         ("output_norm", False, 0),
         ("random", False, 0),
@@ -71,7 +74,7 @@ def test_fresh_routers_do_not_prefer_the_first_groups(name):
     assert 0.1 < mask[..., :4].sum().item() / mask.sum().item() < 0.45
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", ["linear", "mlp"])
 @torch.no_grad()
 def test_equals_the_formula(name):
     selector, view = build(name, query_conditioned=True), look()
@@ -118,11 +121,12 @@ def test_a_sample_scores_the_same_alone_and_in_a_batch(name):
     alone = SelectorInput(
         view.hidden_BND[1:2],
         view.value_groups_BNSg[1:2],
-        None,
+        view.query_summary_BD[1:2],
         view.position_BN[1:2],
         view.sample_seed_B[1:2],
         0,
         lambda: view.output_norms()[1:2],
+        lambda: view.query_attention()[1:2],
     )
     assert torch.allclose(selector(alone), whole[1:2], atol=1e-6)
 
@@ -184,11 +188,13 @@ def test_unknown_names_name_the_nearest():
         {"score_prior": "value_norm"},
         {"balance_scope": "batch"},
         {"temperature": 2.0},
+        {"features": ("norm",)},
+        {"query_rank": 4},
     ],
 )
 def test_controls_refuse_what_belongs_to_routers(name, option):
     (word,) = option
-    message = rf"{word} needs a learned router \(linear or mlp\), not '{name}': take one of them, or leave {word} out"
+    message = rf"{word} needs a learned router \(linear, mlp or bilinear\), not '{name}': take .*, or leave {word} out"
     with pytest.raises(ValueError, match=message):
         build(name, **option)
 
@@ -199,6 +205,12 @@ def test_wrong_settings_are_worded():
         RoutingConfig(balance_weight=-0.1)
     with pytest.raises(ValueError, match=r"routing temperature is 0; it must be 0\.001 to 1,000"):
         RoutingConfig(temperature=0)
+    with pytest.raises(ValueError, match=r"routing query_rank is 0; it must be 1 to"):
+        RoutingConfig(query_rank=0)
+    with pytest.raises(ValueError, match=r"unknown routing feature 'norms'\. Did you mean 'norm'\?"):
+        RoutingConfig(features=("norms",))
+    with pytest.raises(ValueError, match=r"routing features names 'norm' twice"):
+        RoutingConfig(features=("norm", "norm"))
     with pytest.raises(ValueError, match=r"unknown balance_scope 'batches'\. Did you mean 'batch'\?"):
         RoutingConfig(balance_scope="batches").check(shape)
     with pytest.raises(ValueError, match="num_groups=12 does not divide the value width 128"):

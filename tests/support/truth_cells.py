@@ -60,6 +60,7 @@ SELECTORS = {
     "value_norm": RoutingConfig("value_norm"),
     "query": RoutingConfig("linear", query_conditioned=True),
     "gated": RoutingConfig("linear", value_gate=True),
+    "bilinear": RoutingConfig("bilinear", features=("norm", "attention")),
     "mean": RoutingConfig("linear", value_gate=True, fill="mean"),
     "mean_norm": RoutingConfig("value_norm", fill="mean"),
     "learned_fill": RoutingConfig("mlp", value_gate=True, fill="learned"),
@@ -91,10 +92,9 @@ def allowed(cell: Cell) -> bool:
             return False
         if not tower_serves(family, reducer):
             return False
-    if cell.get("selector") == "none":
-        fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
-        if any(cell.get(name, level) != level for name, level in fixed.items()):
-            return False
+    fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
+    if cell.get("selector") == "none" and any(cell.get(name, level) != level for name, level in fixed.items()):
+        return False
     if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in TEXT):
         return False
     return _fill_fits(cell) and _piece_fits(cell) and _eviction_fits(cell) and _protocol_fits(cell)
@@ -118,7 +118,7 @@ def _protocol_fits(cell: Cell) -> bool:
     if cell.get("protocol", "query_aware") == "query_aware":
         return True
     method = EVICTIONS.get(cell.get("eviction", "none"))
-    asks = cell.get("selector") == "query" or cell.get("reducer") == "quest"
+    asks = cell.get("selector") in ("query", "bilinear") or cell.get("reducer") == "quest"
     return not (ends or asks or (method is not None and method.needs_image))
 
 

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from subtoken_train.training.module import SubTokenModule
 
 _LORA = re.compile(r"\.layers\.(?P<layer>\d+)\..*\.(?P<kind>lora_[AB])\.")
-_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|fills)\.(?P<layer>\d+)\.")
-_PARTS = {"selectors": "router", "gates": "gate", "fills": "fill"}
+_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|features|fills)\.(?P<layer>\d+)\.")
+_PARTS = {"selectors": "router", "gates": "gate", "features": "features", "fills": "fill"}
 T = TypeVar("T")
 
 

@@ -96,6 +96,12 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
             "model.distillation runs every layer twice in a step, for its teacher too, which is not tried under ZeRO "
             "and FSDP2; take trainer.strategy ddp, or set model.distillation: null"
         )
+    shares_out, routing = issubclass(kind, ZeroStrategy | Fsdp2Strategy), module.routing_config
+    if shares_out and routing is not None and "attention" in routing.features:
+        raise ValueError(
+            "model.routing.features attention runs a layer's q and k projections twice, which is not tried under ZeRO "
+            "and FSDP2; take trainer.strategy ddp, or leave attention out"
+        )
     optimizer = module.optimizer_config.name
     if optimizer != "adamw" and issubclass(kind, ZeroStrategy | Fsdp2Strategy):
         raise ValueError(

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
 
 from subtoken_train.cli.main import main
+from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.devices import check_devices
 from subtoken_train.training.strategies import build_strategy, check_fit, check_kind, zero
 from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
@@ -24,13 +25,17 @@ def refused(capsys, argv: list[str]) -> str:
 
 
 def module(
-    quantization: str = "none", optimizer: str = "adamw", checkpointing: bool = False, distillation: object = None
+    quantization: str = "none",
+    optimizer: str = "adamw",
+    checkpointing: bool = False,
+    distillation: object = None,
+    features: tuple[str, ...] = (),
 ) -> SimpleNamespace:
     return SimpleNamespace(
         backbone_config=SimpleNamespace(quantization=quantization),
         optimizer_config=SimpleNamespace(name=optimizer),
         gradient_checkpointing=checkpointing,
-        routing_config=SimpleNamespace(),
+        routing_config=RoutingConfig(features=features),
         distillation_config=distillation,
     )
 
@@ -127,6 +132,13 @@ def test_a_teacher_is_not_for_weights_that_are_shared_out():
         ):
             check_kind(kind, "32-true", module(distillation=object()))
     check_kind(DDPStrategy, "32-true", module(distillation=object()))
+
+
+@pytest.mark.parametrize("kind", [ZeroStrategy, Fsdp2Strategy])
+def test_attention_as_a_feature_is_for_whole_weights(kind):
+    with pytest.raises(ValueError, match=r"features attention .* take trainer\.strategy ddp, or leave attention out"):
+        check_kind(kind, "32-true", module(features=("norm", "attention")))
+    check_kind(kind, "32-true", module(features=("norm",)))
 
 
 def test_an_eight_bit_optimiser_is_for_whole_tensors():
