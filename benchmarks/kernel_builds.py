@@ -58,6 +58,7 @@ def source(
     padded: bool = False,
     fixed: bool = False,
     window: bool = False,
+    filled: bool = False,
 ) -> ASTSource:
     """The kernel with what a launch of this shape fixes."""
     piece = piece or width
@@ -65,7 +66,7 @@ def source(
     fixed_values: dict[str, Any] = {
         "KV_HEADS": 8, "GROUP": group, "WIDTH": width, "TAIL_STRETCH": TAIL_STRETCH, "ROW_HEADS": 8, "PIECE": piece,
         "BITS": bits, "KEY_DTYPE": stored, "VALUE_DTYPE": stored, "ALIGNED": 16, "CUT": cut, "PADDED": padded,
-        "FIXED": fixed, "WINDOW": window, **tiles(width, piece, group * new, dtype),
+        "FILLED": filled, "FILL_DTYPE": own, "FIXED": fixed, "WINDOW": window, **tiles(width, piece, group * new, dtype),
     }  # fmt: skip
     signature, hints = {}, {}
     for place, name in enumerate(attend_stretch.arg_names):

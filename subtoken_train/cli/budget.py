@@ -66,12 +66,18 @@ def byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
         size_line("anchor", anchor.kept_tokens, anchored.bytes_of(), dense),
     ]
     if budget.stores_fill:
-        kept = kept_count(tokens, budget.keep_ratio)
-        equal = equal_kept_groups(budget.num_groups, budget.kept_groups, kept)
-        lines.append(
-            f"K={equal} with this fill takes no more bytes than K={budget.kept_groups} without ({kept} tokens)"
-        )
+        lines.append(_equal_line(budget, kept_count(tokens, budget.keep_ratio)))
     return lines
+
+
+def _equal_line(budget: KVBudget, kept: int) -> str:
+    """Which K pays for the stored fill; where none does, why, which is no mistake of the budget that was asked for."""
+    without = f"K={budget.kept_groups} without"
+    try:
+        equal = equal_kept_groups(budget.num_groups, budget.kept_groups, kept)
+    except ValueError as error:
+        return f"no K with this fill takes as few bytes as {without}: {error}"
+    return f"K={equal} with this fill takes no more bytes than {without} ({kept} tokens)"
 
 
 def run(args: Namespace) -> int:

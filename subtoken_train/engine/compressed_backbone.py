@@ -124,7 +124,7 @@ class CompressedBackbone(nn.Module):
 
         Args:
             batch: padded prompts, with or without answers.
-            cache: filled when given (prefill), with values as routed: dropped groups are zeros until it is packed.
+            cache: filled when given (prefill), values as routed, dropped groups (0, or filled) too, until it is packed.
             pad_left: side on which samples with fewer kept rows are padded.
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.

@@ -35,7 +35,7 @@ class LayerView:
         layer: its number, from 0.
         query_BHNd: rotated queries.
         key_BhNd: rotated keys.
-        value_BhNd: values as they are cached (after routing: dropped groups are 0).
+        value_BhNd: values as they are read (after routing: dropped groups are 0, or what fills them).
         regions_BN: ``Region`` codes of the rows; PADDING marks what is no entry of this layer's cache.
         scale: factor of the attention scores.
         needs: the statistics that the method declared; asking for another is a fault of the method.

@@ -5,8 +5,9 @@ Every head merges for itself; keys and values become a mean over what was joined
 ``weighted`` and ``pivot`` (LOOK-M, Wan et al., 2024; ``merge_kv`` of Zefan-Cai/KVCache-Factory): it goes to the entry
 whose key is most like its own, by cosine c. Weighted: an entry that stays counts 1, one that joins it (1 + c) / 2.
 Pivot: the mean of the entry and of the midpoints between it and each that joins it.
-As released, rotated keys are averaged as they are. A value of which routing dropped groups joins with zeros there, and
-an entry that stays stores the groups that it stored before. Nothing is merged while decoding.
+As released, rotated keys are averaged as they are. A value of which routing dropped groups joins with what they read
+as (zeros, or their fill), and an entry that stays stores the groups that it stored before. Nothing is merged while
+decoding.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads (1: one set for all heads), d head width, R = B h rows,
 K kept entries, W dropped entries of a block.

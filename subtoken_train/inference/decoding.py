@@ -110,8 +110,8 @@ def given_tokens(
 
     device = logits_BV.device
     if rows:
-        first = torch.tensor([given[b][0] for b in rows], device=device)
-        add(torch.tensor(rows, device=device), logits_BV[rows], first)
+        first, scored = (torch.tensor(x, device=device) for x in ([given[b][0] for b in rows], rows))
+        add(scored, logits_BV[scored], first)
     longest = max(map(len, given), default=1) - 1
     size, step = 1 if chooses_pages else APPENDED, max(1, LOGITS // logits_BV.shape[1])
     for start in range(0, longest, size):

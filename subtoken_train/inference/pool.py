@@ -218,8 +218,17 @@ def adapter_backbone(folder: Path, config: AdapterConfig, backbone: BackboneConf
 def with_selection(
     config: AdapterConfig, reducer: Reducer | None, selector: str | None, seed: int | None, name: str
 ) -> AdapterConfig:
-    """The adapter's settings under another reducer or selector."""
+    """The adapter's settings under another reducer or selector.
+
+    Raises:
+        ValueError: a selector where nothing is routed, or a frozen ranking on merged weights.
+    """
     changed = config if reducer is None else replace(config, reducer=reducer)
+    if changed.merged and changed.reducer.frozen_scout:
+        raise ValueError(
+            f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights; take the unmerged "
+            "adapter, or ranking adapted"
+        )
     if selector is None or (selector == "none" and config.routing is None):
         return changed
     if selector == "none":

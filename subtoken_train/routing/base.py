@@ -72,6 +72,7 @@ class RoutingConfig:
     def __post_init__(self) -> None:
         check_range("routing balance_weight", self.balance_weight, 0, 10**6)
         check_range("routing query_rank", self.query_rank, 1, 4096)
+        self.features = tuple(self.features)  # a list is as good, and compares with the default as one
         for name in self.features:
             check_word("routing feature", name, get_args(FeatureName))
             if self.features.count(name) > 1:

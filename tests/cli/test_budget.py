@@ -38,6 +38,13 @@ def test_a_stored_mean_is_counted_and_paid_for(capsys):
     assert rows["K=15"][-2:] == ["(144", "tokens)"]
 
 
+def test_a_mean_that_no_groups_pay_for_has_its_table_all_the_same(capsys):
+    argv = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "1", "--fill", "mean"]
+    lines = printed(capsys, [*argv, "--model", "llava-1.5-7b", "--tokens", "576"])
+    assert {row[0]: row[1:] for row in lines if row}["routed"][:3] == ["144", "38.500", "13.368%"]
+    assert " ".join(lines[-1]).startswith("no K with this fill takes as few bytes as K=1 without: fill mean stores")
+
+
 @pytest.mark.parametrize(
     ("model", "kib"),
     [

@@ -102,7 +102,7 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
         (
             ["--model.reducer.window", "9"],
             "unknown option '--model.reducer.window'. "
-            "Allowed in model.reducer: keep_ratio, layer, name, round_up, stage",
+            "Allowed in model.reducer: keep_ratio, layer, merge_dropped, name, ranking, round_up, stage",
         ),
         (
             ["--model.reducer.name", "visionzip", "--model.reducer.layer", "2"],

@@ -93,6 +93,15 @@ def test_arms_take_turns_and_leave_no_trace(places):
     assert pool.loads == 1
 
 
+def test_merged_weights_rank_with_their_lora_or_not_at_all(places):
+    """Without the LoRA they cannot run, so a frozen ranking would quietly be the adapted one."""
+    pool = ModelPool("cpu")
+    frozen = build_reducer("fastv", 0.25, ranking="frozen")
+    with pytest.raises(ValueError, match=r"ranks without the LoRA, which .*merged.* take the unmerged"):
+        pool.get(places["merged"], reducer=frozen)
+    assert pool.get(places["tokens"], reducer=frozen).reducer.frozen_scout
+
+
 def test_the_arm_before_runs_no_more(places):
     pool = ModelPool()
     before = pool.get(places["routed"])

@@ -23,8 +23,9 @@ SPILLED = 64
         {"piece": 8, "group": 4, "fixed": True},
         {"piece": 8, "dtype": torch.bfloat16, "cut": True, "padded": True, "window": True},
         {"width": 80, "piece": 5, "bits": 8},
+        {"piece": 2, "dtype": torch.bfloat16, "filled": True},
     ],
-    ids=["routed", "bf16-everything", "int8-d80"],
+    ids=["routed", "bf16-everything", "int8-d80", "filled"],
 )
 def test_it_fits(shape, tmp_path, monkeypatch):
     from benchmarks.kernel_builds import build

@@ -68,6 +68,11 @@ def test_it_starts_near_the_linear_router_and_every_factor_learns():
     assert all(parameter.grad.abs().max() > 1e-6 for parameter in selector.parameters())
 
 
+def test_features_may_be_written_as_a_list():
+    assert RoutingConfig("value_norm", features=[]).of_routers() == []
+    assert RoutingConfig(features=["norm"]) == RoutingConfig(features=("norm",))
+
+
 @pytest.mark.parametrize("names", [("norm",), ("attention",), BOTH])
 @torch.no_grad()
 def test_features_equal_their_definition(names):
