@@ -65,8 +65,9 @@ def source(
     own, stored = ELEMENTS[dtype], {0: ELEMENTS[dtype], 8: tl.int8, 4: tl.uint8}[bits]
     fixed_values: dict[str, Any] = {
         "KV_HEADS": 8, "GROUP": group, "WIDTH": width, "TAIL_STRETCH": TAIL_STRETCH, "ROW_HEADS": 8, "PIECE": piece,
-        "BITS": bits, "KEY_DTYPE": stored, "VALUE_DTYPE": stored, "ALIGNED": 16, "CUT": cut, "PADDED": padded,
-        "FILLED": filled, "FILL_DTYPE": own, "FIXED": fixed, "WINDOW": window, **tiles(width, piece, group * new, dtype),
+        "BITS": bits, "KEY_DTYPE": stored, "VALUE_DTYPE": stored, "ALIGNED": 16, "CUT": cut, "FILLED": filled,
+        "FILL_DTYPE": own, "PADDED": padded, "FIXED": fixed, "WINDOW": window,
+        **tiles(width, piece, group * new, dtype),
     }  # fmt: skip
     signature, hints = {}, {}
     for place, name in enumerate(attend_stretch.arg_names):
