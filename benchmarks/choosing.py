@@ -89,7 +89,11 @@ def choice_words(choice: Choice, words: Mapping[str, str]) -> str:
         return "no records yet | - | - | -"
     named = words[choice.nearest]
     beaten = choice.to_anchor is not None and choice.to_anchor.low > 0
-    level = f"no router: {named} beats token-only, not value norm" if beaten else f"token-only (nearest: {named})"
+    level = (
+        f"groups by value norm (nearest: {named}, above token-only, not above value norm)"
+        if beaten
+        else f"token-only (nearest: {named})"
+    )
     taken = named if choice.arm else level
     gains = (choice.to_anchor, choice.to_router_free, choice.to_unrouted)
     return " | ".join([taken, *("-" if gain is None else gain.words for gain in gains)])

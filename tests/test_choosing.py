@@ -38,7 +38,10 @@ def test_a_winner_beats_its_anchor_and_its_router_free_twin():
     ("shares", "taken"),
     [
         ({"anchor": 0.7, "value": 0.5}, "token-only (nearest: the router) | "),
-        ({"anchor": 0.5, "value": 0.7}, "no router: the router beats token-only, not value norm | "),
+        (
+            {"anchor": 0.5, "value": 0.7},
+            "groups by value norm (nearest: the router, above token-only, not above value norm) | ",
+        ),
     ],
 )
 def test_level_with_one_twin_is_said_in_words(shares, taken):

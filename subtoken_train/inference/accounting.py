@@ -35,8 +35,8 @@ class PromptBytes:
             leaves them out.
         entries_before: (token, layer) entries of the region.
         entries_after: those that any head keeps: the proof that token reduction or eviction acted.
-        values_after: their stored values, in whole ones, rounded to 4 places: below ``entries_after`` where routing
-            acted.
+        values_after: their stored values, a layer's stored mean among them (``fill: mean``), in whole ones, rounded to
+            4 places: below ``entries_after`` where routing acted.
         kept_visual: which visual tokens the last layer keeps, a bit each, in hexadecimal: the first token is the
             highest bit of the first digit, zeros fill the last. None without visual tokens, and where the reducer
             merges them into tokens without a place (VisionZip on LLaVA).
@@ -106,6 +106,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     thin_L = [width if cut is None else cut.kept for cut in cuts_L]
     slices_L = [2 * vector_bytes(payload, width) for payload in stored_L]
     saved_L = [vector_bytes(x, width) - vector_bytes(x, thin) for x, thin in zip(stored_L, thin_L, strict=True)]
+    filled = sum(plan.filled for plan in opened.plan.layers)
     kept = [None] * len(tokens_B) if backbone.placeless else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM)
     made = []
@@ -120,6 +121,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
         )
         found = sum(share.index_bytes + share.channel_bytes for share in shares)
         channels = sum(share.routed_channels for share in shares) + sum(whole_L) * shape.head_dim
+        channels += filled * shape.value_dim
         made.append(
             KeptPrompt(
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,

@@ -94,6 +94,9 @@ def test_the_nominal_ledger_promises_what_is_measured(tiny_family):
     backbone, batch, opened, cache = filled(tiny_family, routing, batch=make_batch([(1, 9), (1, 7)]))
     found, tokens = report(backbone, batch, opened.plan, cache), int((batch.regions_BN[0] == 2).sum())
     assert found.nominal_fraction == pytest.approx(found.realised_fraction)
+    kept = account(backbone, batch, opened, cache)
+    realised = sum(prompt.keys_after + prompt.values_after for prompt in kept) / 2  # as scores of a file have it
+    assert realised / sum(prompt.entries_before for prompt in kept) == pytest.approx(found.realised_fraction)
     budget = replace(backbone.group_budget, keep_ratio=0.5)
     assert nominal_ledger(tiny_family.shape, {"visual": tokens}, budget).fraction() == float(budget.total_of(tokens))
 
