@@ -102,22 +102,12 @@ class SceneMemory:
             return VisualStates(tokens)
         return VisualStates(tokens, *(list(self.parts[part][at_B]) for part in _PARTS[1:]))
 
-    def _scouted_row(
-        self,
-        family: Family,
-        layer: int,
-        hidden_BND: Tensor,
-        visible_BN: Tensor,
-        position_ids: Tensor,
-        row_B: Tensor,
-        size: int | None = None,
-        deep_nBND: Tensor | None = None,
-        frozen: bool = False,
-    ) -> Tensor:
+    def _scouted_row(self, family: Family, layer: int, *rest: Any) -> Tensor:
         """See ``engine.attention_rows.scouted_row``; a frozen scout's rows of known records are made once."""
+        _, visible_BN, _, row_B, _, _, frozen = rest
 
         def made() -> Tensor:
-            return scouted_row(family, layer, hidden_BND, visible_BN, position_ids, row_B, size, deep_nBND, frozen)
+            return scouted_row(family, layer, *rest)
 
         assert self.batch is not None
         names = self.batch.record_ids
