@@ -19,6 +19,7 @@ _EMPTY = re.compile(r"(Got value:|Given value:)[ \t]*$", re.MULTILINE)
 _TYPES = re.compile(r"Subtypes: \[(?P<union>.*?)\] Errors|Expected a (?P<one><class '[\w.]+'>|typing\.\w+\[.*?\])")
 _MISSING = re.compile(r"the following arguments are required: (?P<keys>.+?)(?= Expected a |$)")
 _TYPE_WORDS = {kind.__name__: words for kind, words in WORDS.items()}
+_TYPE_WORDS |= dict.fromkeys(("tuple", "list"), "a list in brackets, such as [one, two]")
 _ERRORS = re.compile(r"^Errors:\n(?P<errors>.*?)^Given value", re.MULTILINE | re.DOTALL)
 _TRIED = ("Expected a ", "Not a valid subclass", "Does not validate")
 _GROUP = "a group of keys"

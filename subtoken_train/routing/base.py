@@ -87,6 +87,11 @@ class RoutingConfig:
         check_word("balance_scope", self.balance_scope, get_args(BalanceScope))
         check_word("score_prior", self.score_prior, get_args(ScorePrior))
         check_word("fill", self.fill, get_args(Fill))
+        if self.selector != "bilinear" and self.query_rank != RoutingConfig.query_rank:
+            raise ValueError(
+                f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: take "
+                "'bilinear', or leave query_rank out"
+            )
         if self.fill != "zero" and self.kept_groups == self.num_groups and not self.value_gate:
             raise ValueError(
                 f"fill {self.fill!r} does nothing where kept_groups = num_groups = {self.num_groups}: no group is "

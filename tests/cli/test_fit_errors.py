@@ -100,6 +100,10 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
         (["--model.routing", "false"], "model.routing is 'False'; it must be a group of keys or null"),
         (["--model.reducer", "fastv"], "model.reducer is 'fastv'; it must be a group of keys"),
         (
+            ["--model.routing.features", "norm"],
+            "model.routing.features is 'norm'; it must be a list in brackets, such as [one, two]",
+        ),
+        (
             ["--model.reducer.window", "9"],
             "unknown option '--model.reducer.window'. "
             "Allowed in model.reducer: keep_ratio, layer, merge_dropped, name, ranking, round_up, stage",

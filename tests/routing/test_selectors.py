@@ -207,6 +207,8 @@ def test_wrong_settings_are_worded():
         RoutingConfig(temperature=0)
     with pytest.raises(ValueError, match=r"routing query_rank is 0; it must be 1 to"):
         RoutingConfig(query_rank=0)
+    with pytest.raises(ValueError, match=r"query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: take"):
+        RoutingConfig("mlp", query_rank=4).check(shape)
     with pytest.raises(ValueError, match=r"unknown routing feature 'norms'\. Did you mean 'norm'\?"):
         RoutingConfig(features=("norms",))
     with pytest.raises(ValueError, match=r"routing features names 'norm' twice"):
