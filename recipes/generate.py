@@ -6,7 +6,8 @@ Table 4's rows are stage 2 of a token-only adapter at the same keep ratio, so th
 The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded language model as well, and so are arms
 under two other scorers of a context (``SCORERS``). Backbones that
 the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``), and so
-has LLaVA-1.5-7B under token reducers that it does not train (``reducer_arms``).
+has LLaVA-1.5-7B under token reducers that it does not train (``reducer_arms``). Beside the paper's rows under FastV
+stands the router that the embedded model chose (``best_arms``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from recipe_texts import (
     BATCH_WORDS,
+    BEST_RANKING,
+    BEST_ROUTING,
     DTYPE,
     EMBEDDED_DATA,
     EMBEDDED_DTYPE,
@@ -147,7 +150,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """The file's name, ``<model>_<reducer><keep>_s<S>k<K>[_mlp|_olora][_mean|_learned][_stage2][_anchor]``."""
+        """A file's name: ``<model>_<reducer><keep>_s<S>k<K>[_mlp|_olora|_best][_mean|_learned][_stage2][_anchor]``."""
         if self.reducer == "none":
             return f"{self.model}_lora_only"
         groups = f"_s{self.num_groups}k{self.kept_groups}" if self.num_groups else ""
@@ -181,7 +184,7 @@ class Arm:
     @property
     def selector(self) -> str:
         """What chooses groups."""
-        words = {"_mlp": "mlp", "_valuenorm": "value_norm", "_bilinear": "bilinear"}
+        words = {"_mlp": "mlp", "_valuenorm": "value_norm", "_bilinear": "bilinear", "_best": "bilinear"}
         return next((selector for word, selector in words.items() if word in self.variant), "linear")
 
     @property
@@ -283,6 +286,13 @@ def reducer_arms() -> Iterator[Arm]:
             yield from (routed, replace(routed, anchor=True))
 
 
+def best_arms() -> Iterator[Arm]:
+    """What ``docs/choosing.md`` advises at the bytes of the paper's S16K4 under FastV; S16K4's anchors are theirs."""
+    for model in ("llava7b", "llava13b", "qwenvl3b", "qwenvl7b"):
+        for keep in ("25", "12.5"):
+            yield Arm(model, "fastv", keep, 64, 16, "_best")
+
+
 def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
     """The anchor with ``total`` percent of the KV (the paper rounds to three decimals), named after a routed arm."""
     for keep in ("25", "12.5"):
@@ -353,6 +363,8 @@ def _header(arm: Arm) -> str:
 def _more_source(arm: Arm) -> str:
     if arm.reducer in OTHER_REDUCERS.values():
         return ", under a token reducer that the paper does not train"
+    if arm.variant == "_best":
+        return ", with the router that the embedded model chose (docs/choosing.md)"
     if any(arm.model in models for models in FURTHER.values()):
         return ", on a backbone that the paper does not train"
     return ", section 4.4 for the two stages" if "_stage2" in arm.variant else ""
@@ -383,7 +395,9 @@ def _model_band(arm: Arm) -> str:
         )
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
-    if arm.routed:
+    if arm.variant == "_best":
+        text += BEST_RANKING + BEST_ROUTING.format(S=arm.num_groups, K=arm.kept_groups)
+    elif arm.routed:
         text += ROUTING.format(selector=arm.selector, S=arm.num_groups, K=arm.kept_groups)
         text += "" if arm.fill == "zero" else FILL.format(fill=arm.fill)
         if arm.backbone.is_text:
@@ -393,7 +407,7 @@ def _model_band(arm: Arm) -> str:
 
 def main() -> None:
     """Write every recipe."""
-    for arm in (*arms(), *further_arms(), *reducer_arms(), *embedded_arms()):
+    for arm in (*arms(), *best_arms(), *further_arms(), *reducer_arms(), *embedded_arms()):
         (FOLDER / arm.model).mkdir(exist_ok=True)
         (FOLDER / arm.model / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
 

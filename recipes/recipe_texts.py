@@ -118,6 +118,22 @@ ROUTING = """\
     balance_weight: 0.01                # lambda of the load-balance loss
 """
 
+BEST_RANKING = """\
+    ranking: frozen                     # by the base weights: which tokens stay does not drift while LoRA is trained
+"""
+
+BEST_ROUTING = """\
+  routing:                              # what docs/choosing.md measured as best, on the embedded model; not the paper's
+    selector: bilinear                  # (A h) * (C s_Q) beside W h: the order of tokens follows the question
+    query_rank: 16                      # rows of A and C
+    features: [attention]               # the question's attention to a token joins the logits
+    score_prior: value_norm             # training starts from selection by value norm
+    value_gate: true                    # kept groups are scaled by 2 sigmoid(beta logit), beta learned per layer
+    num_groups: {S:<24}# S
+    kept_groups: {K:<23}# K, groups kept per retained token
+    balance_weight: 0.0                 # no load-balance loss
+"""
+
 FILL = """\
     fill: {fill:<30}# what a dropped group reads as
 """

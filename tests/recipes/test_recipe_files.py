@@ -22,12 +22,15 @@ NAME = re.compile(
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
     r"(?:_(?P<selector>mlp|query|bilinear|valuenorm|outputnorm|random|static|olora))?"
     r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?(?:_(?P<fill>mean|learned))?"
-    r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?P<merged>_merged)?(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
+    r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?P<merged>_merged)?"
+    r"(?:(?P<anchor>_anchor)|(?P<stage2>_stage2)|(?P<best>_best))?)"
 )
 PATTERN = (
     "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_<fill>][_lf<L>][_frozen][_merged]"
-    "[_anchor|_stage2].yaml"
+    "[_anchor|_stage2|_best].yaml"
 )
+BEST = {"selector": "bilinear", "prior": "_prior", "gated": "_gated", "frozen": "_frozen"}
+"""What "best" stands for, beside the question's attention as a feature."""
 SELECTORS = {
     "mlp": "mlp",
     "bilinear": "bilinear",
@@ -104,6 +107,8 @@ def recipe(request) -> Recipe:
     match = NAME.fullmatch(path.stem)
     assert match, f"{path.name} does not follow {PATTERN}"
     words = match.groupdict()
+    if words["best"]:
+        words |= BEST
     assert words["model"] in MODELS
     assert path.parent == places.RECIPES / words["model"]
     cli = RecipeCLI(["--config", str(path)])
@@ -187,7 +192,8 @@ def test_routing(recipe):
     assert routing.budget == (words["budget"] or ("global" if is_text else "per_token"))
     assert (routing.score_prior != "none") == (words["prior"] is not None)
     assert routing.value_gate == (words["gated"] is not None)
-    assert (routing.features, routing.temperature, routing.balance_scope) == ((), 1, "sample")  # no word names them
+    assert routing.features == (("attention",) if words["best"] else ())
+    assert (routing.temperature, routing.balance_scope) == (1, "sample")  # no word names them
     assert routing.fill == ("zero" if words["anchor"] else words["fill"] or "zero")
 
 
