@@ -99,6 +99,11 @@ def choice_words(choice: Choice, words: Mapping[str, str]) -> str:
     return " | ".join([taken, *("-" if gain is None else gain.words for gain in gains)])
 
 
+def seeds_of(choice: Choice) -> str:
+    """Training seeds that stand behind it; ``-`` without records."""
+    return "-" if choice.to_anchor is None else str(choice.to_anchor.seeds)
+
+
 def _compared(arms: Mapping[str, Arm], regime: Regime, name: str, group: str) -> Choice | None:
     hurdles = [regime.anchor[name], *([regime.router_free[name]] if name in regime.router_free else [])]
     if name not in arms or not all(twin in arms for twin in hurdles):

@@ -28,7 +28,7 @@ README = RECIPES / "README.md"
 PAGES = {"screens": ROOT / "docs" / "trials.md"}
 
 
-@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "recall", "beyond", "screens"])
+@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "recall", "beyond", "screens", "matched"])
 def test_tables_are_regenerated_from_the_records(name):
     text = PAGES.get(name, README).read_text()
     printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]

@@ -29,6 +29,9 @@ _CARD = """---
 {output_row}| nominal KV of the routed region | {fraction:.4%} |
 | training | {training} |
 {budget}{scores}
+Which setting to take at equal bytes, by how precise the ranking is and what is asked, is measured on the embedded models in
+`docs/choosing.md` of the project: what beats its token-only anchor and trained selection by value norm there, and where nothing does.
+
 ## How to load
 
 {load}
@@ -106,7 +109,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     routing, reducer, stage2 = record["routing"], record["reducer"], record["stage2"]
     groups = routing or {"num_groups": 1, "kept_groups": 1}
     budget = KVBudget(reducer["keep_ratio"], groups["num_groups"], groups["kept_groups"])
-    words = "none" if routing is None else f"{routing['selector']}, S={groups['num_groups']}, K={groups['kept_groups']}"
+    words = "none" if routing is None else _routing_words(routing)
     fill = "zero" if routing is None else routing.get("fill", "zero")
     if fill != "zero":
         beside = " (a value vector per layer and sample, beside the nominal KV)" if fill == "mean" else ""
@@ -120,7 +123,8 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         base=record["backbone"]["path"],
         title=_title(record),
         stages="" if stage2 is None else _stages_words(record["training"], output_lora),
-        reducer=f"{reducer['name']}, keep ratio {reducer['keep_ratio']}",
+        reducer=f"{reducer['name']}, keep ratio {reducer['keep_ratio']}"
+        + (", ranked by the base weights" if reducer.get("ranking") == "frozen" else ""),
         routing=words,
         lora=_plain(record["lora"]),
         output_row="" if output_lora is None else f"| LoRA on o_proj | {_plain(output_lora)} |\n",
@@ -159,6 +163,18 @@ def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
 
 def _title(record: dict[str, Any]) -> str:
     return str(record["training"].get("name", "subtoken adapter"))
+
+
+def _routing_words(routing: dict[str, Any]) -> str:
+    """Selector, S and K, and what was set beside them; older records lack the later settings."""
+    parts = [routing["selector"], f"S={routing['num_groups']}", f"K={routing['kept_groups']}"]
+    if (budget := routing.get("budget", "per_token")) != "per_token":
+        parts.append(f"{budget} budget")
+    if (prior := routing.get("score_prior", "none")) != "none":
+        parts.append(f"{prior} prior")
+    parts += ["value gate"] if routing.get("value_gate") else []
+    parts += [f"reads {name}" for name in routing.get("features", ())]
+    return ", ".join(parts)
 
 
 def _load_words(name: str, merged: bool, output_lora: bool) -> str:

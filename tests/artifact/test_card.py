@@ -62,3 +62,23 @@ def test_a_merged_language_model():
     assert card.data.base_model_relation == "finetune"
     assert "Merged q/v LoRA for `Qwen/Qwen2.5-7B`" in card.text
     assert "PeftModel" not in card.text
+
+
+def test_the_router_is_described_with_what_was_set():
+    plain = model_card(record("somebody/else"))
+    assert "| routing | linear, S=16, K=4 |" in plain
+    assert "| token reducer | fastv, keep ratio 0.25 |" in plain
+    assert "docs/choosing.md" in plain
+    routing = {
+        "selector": "bilinear",
+        "num_groups": 64,
+        "kept_groups": 16,
+        "budget": "global",
+        "score_prior": "value_norm",
+    }
+    routing |= {"value_gate": True, "features": ["attention"], "fill": "learned"}
+    reducer = {"name": "fastv", "keep_ratio": 0.25, "ranking": "frozen"}
+    card = model_card(record("somebody/else", routing=routing, reducer=reducer))
+    words = "bilinear, S=64, K=16, global budget, value_norm prior, value gate, reads attention, fill learned"
+    assert f"| routing | {words} |" in card
+    assert "| token reducer | fastv, keep ratio 0.25, ranked by the base weights |" in card
