@@ -29,8 +29,8 @@ _CARD = """---
 {output_row}| nominal KV of the routed region | {fraction:.4%} |
 | training | {training} |
 {budget}{scores}
-Which setting to take at equal bytes is measured on the project's embedded models, in its `docs/choosing.md`: what beats its
-token-only anchor and trained selection by value norm there, by how precise the ranking is, and where nothing does.
+Which setting to take at equal bytes is measured on the project's embedded models, in its `docs/choosing.md`: what
+beats its token-only anchor and trained selection by value norm there, and where nothing does.
 
 ## How to load
 
