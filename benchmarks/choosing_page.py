@@ -31,7 +31,7 @@ def _embedded(words: str, stem: str, settings: tuple[str, ...], anchors: dict[st
 
 
 def _matched(words: str, stem: str, share: str, end: str) -> Regime:
-    """Arms of ``matched_tiny.yaml``: the paper's router (15.6 %) and the finalists, beside the anchor and value norm."""
+    """Arms of ``matched_tiny.yaml``: the paper's router (15.6 %) and the finalists, beside anchor and value norm."""
     names = tuple(f"{stem}_{one}{end}" for one in (("best", "fill") if end else ("s16k4", "best", "fill")))
     return Regime(
         f"{words}, {share}",

@@ -89,8 +89,8 @@ class RoutingConfig:
         check_word("fill", self.fill, get_args(Fill))
         if self.selector != "bilinear" and self.query_rank != RoutingConfig.query_rank:
             raise ValueError(
-                f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: take "
-                "'bilinear', or leave query_rank out"
+                f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: "
+                "take 'bilinear', or leave query_rank out"
             )
         if self.fill != "zero" and self.kept_groups == self.num_groups and not self.value_gate:
             raise ValueError(
