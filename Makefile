@@ -10,14 +10,14 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all lint format fit clean
+.PHONY: help install test test-all test-bounds lint format docs wheel fit clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv and install the package into it, where pyproject.toml is newer
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml subtoken_train/version.py
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[dev]'
@@ -38,6 +38,19 @@ format: install ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: install ## build the documentation site into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.release: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[release]'
+	@touch $@
+
+wheel: $(VENV)/.release ## build sdist and wheel into dist/, and try the wheel in a clean environment
+	BIN=$(BIN) .ci/wheel
+
+test-bounds: $(VENV)/.release ## the quick tests at the lowest and the highest versions that pyproject.toml allows
+	$(BIN)/python benchmarks/version_bounds.py
+
 data/scenes: | $(STAMP)
 	$(BIN)/subtoken-train data scenes
 
@@ -56,5 +69,5 @@ fit: install data/scenes ## train the tiny recipe and compare it with its anchor
 	@echo "README.md goes on from here; recipes/README.md compares all arms."
 
 clean: ## remove caches and coverage; keeps .venv, data and runs
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist site
 	find subtoken_train tests checkpoints -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
-"""README's table and plot of the mini-suite.
+"""The table and the plot of ``docs/mini_suite.md``.
 
 subtoken-train evaluate --suite mini --out results/mini
 python benchmarks/mini_suite.py results/mini      # benchmarks/results/mini_suite.csv, then as below
-python benchmarks/mini_suite.py                   # from the committed CSV: mini_suite.svg and README's table
+python benchmarks/mini_suite.py                   # from the committed CSV: mini_suite.svg and the page's table
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from subtoken_train.evaluation.reporting.plots import Series, kind_chart
 from subtoken_train.evaluation.reporting.report import make_report
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "mini_suite.md"
 CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results" / f"mini_suite.{suffix}" for suffix in ("csv", "svg"))
 START, END = "<!-- mini:start -->", "<!-- mini:end -->"
 SCENES = tuple(f"scenes_{style}" for style in ("pope", "textvqa", "gqa", "mmbench", "caption"))
@@ -114,7 +115,7 @@ def printed_scores() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def table() -> str:
-    """README's tables from the report's CSV: scores in %, and 95 % intervals of the difference to the anchor."""
+    """The page's tables from the report's CSV: scores in %, and 95 % intervals of the difference to the anchor."""
     found = printed_scores()
     return "\n\n".join([_part(found, "tiny_", SCENES), _part(found, "tinylm_", ("recall",)), NOTE])
 
@@ -160,7 +161,7 @@ def figure() -> Figure:
 
 def drawing() -> str:
     """The plot as an SVG file of its own."""
-    words = "Scores of the arms on digit scenes; README's table has the numbers"
+    words = "Scores of the arms on digit scenes; docs/mini_suite.md has the numbers"
     style = Markup("<style>{}</style>").format(Markup(STYLE))
     return (
         str(svg_of(figure(), "mini", "Scores of the mini-suite", words)).replace("<title", f"{style}<title", 1) + "\n"
@@ -175,9 +176,8 @@ def main() -> None:
     if args.results is not None:
         CSV_FILE.write_text(report_csv(make_report([args.results])), encoding="utf-8")
     SVG_FILE.write_text(drawing(), encoding="utf-8")
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text(encoding="utf-8").split(START + "\n")
-    readme.write_text(f"{before}{START}\n{table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
+    PAGE.write_text(f"{before}{START}\n{table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.version import __version__
+
 if TYPE_CHECKING:
     from subtoken_train.inference.model import SubTokenModel
     from subtoken_train.ledger.kv_budget import KVBudget
 
-__version__ = "0.1.0"
 __all__ = ["KVBudget", "SubTokenModel", "__version__"]
 
 _HOMES = {

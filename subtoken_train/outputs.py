@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -18,16 +19,24 @@ def check_new(paths: Iterable[Path], overwrite: bool) -> None:
 
 
 def write_whole(path: Path, content: str | bytes | memoryview) -> None:
-    """Write a file (a text in UTF-8) beside ``path`` under a name of its own, then give it its name; parents are made.
+    """Write a file (a text in UTF-8) whole or not at all, see ``whole_file``."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
-    Once this returns it is on the disk; a link that lies at ``path`` is replaced, not followed.
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A new file beside ``path`` under a name of its own, to be written; it then gets its name. Parents are made.
+
+    Once the block has ended it is on the disk; a link that lies at ``path`` is replaced, not followed. After an error
+    it is gone, and what was at ``path`` is there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
+        temporary.touch(exist_ok=False)
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

@@ -1,4 +1,4 @@
-"""README's mini-suite: its table is that of the committed figures, its arms those that the suite runs."""
+"""The mini-suite: its page's table is that of the committed figures, its arms those that the suite runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.mini_suite import (
     DRAWN,
     END,
     ONE_WORD,
-    ROOT,
+    PAGE,
     SCENES,
     START,
     SVG_FILE,
@@ -32,9 +32,9 @@ from subtoken_train.evaluation.runner.spec import suite
 from tests.support.drawings import clipped_texts
 
 
-def test_readme_shows_the_committed_figures():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.split(START + "\n")[1].split("\n" + END)[0] == table()
+def test_the_page_shows_the_committed_figures():
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.split(START + "\n")[1].split("\n" + END)[0] == table()
 
 
 def test_the_arms_are_those_of_the_suite(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.main import COMMANDS, main
-from subtoken_train.resources import find_recipe
+from subtoken_train.resources import find_recipe, shipped_recipe
 from tests.support.readme_blocks import DOCUMENTS, README, ROOT, Block, blocks, command_line
 
 BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
@@ -26,7 +26,8 @@ SHIPPED = re.compile(r"(?<![\w/.-])(?:recipes|checkpoints|data/samples)/[\w./-]+
 def test_there_are_commands_to_check():
     assert len(OURS) > 40
     assert {argv[0] for _, argv in OURS} == set(COMMANDS)
-    assert sum(block.mark == "run" for block in blocks(README)) >= 5
+    assert sum(block.mark == "run" for block in BLOCKS) >= 20
+    assert [block.mark for block in blocks(README)] == ["needs", "run"]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
@@ -64,8 +65,10 @@ def test_shipped_files_are_there(block, words):
 def test_recipes_pass_the_offline_check(argv, capsys):
     """Overlays, overrides and flags as they are written."""
     rest = list(argv)
-    if not all(find_recipe(ROOT / rest[i + 1]) for i, word in enumerate(rest) if word == "--config"):
-        assert any(name in " ".join(rest) for name in ("runs/", "RECIPE"))  # of a run, or the reader's own
+    given = [rest[i + 1] for i, word in enumerate(rest) if word == "--config"]
+    if not all(find_recipe(ROOT / name) or shipped_recipe(name) for name in given):
+        # of a run, of init's, or the reader's own
+        assert any(name in " ".join(rest) for name in ("runs/", "RECIPE", "_subtoken/"))
         return
     if "--count" in rest:  # of preview alone
         place = rest.index("--count")

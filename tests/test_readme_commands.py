@@ -1,15 +1,15 @@
-"""README's marked blocks, run in order in a fresh copy of the tree, as a reader would after ``make fit``."""
+"""Marked blocks of README and of pages that say so, run in order in a fresh copy of the tree, as after ``make fit``."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.readme_blocks import README, ROOT, blocks
+from tests.support.page_runs import Reader
+from tests.support.readme_blocks import DOCUMENTS, ROOT, blocks, runs_in_a_checkout
+
+PAGES = [path for path in DOCUMENTS if runs_in_a_checkout(path)]
 
 
 def others(folder: str, names: list[str]) -> set[str]:
@@ -22,31 +22,20 @@ def others(folder: str, names: list[str]) -> set[str]:
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of the tree with what ``make fit`` leaves, trained for a moment; a function that runs a program in it."""
-    folder, programs = tmp_path / "checkout", tmp_path / "bin"
+    """A copy of the tree with what ``make fit`` leaves, trained for a moment; somebody who types in it."""
+    folder = tmp_path / "checkout"
     shutil.copytree(ROOT, folder, ignore=others)
-    programs.mkdir()
-    for name, further in (("python", ""), ("subtoken-train", "-m subtoken_train ")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {further}"$@"\n')
-        (programs / name).chmod(0o755)
-    settings = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-
-    def run(*argv: str) -> str:
-        environment = {**os.environ, **settings, "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{argv[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        return done.stdout + done.stderr
-
-    run("subtoken-train", "data", "scenes", "--train", "640", "--dev", "80", "--test", "400")
-    run("subtoken-train", "fit", "--config", "recipes/tiny_fastv25_s16k4.yaml", "--trainer.max_steps=5")
-    return run
+    reader = Reader(folder, folder, tmp_path / "bin")
+    reader.run("subtoken-train", "data", "scenes", "--train", "640", "--dev", "80", "--test", "400")
+    reader.run("subtoken-train", "fit", "--config", "recipes/tiny_fastv25_s16k4.yaml", "--trainer.max_steps=5")
+    return reader
 
 
 @pytest.mark.slow
-def test_they_run_as_written(checkout):
-    for block in blocks(README):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_they_run_as_written(checkout, page):
+    for block in blocks(page):
         if block.mark == "run":
-            program = ("python", "-c") if block.language == "python" else ("bash", "-euxo", "pipefail", "-c")
-            said = checkout(*program, block.text)
+            said = checkout.type(block)
             for noise in ("Traceback", "FutureWarning", "kernels-community", "max_length`", "is a language model is a"):
                 assert noise not in said, f"{block.place}: {noise}\n{said}"

@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from subtoken_train.artifact.scores import Evaluation, model_index, score_table
+from subtoken_train.artifact.whole_folder import PICTURE_FILE
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.ledger.kv_budget import KVBudget
@@ -28,7 +29,7 @@ _CARD = """---
 | LoRA on q and v | {lora} |
 {output_row}| nominal KV of the routed region | {fraction:.4%} |
 | training | {training} |
-{budget}{scores}
+{picture}{budget}{scores}
 Which setting to take at equal bytes is measured on the project's embedded models, in its `docs/choosing.md`: what
 beats its token-only anchor and trained selection by value norm there, and where nothing does.
 
@@ -63,6 +64,13 @@ _SECOND = """; for the one on `o_proj` as well, follow it by
 _MERGED = """The LoRA is merged into the backbone's weights: transformers' `from_pretrained` loads the folder as an
 ordinary model, without token reducer and routers, which need subtoken_train."""
 
+_PICTURE = f"""
+## Training
+
+![The course of the training]({PICTURE_FILE})
+
+Drawn from the run's log when it ended.
+"""
 _BUDGET = """
 ## KV budget
 
@@ -95,12 +103,14 @@ class CardSections:
         budget: the ledger of one prompt, Markdown.
         evaluation: scores of the adapter and what it is compared with.
         repo_id: the Hub name that it is published under.
+        picture: of the training, a PNG file.
     """
 
     recipe: str | None = None
     budget: str | None = None
     evaluation: Evaluation | None = None
     repo_id: str | None = None
+    picture: bytes | None = None
 
 
 def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:
@@ -130,6 +140,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         output_row="" if output_lora is None else f"| LoRA on o_proj | {_plain(output_lora)} |\n",
         fraction=budget.total_kv_fraction,
         training=_training_words(record["training"]),
+        picture="" if sections.picture is None else _PICTURE,
         budget="" if sections.budget is None else _BUDGET.format(table=sections.budget),
         scores=""
         if scored is None

@@ -22,7 +22,7 @@ from subtoken_train.artifact.card import CardSections, model_card
 from subtoken_train.artifact.config import LORA_FILE, SCHEMA_VERSION, AdapterConfig, read_config
 from subtoken_train.artifact.identity import check_identity, identify
 from subtoken_train.artifact.tensors import check_finite, read_exactly
-from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE, whole_folder
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, whole_folder
 from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -30,6 +30,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER
 from subtoken_train.routing.bank import RouterBank
+from subtoken_train.version import __version__
 
 ROUTER_FILE = "router.safetensors"
 CARD_FILE = "README.md"
@@ -59,16 +60,19 @@ def write_adapter(
 def write_rest(
     folder: Path, config: AdapterConfig, backbone: CompressedBackbone, sections: CardSections | None
 ) -> None:
-    """Routers, configuration, card and recipe: what a folder holds besides LoRA or weights."""
+    """Routers, configuration, card, recipe and picture: what a folder holds besides LoRA or weights."""
     routers = _router_tensors(backbone.bank)
     if routers:
         save_file(routers, folder / ROUTER_FILE)
-    versions = {name: version(name) for name in ("torch", "transformers", "peft", "lightning", "subtoken_train")}
+    versions = {name: version(name) for name in ("torch", "transformers", "peft", "lightning")}
+    versions["subtoken_train"] = __version__
     record = {"schema_version": SCHEMA_VERSION, **asdict(config), "versions": versions}
     (folder / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (folder / CARD_FILE).write_text(model_card(record, sections), encoding="utf-8")
     if sections is not None and sections.recipe is not None:
         (folder / RECIPE_FILE).write_text(sections.recipe, encoding="utf-8")
+    if sections is not None and sections.picture is not None:
+        (folder / PICTURE_FILE).write_bytes(sections.picture)
 
 
 def read_adapter(

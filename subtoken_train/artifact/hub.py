@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from subtoken_train.artifact.whole_folder import PICTURE_FILE, RECIPE_FILE
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.online import silence
 
@@ -36,7 +37,7 @@ BAD_TOKEN = "the Hub does not know this token (401): run 'hf auth login' again, 
 OFFLINE = "HF_HUB_OFFLINE is set, so nothing is asked of the Hub; unset it"
 KNOWN = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, LocalTokenNotFoundError)
 """What ``worded`` understands."""
-_OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", "recipe.yaml"]
+_OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", RECIPE_FILE, PICTURE_FILE]
 """What an earlier push may have left and a new one has not: it would make the folder disagree with itself."""
 
 

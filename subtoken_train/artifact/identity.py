@@ -1,16 +1,27 @@
 """Which backbone an adapter belongs to: name, revision, and a hash of its configuration and tensor shapes.
 
-And what an adapter folder holds, as one number: two trainings never have the same.
+And what an adapter folder holds, as one number: two trainings never have the same. And which model made a cache: there
+the weights themselves count.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.shapes import shapes_digest
+from subtoken_train.functional.digests import digest_tensor
+from subtoken_train.typed import shown
 from subtoken_train.types import Identity
 
 
@@ -48,3 +59,75 @@ def adapter_digest(folder: Path) -> str:
         with path.open("rb") as file:
             digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
+
+
+SAMPLED = 64
+"""Numbers of each tensor of a backbone that ``model_identity`` reads: a fine-tuned one differs in most of them."""
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Which model a cache belongs to, wherever it was loaded from.
+
+    Attributes:
+        backbone: its identity; the path is for the reader.
+        weights: SHA-256 of ``SAMPLED`` numbers of each of the backbone's tensors, evenly spaced, as they are stored
+            (another dtype or quantisation is another model), and of its rotary embedding's settings.
+        adapter: SHA-256 of LoRA (scaling included), routers and the routing's settings; None without any.
+    """
+
+    backbone: Identity
+    weights: str
+    adapter: str | None
+
+
+def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
+    """The identity of what is loaded; a second of reading for billions of weights, no pass over them."""
+    family, bank = backbone.family, backbone.bank
+    own: dict[str, Tensor] = {}
+    lora: dict[str, Tensor] = {}
+    for name, parameter in family.model.named_parameters():
+        (lora if ".lora_" in name else own)[name.replace(".base_layer.", ".")] = parameter
+    rope = getattr(family.decoder.config, "rope_parameters", None)
+    weights = _digest([rope], ((name, _sampled(tensor)) for name, tensor in own.items()))
+    adapter = None
+    if lora or bank is not None:
+        settings = [None if bank is None else asdict(bank.config), _scalings(family.model)]
+        routers = {} if bank is None else {f"routers.{name}": tensor for name, tensor in bank.state_dict().items()}
+        adapter = _digest(settings, {**lora, **routers}.items())
+    config = family.model.config
+    found = Identity(str(config._name_or_path), None, str(config.model_type), shapes_digest(family))
+    return ModelIdentity(found, weights, adapter)
+
+
+def check_same_model(wanted: ModelIdentity, found: ModelIdentity) -> None:
+    """Raise a worded ``ValueError`` where a cache meets another model than the one that made it."""
+    theirs, ours = wanted.backbone, found.backbone
+    if theirs.digest != ours.digest or wanted.weights != found.weights:
+        why = "an architecture of its own" if theirs.digest != ours.digest else "other weights"
+        raise ValueError(
+            f"the cache was made by the backbone {shown(theirs.path)} ({shown(theirs.model_type)}, "
+            f"{wanted.weights[:12]}), and this one is {shown(ours.path)} ({ours.model_type}, {found.weights[:12]}), "
+            f"with {why}; load the backbone that made it"
+        )
+    if wanted.adapter != found.adapter:
+        made, here = (f"adapter {x[:12]}" if x else "no adapter" for x in (wanted.adapter, found.adapter))
+        raise ValueError(f"the cache was made with {made}, and this model has {here}; load the adapter that made it")
+
+
+def _digest(settings: list[Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(tensors, key=lambda each: each[0]):
+        digest_tensor(digest, name, tensor)
+    return digest.hexdigest()
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED]
+
+
+def _scalings(model: Any) -> list[Any]:
+    """Factors of the LoRAs, which are no tensors."""
+    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, BaseTunerLayer)]
+    return [[name, getattr(part, "scaling", None), list(part.active_adapters)] for name, part in parts]

@@ -113,9 +113,11 @@ CONFIG_FILE = "subtoken_config.json"
 """What makes a folder an adapter folder."""
 RECIPE_FILE = "recipe.yaml"
 """In an adapter's folder and in a run's."""
+PICTURE_FILE = "training.png"
+"""In an adapter's folder: the course of its training."""
 ADAPTER_FILES = (
     r"adapter_config\.json|adapter_model\.safetensors|router\.safetensors|subtoken_config\.json|recipe\.yaml"
-    r"|README\.md|output/(adapter_config\.json|adapter_model\.safetensors|README\.md)"
+    r"|training\.png|README\.md|output/(adapter_config\.json|adapter_model\.safetensors|README\.md)"
 )
 _MERGED_FILES = (
     r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json"

@@ -8,6 +8,7 @@ Legend: B batch.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -63,6 +64,16 @@ class PackedCache(Cache):  # type: ignore[misc]
         layer = self.layers[0]
         assert isinstance(layer, PackedLayer)
         return layer.prompt_length
+
+    def branch(self) -> PackedCache:
+        """A cache of the same prompts that goes on by itself: what is appended to it does not change this one.
+
+        The prompts' entries are not copied. Only of a cache to which nothing was appended yet.
+        """
+        own = PackedCache(len(self.layers))
+        own.workspace, own.layers = self.workspace, [layer.branch() for layer in self.layers]
+        own.next_position, own.origin_B, own.evictor = self.next_position, self.origin_B, copy(self.evictor)
+        return own
 
     def pad_tail(self, padding_B: Tensor) -> None:
         """Hide the first ``padding_B`` tokens that will be appended: texts of unequal length, padded on the left.

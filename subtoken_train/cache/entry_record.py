@@ -10,7 +10,7 @@ N = M + T, q new tokens, k statistics of a head, d head width.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -98,6 +98,10 @@ class EntryRecord:
             observed,
             carried,
         )
+
+    def copy(self) -> EntryRecord:
+        """Another record of the same entries, which goes its own way."""
+        return replace(self, queries=deque(self.queries))
 
     def note(self, query_BHqd: Tensor) -> None:
         """Keep the queries of new tokens, as long as they are wanted."""

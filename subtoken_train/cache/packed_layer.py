@@ -55,6 +55,16 @@ class PackedLayer(StoredPrompt, TailRoom):
         self.filler = filler
         self.blocks, self.prompt_length = blocks, prompt_length
 
+    def branch(self) -> PackedLayer:
+        """A layer with the same prompt, which both read and neither changes, and an empty tail of its own."""
+        assert self.tail_length == self.settled_length == 0
+        own = PackedLayer(self.fused.workspace)
+        own.fill(self.blocks, self.prompt_length, self.keys, self.filler)
+        own.fused.table = self.fused.table
+        own.window, own.begins_B, own.extent = self.window, self.begins_B, self.extent
+        own.record = None if self.record is None else self.record.copy()
+        return own
+
     def begin_tail(self, position_B: Tensor) -> None:
         """Say where the first token of every sample's tail stands, in a layer with a window."""
         assert self.window is not None

@@ -87,6 +87,12 @@ def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
     """
     target = destination / f"{source.stem}{SUFFIX}.yaml" if destination.is_dir() else destination
     check_new([target], overwrite)
+    write_whole(target, anchor_text(source, target))
+    return target
+
+
+def anchor_text(source: Path, target: Path) -> str:
+    """The recipe of the anchor of ``source``, as a file that will lie at ``target``; errors as ``write_anchor``'s."""
     content = read_recipe(source)
     from subtoken_train.cli.quiet import quiet_libraries
 
@@ -102,8 +108,7 @@ def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
         f"# matched token-only anchor of {source.stem} · {100 * share:.6g} % of the tokens, every group\n"
         f"#\n#   train   subtoken-train fit --config {target}\n"
     )
-    write_whole(target, header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
-    return target
+    return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _keep_ratio(cli: RecipeCLI) -> float:

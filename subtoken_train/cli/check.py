@@ -10,10 +10,11 @@ from subtoken_train.errors import plain
 HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
 
 The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
-matched token-only anchor, an estimate of the memory, the data and the optimiser steps. Loads no weights.
+matched token-only anchor, an estimate of the memory, the data and the optimiser steps.
 Any key of the recipe can be overridden after --config, as for fit; --config takes a shipped recipe's name, too.
---offline reads no data, no stage-1 adapter, and asks no server; without it the data files are parsed, the first record
-is encoded, and what stage 2 starts from is checked.
+--offline reads no data, no stage-1 adapter, no weights, and asks no server; without it the data files are parsed, up to
+200 records are encoded for their lengths, and what stage 2 starts from is checked. Weights are loaded where a folder
+holds 64 MiB of them or less and training is to run on the CPU: four batches then tell the time of a run.
 
 What fit would refuse is refused here, in the same words (exit code 2). The last line is 'ready: ...', or 'valid: ...'
 where the recipe is right and this machine, or what lies in its output folder, stands in the way, which the lines below

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from subtoken_train.cli.check_lengths import document_line, length_lines
+from subtoken_train.cli.check_time import time_line
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
@@ -27,8 +29,9 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
     batches = None
     if isinstance(data, CorpusDataModule):
         yield from _corpus_lines(data, offline)
-        if not offline:
-            yield from _unknown_lines(data, at_hand(parts.family, cli.model.backbone_config))
+        if not offline and (family := at_hand(parts.family, cli.model.backbone_config)) is not None:
+            yield document_line(family, data)
+            yield from _unknown_lines(data, family)
     elif isinstance(data, RecallDataModule):
         yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
     elif offline:
@@ -49,6 +52,8 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
         return
     passes = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
     yield f"{plan.steps:,} optimiser steps, {plan.steps * plan.samples_per_step:,} records{passes}"
+    if not offline:
+        yield time_line(cli, plan.steps * accumulate)
 
 
 def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
@@ -82,10 +87,11 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
     sample = first_sample(ready, records, data.max_length, data.max_video_frames)
     counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
     yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
+    yield from length_lines(ready, data)
     yield from _unknown_lines(data, ready)
 
 
-def _unknown_lines(data: OrderedDataModule[Any], family: Family | None) -> Iterator[str]:
+def _unknown_lines(data: OrderedDataModule[Any], family: Family) -> Iterator[str]:
     """The share of unknown tokens, where there can be any."""
-    if family is not None and (line := say_unknown(family.tokenizer, data.some_texts(), "training data")):
+    if line := say_unknown(family.tokenizer, data.some_texts(), "training data"):
         yield line

@@ -9,8 +9,8 @@ import shutil
 from argparse import ArgumentParser, Namespace
 from importlib.metadata import PackageNotFoundError, version
 
-from subtoken_train import __version__
 from subtoken_train.kernels.choice import choose_kernel
+from subtoken_train.version import __version__
 
 HELP = "Versions and hardware, for bug reports."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     config, parts, peft_model = read_parts(source, cli, args.backbone)
     name = str(config.training.get("name", source.folder.name))
     sections = card_sections(cli, parts, source.recipe, name, args.metrics, args.push_to_hub)
+    sections = replace(sections, picture=source.picture())
     if args.merge_lora:
         parts, peft_model = with_weights(config, parts, peft_model)
         write_merged(out, config, parts, peft_model, args.overwrite, sections)

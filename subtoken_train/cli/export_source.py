@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
+from subtoken_train.documents import check_regular
 from subtoken_train.training.checkpoints import newest_complete, read_marker
+
+_PNG, _MAX_PICTURE = b"\x89PNG\r\n\x1a\n", 2**20
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,14 @@ class Source:
     folder: Path
     is_adapter: bool
     recipe: Path | None
+
+    def picture(self) -> bytes | None:
+        """The picture of the training that an adapter folder holds; None where it holds none of ours."""
+        path = self.folder / PICTURE_FILE
+        if not self.is_adapter or not path.is_file() or check_regular(path) > _MAX_PICTURE:
+            return None
+        content = path.read_bytes()
+        return content if content.startswith(_PNG) else None
 
 
 def find_source(path: Path) -> Source:

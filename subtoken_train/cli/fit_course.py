@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
 from subtoken_train.cli.earlier_run import compare_recipes
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.run_picture import picture_of_run
 from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
@@ -140,6 +142,7 @@ def export(cli: RecipeCLI, folder: Path, repo_id: str | None = None) -> Path:
     training = {"name": folder.name, "steps": cli.trainer.global_step, "seed": cli.config.seed_everything}
     config = adapter_config(module, parts.family, training)
     sections = card_sections(cli, parts, folder / RECIPE_FILE, folder.name, None, repo_id)
+    sections = replace(sections, picture=picture_of_run(folder))
     return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)
 
 

@@ -132,20 +132,16 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
 def _load(args: argparse.Namespace) -> SubTokenModel:
     """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
     from subtoken_train.cli.arm_flags import flagged_model
-    from subtoken_train.evaluation.picture import check_drawable
+    from subtoken_train.evaluation.picture import check_drawable, check_places
 
     model = flagged_model(args, args.adapter or None, args.device)
-    family, reducer = model.backbone.family, model.backbone.reducer
+    family = model.backbone.family
     if not args.show:
         return model
     if family.image_token_id is None:
         raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
     check_drawable(family)
-    if model.backbone.placeless:
-        raise ValueError(
-            f"--show: {reducer.name} on {family.name} counts its tokens anew, so they have no place in the "
-            "picture; leave it out"
-        )
+    check_places(model.backbone)
     return model
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import csv
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -13,6 +14,31 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 FOLDER = "logs"
 _REMOTE = {"WandbLogger": ("wandb", "name"), "MLFlowLogger": ("mlflow", "run_name")}
 """Lightning's class -> (the package it needs, its key for the run's name)."""
+OVERVIEW = (
+    "train/loss",
+    "val/loss",
+    "eval/accuracy",
+    "val/token_accuracy",
+    "train/kv_fraction",
+    "train/kept_visual_fraction",
+)
+_LAST = {"weight_norm": 3, "gradient_norm": 4}
+
+
+def tensorboard_tag(name: str) -> str:
+    """A metric's name as TensorBoard's first page wants it, which sorts tags and opens the first two groups alone.
+
+    Loss, accuracy and budget come first, in one group; gradients last.
+    """
+    return f"1_overview/{name}" if name in OVERVIEW else f"{_LAST.get(name.partition('/')[0], 2)}_{name}"
+
+
+class SortedTensorBoard(TensorBoardLogger):
+    """TensorBoard's log, under tags that sort by what is looked at first; other loggers have the plain names."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log under ``tensorboard_tag``."""
+        super().log_metrics({tensorboard_tag(name): value for name, value in metrics.items()}, step)
 
 
 def run_loggers(given: Any, folder: Path) -> list[Logger]:
@@ -26,10 +52,10 @@ def run_loggers(given: Any, folder: Path) -> list[Logger]:
     if given is False:
         return []
     names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))
-    csv = next(name for name in names if not (folder / FOLDER / name).exists())
+    part = next(name for name in names if not (folder / FOLDER / name).exists())
     ours = [
-        CSVLogger(str(folder), FOLDER, csv),
-        TensorBoardLogger(str(folder), FOLDER, "tb", default_hp_metric=False),
+        CSVLogger(str(folder), FOLDER, part),
+        SortedTensorBoard(str(folder), FOLDER, "tb", default_hp_metric=False),
     ]
     if given in (None, True):
         return ours
@@ -40,6 +66,22 @@ def csv_parts(folder: Path) -> list[Path]:
     """The CSV logs of a run, from its first part to its last resume."""
     found = (folder / FOLDER).glob("csv*/metrics.csv")
     return sorted(found, key=lambda path: int(path.parent.name.removeprefix("csv").lstrip("-") or 1))
+
+
+def logged(folder: Path) -> dict[str, dict[int, float]]:
+    """Metric -> step -> value, over all parts of a run; where two parts made a step, the later one's.
+
+    Raises:
+        ValueError: a log with something else than numbers.
+    """
+    course: dict[str, dict[int, float]] = {}
+    for part in csv_parts(folder):
+        with part.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                for name, value in row.items():
+                    if value and name != "step":
+                        course.setdefault(name, {})[int(row["step"])] = float(value)
+    return course
 
 
 def name_remote_runs(given: Any, name: str, folder: Path) -> None:

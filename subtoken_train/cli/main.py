@@ -13,18 +13,20 @@ import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
-from subtoken_train import __version__
 from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.terminal import PROGRAM, guarded
 from subtoken_train.errors import unknown_name
+from subtoken_train.version import __version__
 
 COMMANDS = {
+    "init": "your own images, questions or texts as records, splits and a recipe",
     "fit": "train LoRA and routers from a recipe",
     "check": "what a recipe trains and costs, before it runs",
     "preview": "training samples as the loss sees them",
     "evaluate": "score an adapter, or a backbone, on a data file",
     "report": "tables, curves and one HTML page from results",
     "generate": "answer one prompt from a compressed cache",
+    "demo": "a page in the browser: backbone, anchor and routed model side by side",
     "benchmark": "time prompts and steps, beside anchor and full cache",
     "calibrate": "numbers of a backbone that a method reads",
     "diagnose": "what an adapter's routers do with their budget",

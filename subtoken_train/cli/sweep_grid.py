@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shlex
 from collections.abc import Sequence
@@ -55,14 +54,12 @@ class SweepRun:
 
     def last_metrics(self, names: Sequence[str]) -> dict[str, float]:
         """The last value of each metric in the run's CSV logs, and the last ``step``; without what was never logged."""
-        from subtoken_train.cli.loggers import csv_parts
+        from subtoken_train.cli.loggers import logged
 
-        last: dict[str, float] = {}
-        for part in csv_parts(self.folder):
-            with part.open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    last |= {name: float(row[name]) for name in (*names, "step") if row.get(name)}
-        return last
+        courses = logged(self.folder)
+        steps = {step for course in courses.values() for step in course}
+        last = {name: courses[name][max(courses[name])] for name in names if name in courses}
+        return {**last, "step": float(max(steps))} if steps else last
 
 
 def sweep_runs(

@@ -20,6 +20,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_text
+from subtoken_train.datasets.json_scan import scan_records
+from subtoken_train.datasets.record_format import image_names, record_id, video_names
+from subtoken_train.datasets.record_index import checked_record
 from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
@@ -41,14 +45,15 @@ class CorpusSource:
         split: split of a Hub data set; a local file is one split, ``train``.
         column: the column with the text.
         documents: ``rows``: each row is a document (a .txt file is one row); ``wikitext``: rows are lines (of a .txt
-            file, too), and a document starts at each title line, `` = Title = ``.
+            file, too), and a document starts at each title line, `` = Title = ``; ``conversations``: each record of a
+            .json or .jsonl file is one, in any form of ``conversations.llava_form``, without images.
     """
 
     name: str
     config: str | None = None
     split: str = "train"
     column: str = "text"
-    documents: Literal["rows", "wikitext"] = "rows"
+    documents: Literal["rows", "wikitext", "conversations"] = "rows"
 
 
 def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
@@ -60,6 +65,8 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
+    if source.documents == "conversations":
+        return _conversation_rows(source)
     arguments: dict[str, Any] = {"split": source.split, "streaming": streaming}
     builder = _BUILDERS.get(Path(source.name).suffix)
     if builder is None:
@@ -86,14 +93,34 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
         raise ValueError(f"{source.name} cannot be read as {builder} ({error.__cause__ or error})") from None
     columns = rows.column_names if rows.column_names is not None else list(next(iter(rows), {}))
     if columns and source.column not in columns:
-        raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {', '.join(columns)}")
+        hint = "; conversations are read with documents: conversations" if {*columns} & {*CONVERSATION_LISTS} else ""
+        raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {', '.join(columns)}{hint}")
     return rows
+
+
+def _conversation_rows(source: CorpusSource) -> Dataset:
+    """A row per conversation of a local file."""
+    from datasets import Dataset
+
+    path = Path(source.name)
+    if path.suffix not in (".json", ".jsonl") or not path.is_file():
+        raise ValueError(f"documents: conversations reads a .json or .jsonl file of records; {source.name} is none")
+    if source.config is not None or source.split != "train":
+        raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
+    texts = []
+    for place, found in enumerate(scan_records(path)):
+        name = f"{path}, record {record_id(found.row, place)!r}"
+        row = checked_record(found.row, name)
+        if image_names(row) or video_names(row):
+            raise ValueError(f"{name}: it has images, which a language model does not read; name it in data.train_file")
+        texts.append(conversation_text(row))
+    return Dataset.from_dict({source.column: texts})
 
 
 def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[str]:
     """The documents of ``rows`` in order; those of white space alone are left out."""
     texts = (row[source.column] or "" for row in rows)
-    documents = texts if source.documents == "rows" else _articles(texts)
+    documents = _articles(texts) if source.documents == "wikitext" else texts
     return (document for document in documents if document.strip())
 
 

@@ -130,7 +130,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
         """The corpus's first documents."""
         self.read()
         rows = self._raw_train
-        total = len(rows) if self.train_source.documents == "rows" and hasattr(rows, "__len__") else None
+        total = len(rows) if self.train_source.documents != "wikitext" and hasattr(rows, "__len__") else None
         return first_texts(iterate_documents(rows, self.train_source), total)
 
     def collator(self) -> Callable[[list[Block]], Batch]:

@@ -119,12 +119,13 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             by_length=self.group_by_length,
         )
 
-    def samples(self, family: Family, count: int) -> Iterator[Batch]:
-        """The first ``count`` training samples of a run on one device as the loss sees them, each its own batch."""
+    def samples(self, family: Family, count: int, size: int = 1) -> Iterator[Batch]:
+        """The first ``count`` batches of ``size`` samples of a run on one device as the loss sees them."""
         self._rehearsed_family = family
-        collate = self.collator()
-        for record in islice(self.records_to_show(), count):
-            yield collate([record])
+        collate, records = self.collator(), iter(self.records_to_show())
+        for _ in range(count):
+            if some := list(islice(records, size)):
+                yield collate(some)
 
     def records_to_show(self) -> Iterator[T]:
         """The training records as a run on one device takes them."""

@@ -1,4 +1,4 @@
-"""Where each record of a file in LLaVA's format begins and ends, how large it is, which images it names.
+"""Where each record of a file of conversations begins and ends, how large it is, which images it names.
 
 The index of a large file, an Arrow table, is made once (every record is parsed and checked), written to the cache of
 the datasets library and memory-mapped from then on: opening it reads nothing, and all processes of a machine share its
@@ -13,17 +13,19 @@ import hashlib
 import os
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from subtoken_train.datasets.conversations import llava_form
 from subtoken_train.datasets.json_scan import scan_records
 from subtoken_train.datasets.record_format import image_names, record_id, record_problem, text_length, video_names
 
 SMALL_FILE = 2**24  # bytes; below, making the index takes a fraction of a second
-_LAYOUT = "3"  # raise it when the columns, or the checks of a record, change
+_LAYOUT = "4"  # raise it when the columns, or the checks of a record, change
 
 
 class RecordIndex:
@@ -93,9 +95,8 @@ def build_table(path: Path) -> pa.RecordBatch:
     """Parse and check every record, into columns of int64 and ``images`` (list of names)."""
     start, stop, characters, pictures, of_videos = (array("q") for _ in range(5))
     record_ends, name_ends, names = array("i", [0]), array("q", [0]), bytearray()  # flat: no object per record
-    for place, (begin, end, row) in enumerate(scan_records(path)):
-        if problem := record_problem(row):
-            raise ValueError(f"{path}, record {record_id(row, place)!r}: {problem}")
+    for place, (begin, end, found) in enumerate(scan_records(path)):
+        row = checked_record(found, f"{path}, record {record_id(found, place)!r}")
         start.append(begin)
         stop.append(end)
         characters.append(text_length(row))
@@ -121,6 +122,22 @@ def build_table(path: Path) -> pa.RecordBatch:
         )
     }
     return pa.RecordBatch.from_pydict({**columns, "images": pa.ListArray.from_arrays(offsets, texts)})
+
+
+def checked_record(row: Any, place: str) -> dict[str, Any]:
+    """A record in LLaVA's form, whatever form of ``conversations`` it has.
+
+    Raises:
+        ValueError: it breaks the format; ``place`` says where it is.
+    """
+    try:
+        made = llava_form(row)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    if problem := record_problem(made):
+        raise ValueError(f"{place}: {problem}")
+    checked: dict[str, Any] = made
+    return checked
 
 
 def _write(table: pa.RecordBatch, path: Path, state: bytes) -> None:

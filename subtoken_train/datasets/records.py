@@ -1,5 +1,6 @@
-"""Instruction data in LLaVA's format: a JSON list (or JSON lines) of conversations beside a folder of images.
+"""Instruction data: a JSON list (or JSON lines) of conversations beside a folder of images.
 
+A conversation is in LLaVA's form, or in another one that ``conversations`` turns into it.
 The structure of every record (``record_index``) is checked once, when the file is indexed; a record is read from its
 place in the file when it is asked for, and images are opened one by one, when a batch needs them. So neither the
 training process nor a worker holds the data set.
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from subtoken_train.datasets.conversations import llava_form
 from subtoken_train.datasets.image_sources import FolderImages, compare_images, inside
 from subtoken_train.datasets.record_format import (
     IMAGE_PLACEHOLDER,
@@ -113,7 +115,7 @@ class InstructionRecords(Dataset[Record]):
         with self.path.open("rb", buffering=0) as file:  # opened anew: nothing that a fork would share, or a spawn lose
             if file_state(file.fileno()) != self._state:
                 raise ValueError(f"{self.path} was changed while it was in use; start again")
-            row: dict[str, Any] = json.loads(os.pread(file.fileno(), stop - start, start))
+            row: dict[str, Any] = llava_form(json.loads(os.pread(file.fileno(), stop - start, start)))
         return row
 
     def first_video(self) -> str | None:

@@ -98,9 +98,9 @@ def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
     return None
 
 
-def spread(total: int) -> Sequence[int]:
-    """Places of at most ``LOOKED_AT`` records, evenly over ``total``."""
-    return range(total) if total <= LOOKED_AT else [i * total // LOOKED_AT for i in range(LOOKED_AT)]
+def spread(total: int, most: int = LOOKED_AT) -> Sequence[int]:
+    """Places of at most ``most`` records, evenly over ``total``."""
+    return range(total) if total <= most else [i * total // most for i in range(most)]
 
 
 def first_texts(texts: Iterable[str], total: int | None) -> SomeTexts:

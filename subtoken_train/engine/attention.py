@@ -11,7 +11,8 @@ Legend: B batch, N rows, M columns, H query heads, h key-value heads, d head wid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,10 +93,24 @@ def use_packed_attention(config: Any) -> None:
     if name.startswith(PREFIX):
         return
     if name not in ALL_ATTENTION_FUNCTIONS:
-        raise ValueError(f"attention {name!r} cannot read a packed cache; load the backbone with attention: sdpa")
+        raise ValueError(
+            f"attention {name!r} cannot read a packed cache; load the backbone with sdpa (a recipe's attention, or "
+            "attn_implementation of transformers)"
+        )
     AttentionInterface.register(PREFIX + name, _wrapping(name))
     AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     config._attn_implementation = PREFIX + name
+
+
+@contextmanager
+def reading_packed(config: Any) -> Iterator[None]:
+    """``use_packed_attention`` for a block; the decoder's attention is then what it was."""
+    before = config._attn_implementation
+    try:
+        use_packed_attention(config)
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def _wrapping(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:

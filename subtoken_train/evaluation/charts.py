@@ -65,9 +65,9 @@ def heat_map(rows: Sequence[Sequence[float]], title: str, x_label: str, y_label:
 
 
 @styled
-def axes_in_a_row(count: int) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side."""
-    figure = Figure(figsize=(7.2 * count, 4.8), layout="constrained")
+def axes_in_a_row(count: int, inches: tuple[float, float] = (7.2, 4.8)) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side, each of so many inches (wide, high)."""
+    figure = Figure(figsize=(inches[0] * count, inches[1]), layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
@@ -94,11 +94,30 @@ def draw_lines(
 
 
 @styled
-def draw_cells(
-    axes: Axes, rows: Sequence[Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
+def draw_courses(
+    axes: Axes, courses: Mapping[str, Mapping[int, float]], title: str, x_label: str, y_label: str
 ) -> None:
-    """See ``heat_map``."""
-    extent = (-0.5, len(rows[0]) - 0.5, first + len(rows) - 0.5, first - 0.5)
+    """Named values by step; not all have the same steps. The scale begins at 0."""
+    for (name, course), color in zip(courses.items(), COLORS, strict=False):
+        axes.plot(list(course), list(course.values()), color=color, label=name, marker="" if len(course) > 1 else "o")
+    axes.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+
+
+@styled
+def draw_cells(
+    axes: Axes,
+    rows: Sequence[Sequence[float]],
+    title: str,
+    x_label: str,
+    y_label: str,
+    first: int = 0,
+    ends: tuple[float, float] | None = None,
+) -> None:
+    """See ``heat_map``; ``ends`` are where the first and the last column end, 0.5 around 0, 1, 2, ... without them."""
+    left, right = ends or (-0.5, len(rows[0]) - 0.5)
+    extent = (left, right, first + len(rows) - 0.5, first - 0.5)
     picture = axes.imshow(rows, cmap="Blues", vmin=0, aspect="auto", extent=extent, interpolation="nearest")
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.grid(visible=False)

@@ -17,6 +17,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import pad_to_square
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
@@ -65,6 +66,15 @@ def check_drawable(family: Family) -> None:
     """Raise a worded ``ValueError`` where a picture's tokens make no one grid."""
     if family.in_tiles:
         raise ValueError(f"{family.name} sees pictures in tiles, which are not drawn; leave the drawing out")
+
+
+def check_places(backbone: CompressedBackbone) -> None:
+    """Raise a worded ``ValueError`` where what a reducer leaves has no place in the picture."""
+    if backbone.placeless:
+        raise ValueError(
+            f"{backbone.reducer.name} on {backbone.family.name} counts its tokens anew, so they have no place in the "
+            "picture; leave the drawing out"
+        )
 
 
 def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:

@@ -227,10 +227,19 @@ def _original_format(source: str, revision: str | None) -> str | None:
     )
 
 
+def named_family(model_type: str) -> type[Family]:
+    """The family of a model type.
+
+    Raises:
+        ValueError: there is none; of some that people ask for it says what is missing.
+    """
+    if (missing := UNSERVED.get(model_type)) is not None and model_type not in FAMILIES:
+        raise ValueError(f"{model_type} is not supported: {missing}; take another backbone")
+    return FAMILIES.find(model_type)
+
+
 def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
-    if (missing := UNSERVED.get(model_config.model_type)) is not None and model_config.model_type not in FAMILIES:
-        raise ValueError(f"{model_config.model_type} is not supported: {missing}; take another backbone")
-    family = FAMILIES.find(model_config.model_type)
+    family = named_family(model_config.model_type)
     # before any weight is read
     check_window_runs(layer_windows(model_config, family.tower_positions == "mrope"), config.attention)
     for setting, value in (("template", config.template), ("system", config.system)):

@@ -215,7 +215,7 @@ class ArmSpec:
         reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
         where = backbone or (self.backbone if self.adapter is not None else None)
         loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device, self.loading)
-        return SubTokenModel(loaded, compression)
+        return SubTokenModel.around(loaded, compression)
 
     @property
     def loading(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torch._dynamo import mark_static_address
 from transformers import CompileConfig
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.prefill import next_logits
 
@@ -91,6 +92,7 @@ class FixedStep:
 
     def __enter__(self) -> Self:
         assert self.cache.next_position is not None
+        use_packed_attention(self.backbone.family.decoder.config)
         self.left = self.tokens
         self.cache.choose_pages(True)
         self.cache.prepare()  # no graph can

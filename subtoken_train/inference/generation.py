@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
 from subtoken_train.types import Batch
@@ -44,6 +46,17 @@ def exclusive(model: nn.Module) -> Iterator[None]:
     finally:
         with _serving_lock:
             _serving.remove(id(model))
+
+
+@contextmanager
+def serving(family: Family) -> Iterator[None]:
+    """One call on a model, whose language model reads packed storage inside the block and is as it was after it.
+
+    Raises:
+        ValueError: see ``exclusive``; or an attention that cannot.
+    """
+    with exclusive(family.model), reading_packed(family.decoder.config):
+        yield
 
 
 @contextmanager

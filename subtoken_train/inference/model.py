@@ -5,74 +5,76 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Picture
-from subtoken_train.functional.merging import Merge
+from subtoken_train.families.in_memory import family_in_memory
+from subtoken_train.inference.asking import ANSWER_TOKENS, Asking
 from subtoken_train.inference.cache_report import CacheReport, report
-from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.compression_settings import CompressionSettings, compression_of
 from subtoken_train.inference.generate_arguments import check_settings, copies_asked, tokens_appended
-from subtoken_train.inference.generation import compressed, exclusive
+from subtoken_train.inference.generation import compressed, serving
 from subtoken_train.inference.inputs import inputs_of
+from subtoken_train.inference.last_prompt import LastPrompt
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompt_batch import IMAGE_INPUTS, batch_from_inputs
 from subtoken_train.inference.tokens_given import check_ids, check_turn, visible_tokens
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
+from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.types import Batch, Plan, Turn
-
-ANSWER_TOKENS = 64
-"""Of ``chat``, unless it is told."""
+from subtoken_train.types import Turn
 
 
-@dataclass
-class LastPrompt:
-    """The last prompt that was compressed.
-
-    Attributes:
-        batch: the prompts; their pixels are let go.
-        plan: what the cache keeps of them.
-        cache: what follows them is in it too.
-        prefill_seconds: of the prompt's pass; 0 where the last call went on from the cache.
-        decode_seconds: of everything else.
-        beams: running beams of each prompt in the cache.
-    """
-
-    batch: Batch
-    plan: Plan
-    cache: PackedCache
-    prefill_seconds: float
-    decode_seconds: float = 0.0
-    beams: int = 1
-
-
-class SubTokenModel:
+class SubTokenModel(Asking):
     """Generates with token reducer, routers and KV eviction on a cache that is as small as they promise.
 
     The router and the reducer run on prompts only; evictions act after a prompt's pass, so they cannot change the first
     token. A model object serves one call at a time.
 
+    Made around a model that is in memory, or loaded by ``from_pretrained``. The model itself is not changed: while a
+    call runs its language model's attention reads packed storage, and in ``generate`` its ``forward`` is ours; then
+    everything is as it was.
+
     Args:
-        backbone: in evaluation mode.
-        compression: eviction and precision.
+        model: a transformers model of a family that is served, in evaluation mode, see ``family_in_memory``.
+        processor: the processor that was published with it (of a language model: its tokenizer).
+        reducer: a token reducer, for instance ``build_reducer("fastv", 0.25)``; None: every token stays.
+        settings: how caches are compressed, see ``CompressionSettings``.
+
+    Raises:
+        ValueError: a model or a processor that is not served, or settings that do not exist or do not fit.
     """
 
-    def __init__(self, backbone: CompressedBackbone, compression: Compression | None = None) -> None:
-        self.backbone = backbone.eval()
-        self.compression = Compression() if compression is None else compression
-        self.compression.check(backbone.family)
-        self.last: LastPrompt | None = None
+    def __init__(
+        self, model: Any, processor: Any, *, reducer: Reducer | None = None, **settings: Unpack[CompressionSettings]
+    ) -> None:
+        compression, family = compression_of(settings), family_in_memory(model, processor)
+        with reading_packed(family.decoder.config):
+            self._take(CompressedBackbone(family, reducer or build_reducer("none")), compression)
+
+    @classmethod
+    def around(cls, backbone: CompressedBackbone, compression: Compression | None = None) -> SubTokenModel:
+        """The same around what was put together already: family, reducer and routers; a compression, or none."""
+        made = cls.__new__(cls)
+        made._take(backbone.eval(), compression or Compression())
+        return made
+
+    def _take(self, backbone: CompressedBackbone, compression: Compression) -> None:
+        compression.check(backbone.family)
+        self.backbone, self.compression = backbone, compression
+        self.last = None
+        self._context = None
 
     @classmethod
     def from_pretrained(
@@ -82,18 +84,8 @@ class SubTokenModel:
         revision: str | None = None,
         backbone: BackboneConfig | str | None = None,
         reducer: Reducer | None = None,
-        eviction: str | None = None,
-        eviction_keep: float = 1.0,
-        eviction_unit: KeepUnit = "fraction",
-        eviction_every: int | None = None,
-        eviction_options: dict[str, Any] | None = None,
-        scope: Scope | None = None,
-        kv_dtype: KVDtype = "model",
-        key_channels: float = 1.0,
-        merge: Merge | None = None,
-        prefill_chunk: int | None = None,
-        rerotate: bool = False,
         device_map: str | None = None,
+        **settings: Unpack[CompressionSettings],
     ) -> SubTokenModel:
         """Load an adapter with the backbone that it names, or a backbone alone.
 
@@ -104,38 +96,14 @@ class SubTokenModel:
             backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
                 checked.
             reducer: for a backbone alone: a token reducer; an adapter has its own.
-            eviction: name of an eviction method; None: none.
-            eviction_keep: what stays, see ``Compression.keep``.
-            eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
-            eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
-            eviction_options: settings of the method, by name.
-            scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
-            kv_dtype: ``model``, ``int8`` or ``int4``.
-            key_channels: share of the channels that stay of the keys in scope.
-            merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
-            prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
-            rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
+            settings: how caches are compressed, see ``CompressionSettings``.
 
         Raises:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
-        if eviction is None and eviction_options:
-            raise ValueError(f"eviction_options={eviction_options!r} need an eviction, for instance eviction='snapkv'")
-        method = None if eviction is None else build_eviction(eviction, **(eviction_options or {}))
-        compression = Compression(
-            method,
-            eviction_keep,
-            eviction_unit,
-            scope,
-            kv_dtype,
-            key_channels=key_channels,
-            merge=merge,
-            every=eviction_every,
-            prefill_chunk=prefill_chunk,
-            rerotate=rerotate,
-        )
-        return cls(load_backbone(path, revision, backbone, reducer, device_map), compression)
+        compression = compression_of(settings)
+        return cls.around(load_backbone(path, revision, backbone, reducer, device_map), compression)
 
     @property
     def processor(self) -> Any:
@@ -163,7 +131,7 @@ class SubTokenModel:
         Raises:
             ValueError: what the prompt or the settings do not fit; the object serves the next call.
         """
-        with exclusive(self.backbone.family.model):
+        with serving(self.backbone.family):
             return self._generate(past_key_values, context_length, inputs)
 
     def _generate(self, past: PackedCache | None, context_length: int | None, inputs: dict[str, Any]) -> Any:
@@ -239,11 +207,13 @@ class SubTokenModel:
         return answer.strip()
 
     def cache_report(self) -> CacheReport:
-        """Bytes of the last prompt's cache, measured beside what was promised.
+        """Bytes of the last prompt's cache, measured beside what was promised; after ``ask`` of the contexts'.
 
         Raises:
             ValueError: nothing was generated yet.
         """
+        if self.last is None and self._context is not None:
+            return self._context.report
         if self.last is None:
             raise ValueError("nothing was generated yet; cache_report describes the cache of the last call of generate")
         last = self.last

@@ -27,19 +27,23 @@ from subtoken_train.reducers.context import ContextReducer
 from subtoken_train.types import Batch, Protocol, Region, in_compressed_region
 
 
+def reader_of_question(backbone: CompressedBackbone, compression: Compression) -> str | None:
+    """What of all that compresses reads the question, in words; None: nothing does."""
+    bank, reducer = backbone.bank, backbone.reducer
+    if isinstance(reducer, ContextReducer) and reducer.acts and reducer.reads_question:
+        return f"reducer {reducer.name!r} chooses pages by the question"
+    if bank is not None and backbone.active_routing is not None and bank.reads_query:
+        return "the routers are conditioned on the question"
+    if compression.eviction is not None and compression.eviction.needs_image:
+        return f"eviction {compression.eviction.name!r} reads the attention from the question to the image"
+    if compression.eviction is not None and compression.eviction.reads_question:
+        return f"eviction {compression.eviction.name!r} is set to score by the question"
+    return None
+
+
 def check_context_first(backbone: CompressedBackbone, compression: Compression) -> None:
     """Raise a worded ``ValueError`` where something that compresses reads the question."""
-    bank, reducer = backbone.bank, backbone.reducer
-    reads = None
-    if isinstance(reducer, ContextReducer) and reducer.acts and reducer.reads_question:
-        reads = f"reducer {reducer.name!r} chooses pages by the question"
-    elif bank is not None and backbone.active_routing is not None and bank.reads_query:
-        reads = "the routers are conditioned on the question"
-    elif compression.eviction is not None and compression.eviction.needs_image:
-        reads = f"eviction {compression.eviction.name!r} reads the attention from the question to the image"
-    elif compression.eviction is not None and compression.eviction.reads_question:
-        reads = f"eviction {compression.eviction.name!r} is set to score by the question"
-    if reads is not None:
+    if (reads := reader_of_question(backbone, compression)) is not None:
         raise ValueError(f"context_first compresses before the question is seen, but {reads}; use query_aware")
 
 
@@ -73,18 +77,38 @@ def open_prompts(
     for name, ends in zip(prompts.record_ids, (~rest_BN.any(-1)).tolist(), strict=True):
         if ends:
             raise ValueError(f"context_first: nothing follows the context of {name!r}; a prompt must ask after it")
-    context = _taken(prompts, context_BN)
-    first = prefill(backbone, context, cache, compression)
+    first = prefill(backbone, _taken(prompts, context_BN), cache, compression)
     index_Bq, valid_Bq = kept_index(rest_BN, pad_left=True)
-    padding_B = (~valid_Bq).sum(-1)
+    ids_Bq = take_rows(prompts.input_ids_BN, index_Bq)
+    return replace(first, logits_BV=append_rest(backbone, ids_Bq, ~valid_Bq, cache, compression.prefill_chunk))
+
+
+def append_rest(
+    backbone: CompressedBackbone, ids_Bq: Tensor, padding_Bq: Tensor, cache: PackedCache, chunk: int | None
+) -> Tensor:
+    """Append what follows the contexts of a cache, in full; logits of the next token, [B, V].
+
+    Args:
+        backbone: in evaluation mode.
+        ids_Bq: text, padded on the left.
+        padding_Bq: which of it is padding, bool.
+        cache: with the contexts, and nothing after them.
+        chunk: tokens that run at a time; None: all.
+    """
+    padding_B, length = padding_Bq.sum(-1), ids_Bq.shape[1]
     for layer in cache.layers:  # before it is appended, so that nothing is evicted between its chunks
         if layer.record is not None:
-            layer.record.given = index_Bq.shape[1]
-    ids_Bq, size = take_rows(prompts.input_ids_BN, index_Bq), compression.prefill_chunk or index_Bq.shape[1]
+            layer.record.given = length
+    size = chunk or length
     hidden = append(backbone, ids_Bq[:, :size], cache, padding_B if bool(padding_B.any()) else None)
-    for start in range(size, ids_Bq.shape[1], size):
+    for start in range(size, length, size):
         hidden = append(backbone, ids_Bq[:, start : start + size], cache)
-    return replace(first, logits_BV=next_logits(backbone, hidden))
+    return next_logits(backbone, hidden)
+
+
+def contexts_of(prompts: Batch) -> Batch:
+    """The contexts of prompts alone, padded on the left, as ``context_first`` compresses them."""
+    return _taken(prompts, context_part(prompts.regions_BN))
 
 
 def context_part(regions_BN: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ class ModelPool:
         if self._current is not None:
             self._current.detach()
             self._current = None
-        wanted = replace(source, path=_place(source.path))
+        wanted = in_one_place(source)
         if self._family is not None and wanted == self._source:
             remove_lora(self._family)
             return self._family
@@ -239,7 +239,7 @@ def with_selection(
     return replace(changed, routing=free if seed is None else replace(free, seed=seed))
 
 
-def _place(path: str) -> str:
-    """One name for a folder, however it was written."""
-    found = resolve(path)
-    return str(Path(found).resolve()) if Path(found).is_dir() else path
+def in_one_place(source: BackboneConfig) -> BackboneConfig:
+    """A backbone under one name for its folder, however it was written: those that are equal share loaded weights."""
+    found = resolve(source.path)
+    return replace(source, path=str(Path(found).resolve())) if Path(found).is_dir() else source

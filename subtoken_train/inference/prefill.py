@@ -176,6 +176,7 @@ def append(
     assert cache.next_position is not None
     if cache.evictor is not None:
         cache.evictor.before_append(cache)
+    use_packed_attention(family.decoder.config)
     new = token_ids_Bq.shape[1]
     start = cache.next_position
     if padding_B is not None:

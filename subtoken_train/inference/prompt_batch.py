@@ -6,10 +6,11 @@ Legend: B batch, N positions.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from subtoken_train.families.family import Family, GivenImages
@@ -101,6 +102,42 @@ def batch_from_inputs(
         image_grid_I3=shown.image_grid_I3,
         seconds_I=shown.seconds_I,
     )
+
+
+def joined_batches(batches: Sequence[Batch], pad_id: int) -> Batch:
+    """Prompts without answers, or parts of such, as one batch, padded on the left; all on one device."""
+    width = max(batch.input_ids_BN.shape[1] for batch in batches)
+
+    def padded(rows: Sequence[Tensor], fill: int) -> Tensor:
+        return torch.cat([F.pad(row, (width - row.shape[1], 0), value=fill) for row in rows])
+
+    ranks = [
+        torch.where(batch.rank_position_B < 0, -1, batch.rank_position_B + width - batch.input_ids_BN.shape[1])
+        for batch in batches
+    ]
+    pixels, grids = ([part for part in parts if part is not None] for parts in zip(*map(_shown, batches), strict=True))
+    seconds = [
+        batch.images_per_sample_B.new_zeros(int(batch.images_per_sample_B.sum()), dtype=torch.float32)
+        if batch.seconds_I is None
+        else batch.seconds_I
+        for batch in batches
+    ]
+    return Batch(
+        input_ids_BN=padded([batch.input_ids_BN for batch in batches], pad_id),
+        labels_BN=padded([batch.labels_BN for batch in batches], IGNORE_INDEX),
+        regions_BN=padded([batch.regions_BN for batch in batches], int(Region.PADDING)),
+        rank_position_B=torch.cat(ranks),
+        pixel_values=torch.cat(pixels) if pixels else None,
+        images_per_sample_B=torch.cat([batch.images_per_sample_B for batch in batches]),
+        record_ids=[name for batch in batches for name in batch.record_ids],
+        image_grid_I3=torch.cat(grids) if grids else None,
+        seconds_I=torch.cat(seconds) if any(batch.seconds_I is not None for batch in batches) else None,
+        followed=batches[0].followed,
+    )
+
+
+def _shown(batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+    return batch.pixel_values, batch.image_grid_I3
 
 
 def _on(device: torch.device, name: str, given: Any) -> Tensor:

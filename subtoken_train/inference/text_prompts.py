@@ -76,8 +76,8 @@ def encode_text(
             f"context_characters={context_characters} must lie between 0 and {len(prompt) - 1}, the prompt's "
             "characters less one that asks"
         )
-    ids = _encode(family, kept)
-    pairs = [tuple(_encode(family, kept + moved + each)[len(ids) :]) for each in continuations]
+    ids = text_ids(family, kept)
+    pairs = [tuple(text_ids(family, kept + moved + each)[len(ids) :]) for each in continuations]
     for text, pair in zip(continuations, pairs, strict=True):
         if not pair:
             raise ValueError(f"continuation {text!r} adds no token to the prompt; there is nothing to score")
@@ -104,8 +104,8 @@ def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
     return batch
 
 
-def _encode(family: Family, text: str) -> list[int]:
-    """Ids with what the tokenizer adds."""
+def text_ids(family: Family, text: str) -> list[int]:
+    """Ids of a text with what the tokenizer adds: BOS, unless the text starts with it."""
     ids: list[int] = family.tokenizer.encode(text, add_special_tokens=_adds_bos(family, text))
     return ids
 

@@ -61,7 +61,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         self.tokenizer = self.family.tokenizer
         self.runner = Runner(model, self.arguments, self._collate, len)
         whole = replace(self.arguments, protocol="query_aware")
-        self.uncompressed = Runner(SubTokenModel(model.backbone), whole, self._collate_whole, len)
+        self.uncompressed = Runner(SubTokenModel.around(model.backbone), whole, self._collate_whole, len)
         self._device = self.family.device
         self._said: set[str] = set()
         if (warning := self.runner.counted.warning()) is not None:

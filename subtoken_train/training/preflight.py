@@ -11,8 +11,10 @@ from torch import nn
 
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
@@ -119,6 +121,37 @@ def first_sample(
     record = records[0]
     images = [open_picture(source, record.id, max_frames=max_frames) for source in record.images]
     return encode(record, family, max_length, images)
+
+
+@dataclass(frozen=True)
+class SampleLengths:
+    """How long some records are.
+
+    Attributes:
+        tokens: of each.
+        needed: those up to the end of the last question about an image, which no cut may reach.
+        broken: what is wrong with the others, an image that cannot be read for instance.
+    """
+
+    tokens: list[int]
+    needed: list[int]
+    broken: list[str]
+
+
+def sample_lengths(family: Family, records: InstructionRecords, most: int, max_frames: int) -> SampleLengths:
+    """Encode ``most`` records, spread over the file, whole; their images are opened."""
+    found = SampleLengths([], [], [])
+    for place in spread(len(records), most):
+        try:
+            record = records[place]
+            images = [open_picture(source, record.id, max_frames=max_frames) for source in record.images]
+            sample = encode(record, family, MAX_TOKENS, images)
+        except ValueError as error:
+            found.broken.append(str(error))
+            continue
+        found.tokens.append(len(sample.input_ids))
+        found.needed.append(sample.rank_position + 1)
+    return found
 
 
 def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:

@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -17,6 +16,7 @@ from subtoken_train.documents import read_json
 from subtoken_train.outputs import write_whole
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.typed import typed
+from subtoken_train.version import __version__
 
 MARKER_FILE, LOCK_FILE = ".subtoken-run.json", ".lock"
 SCHEMA_VERSION = 1
@@ -67,7 +67,7 @@ class RunMarker:
 def new_marker(staged: str | None = None, replaces: tuple[str, ...] = ()) -> RunMarker:
     """The marker of a run that begins now."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return RunMarker(version("subtoken_train"), now, os.environ.get("SLURM_JOB_ID"), staged, replaces)
+    return RunMarker(__version__, now, os.environ.get("SLURM_JOB_ID"), staged, replaces)
 
 
 def read_run_marker(folder: Path) -> RunMarker | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from subtoken_train.engine.prompt_pass import PromptPass, Rows
@@ -44,6 +45,12 @@ class StepRecord:
     def visual(self) -> tuple[Tensor, Tensor]:
         """Visual tokens of the batch before and after the reducer, int64 scalars."""
         return (self.regions_BN == Region.VISUAL).sum(), (self.rows.regions_BM == Region.VISUAL).sum()
+
+    def compressed(self) -> tuple[Tensor, Tensor]:
+        """Entries of the compressed region before and after the reducer, summed over all layers: int64 scalars."""
+        num_layers = self.spans[-1][1]
+        before = in_compressed_region(self.regions_BN).sum() * num_layers
+        return before, torch.stack([self.routed(layer).sum() for layer in range(num_layers)]).sum()
 
     def routed(self, layer: int) -> Tensor:
         """Tokens that a layer's routers chose groups for, bool [B, M] of the layer's rows."""

@@ -14,9 +14,17 @@ from pathlib import Path
 import lightning.pytorch.loggers.mlflow as lightning_mlflow
 import lightning.pytorch.loggers.wandb as lightning_wandb
 import pytest
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 
-from subtoken_train.cli.loggers import csv_parts, finish_remote, run_loggers
+from subtoken_train.cli.loggers import (
+    OVERVIEW,
+    SortedTensorBoard,
+    csv_parts,
+    finish_remote,
+    logged,
+    run_loggers,
+    tensorboard_tag,
+)
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training.panels.run_progress import LogRecipe
@@ -112,7 +120,7 @@ def test_wandb_gets_the_recipe_and_the_metrics_beside_csv_and_tensorboard(wandb_
     cli = RecipeCLI(argv("wandb", tmp_path / "mine"))
     assert [type(logger).__name__ for logger in cli.trainer.loggers] == [
         "CSVLogger",
-        "TensorBoardLogger",
+        "SortedTensorBoard",
         "WandbLogger",
     ]
     assert wandb_runs == []  # nothing is made before training
@@ -178,7 +186,7 @@ def test_what_a_recipe_says_itself_stays(wandb_runs, tmp_path):
 
 @pytest.mark.parametrize("given", [None, True])
 def test_ours_alone(tmp_path, given):
-    assert [type(logger) for logger in run_loggers(given, tmp_path)] == [CSVLogger, TensorBoardLogger]
+    assert [type(logger) for logger in run_loggers(given, tmp_path)] == [CSVLogger, SortedTensorBoard]
 
 
 def test_none_at_all(tmp_path):
@@ -198,3 +206,21 @@ def test_a_resumed_run_keeps_its_csv_logs(tmp_path):
         logger.log_metrics({"a": number}, step=number)
         logger.save()
     assert [path.parent.name for path in csv_parts(tmp_path)] == ["csv", *[f"csv-{i}" for i in range(2, 11)]]
+
+
+def test_tensorboard_opens_on_loss_accuracy_and_budget_and_ends_with_gradients():
+    """It sorts tags, and opens the groups before the first slash that come first."""
+    others = ["gradient_norm/total", "epoch", "eval/counting", "mask_entropy/layer_0", "weight_norm/router/layer_0"]
+    tags = sorted(map(tensorboard_tag, [*others, *OVERVIEW]))
+    assert {tag.split("/")[0] for tag in tags[: len(OVERVIEW)]} == {"1_overview"}
+    assert tags[-2:] == ["3_weight_norm/router/layer_0", "4_gradient_norm/total"]
+    assert {"train/loss", "eval/accuracy", "train/kv_fraction"} < set(OVERVIEW)
+
+
+def test_the_course_of_a_run_goes_through_all_its_parts(tmp_path):
+    first, second = "step,train/loss,epoch\n1,0.5,0\n3,0.4,\n", "train/loss,step\n0.3,3\n0.2,5\n"
+    for name, content in (("csv", first), ("csv-2", second)):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        (tmp_path / "logs" / name / "metrics.csv").write_text(content)
+    assert logged(tmp_path) == {"train/loss": {1: 0.5, 3: 0.3, 5: 0.2}, "epoch": {1: 0.0}}
+    assert logged(tmp_path / "elsewhere") == {}

@@ -70,7 +70,7 @@ BROKEN = {
     "a turn is not": {"id": "x", "conversations": [{"from": "human"}]},
     "come from gpt, human; they must alternate": {"id": "x", "conversations": TEXT[::-1]},
     "come from human; they": {"id": "x", "conversations": TEXT[:1]},
-    "come from system, gpt;": {"id": "x", "conversations": [{"from": "system", "value": ""}, TEXT[1]]},
+    "come from gpt; they": {"id": "x", "conversations": [{"from": "system", "value": ""}, TEXT[1]]},
     "0 <image> for 1 image": {"id": "x", "image": "a.jpg", "conversations": TEXT},
     "1 <image> for 2 image": {"id": "x", "image": ["a.jpg", "b.jpg"], "conversations": ONE},
     "2 <image> for 1 image": {"id": "x", "image": "a.jpg", "conversations": talk("<image><image>", "yes")},

@@ -138,7 +138,7 @@ def test_logits_are_transformers_own(family, images, side):
 def test_answers_are_transformers_own(family, images):
     given, settings = processed(images, "left"), {"max_new_tokens": 8, "do_sample": False}
     expected = family.model.generate(**given, **settings)
-    assert torch.equal(SubTokenModel(compress(family)).generate(**given, **settings), expected)
+    assert torch.equal(SubTokenModel.around(compress(family)).generate(**given, **settings), expected)
 
 
 def test_a_video_is_a_line_per_frame(family, images):
@@ -152,7 +152,7 @@ def test_a_video_is_a_line_per_frame(family, images):
     batch = batch_of(family, given)
     assert batch.images_per_sample_B.tolist() == [3]  # frames by frames, as transformers' processor gives them
     expected = family.model.generate(**given, max_new_tokens=5, do_sample=False)
-    model = SubTokenModel(compress(family))
+    model = SubTokenModel.around(compress(family))
     assert torch.equal(model.generate(**given, max_new_tokens=5, do_sample=False), expected)
 
 

@@ -39,7 +39,7 @@ def prompt_of(pictures):
 
 
 def inputs_of(family, pictures):
-    return SubTokenModel(compress(family)).inputs(prompt_of(pictures), pictures)
+    return SubTokenModel.around(compress(family)).inputs(prompt_of(pictures), pictures)
 
 
 def patches_by_hand(pixels_F3HW, side):
@@ -150,7 +150,7 @@ def test_greedy_answers_are_transformers_own(family, kind):
     settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
     expected = family.model.generate(**inputs, **settings)
     family.model.model.rope_deltas = None
-    assert torch.equal(SubTokenModel(compress(family)).generate(**inputs, **settings), expected)
+    assert torch.equal(SubTokenModel.around(compress(family)).generate(**inputs, **settings), expected)
 
 
 @torch.no_grad()
@@ -181,7 +181,7 @@ def test_a_video_is_bounded_like_a_few_images(family):
 
 def test_what_is_not_the_processors_output_is_refused(family):
     inputs = inputs_of(family, PICTURES["video"])
-    model = SubTokenModel(compress(family))
+    model = SubTokenModel.around(compress(family))
     with pytest.raises(ValueError, match=r"pixel_values_videos of .* must be .* with video_grid_thw"):
         model.generate(**{**inputs, "video_grid_thw": None})
     pixels = inputs["pixel_values_videos"]

@@ -64,7 +64,7 @@ def test_heads_before_their_rotation_are_the_models(kind):
 def test_answers_without_compression_are_those_of_transformers(kind, pad_left):
     """Left-padded prompts as ``generate`` takes them; of right-padded ones, the first token."""
     cell = CELL | PLAIN | {"family": kind}
-    model = SubTokenModel(backbone_of(cell), compression_of(cell))
+    model = SubTokenModel.around(backbone_of(cell), compression_of(cell))
     inputs, settings = inputs_of(model, pad_left=pad_left), {"pad_token_id": model.tokenizer.pad_token_id}
     if pad_left:
         expected = model.backbone.model.generate(**inputs, max_new_tokens=12, do_sample=False, **settings)

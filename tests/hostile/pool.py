@@ -8,6 +8,7 @@ import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import datasets
 import yaml
@@ -34,6 +35,7 @@ def make_pool(folder: Path) -> Path:
     for name in ("tiny-llama", "tiny-llava"):
         shutil.copytree(REPOSITORY / "checkpoints" / name, folder / "backbones" / name)
     _calibrations(folder)
+    _caches(folder)
     for layout in ("own", "parquet"):
         write_benchmarks(folder / "benchmarks" / layout, own=layout == "own")
     _run(folder)
@@ -109,6 +111,26 @@ def _calibrations(folder: Path) -> None:
             "calibrate", method, "--backbone", folder / "backbones/tiny-llama", "--out",
             folder / f"calibrations/{method}.json", "--option", "samples=4", "--option", "context_length=300"
         )  # fmt: skip
+
+
+CACHES = ("lm", "vlm")
+
+
+def asked_model(folder: Path, name: str) -> Any:
+    """The model of one of the caches: heads with entries of their own in int8, or routed entries."""
+    from subtoken_train import SubTokenModel
+
+    if name == "vlm":
+        return SubTokenModel.from_pretrained(folder / "adapters" / VLM)
+    settings = {"eviction": "ada(knorm)", "eviction_keep": 0.5, "kv_dtype": "int8"}
+    return SubTokenModel.from_pretrained(folder / "backbones/tiny-llama", **settings)
+
+
+def _caches(folder: Path) -> None:
+    for name in CACHES:
+        model = asked_model(folder, name)
+        model.ask(Image.new("RGB", (48, 32)) if name == "vlm" else "Code polya quiet dragon. " * 9, [])
+        model.cache.save(folder / f"caches/{name}.safetensors")
 
 
 def _run(folder: Path) -> None:

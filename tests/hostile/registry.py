@@ -7,11 +7,13 @@ from tests.hostile import (
     arguments,
     backbones,
     benchmark_files,
+    caches,
     calibrations,
     calls,
     data_files,
     folders,
     grids,
+    own_folders,
     pictures,
     recipe_code,
     recipe_files,
@@ -37,5 +39,7 @@ CLASSES: dict[str, tuple[Make, int]] = {
     "backbones": (backbones.make, 4),
     "calls": (calls.make, 4),
     "calibrations": (calibrations.make, 3),
+    "caches": (caches.make, 4),
+    "own_folders": (own_folders.make, 5),
 }
 """Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""

@@ -244,7 +244,7 @@ def test_two_threads_take_turns_or_hear_of_it():
     thread.start()
     assert started.wait(60)
     last = model.last
-    for other in (model, SubTokenModel(model.backbone)):  # the same weights behind another object
+    for other in (model, SubTokenModel.around(model.backbone)):  # the same weights behind another object
         try:
             other.generate(**inputs, max_new_tokens=3)
         except ValueError as error:

@@ -194,7 +194,7 @@ MISTAKES = {
     "too long": (lambda m: m.chat("a " * 520), "tokens and the model 512 positions; shorten the prompt"),
     "context": (lambda m: tokens(m, context_length=3), "context_length is for language models"),
     "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
-    "report": (lambda m: SubTokenModel(m.backbone).cache_report(), "nothing was generated yet"),
+    "report": (lambda m: SubTokenModel.around(m.backbone).cache_report(), "nothing was generated yet"),
 }
 
 

@@ -210,7 +210,7 @@ def test_samples_are_chosen_and_repeated_with_their_records(eviction):
 def test_generate_and_the_report():
     """``generate`` holds its memory; the report counts what is there, and the dense cache that it stands for."""
     cell = cell_of(eviction="h2o", selector="none", groups="16/4", batch="one")
-    model = SubTokenModel(backbone_of(cell), compression_of(cell))
+    model = SubTokenModel.around(backbone_of(cell), compression_of(cell))
     batch = batch_of(cell)
     inputs = {"input_ids": batch.input_ids_BN, "pixel_values": batch.pixel_values}
     sizes = []
@@ -237,7 +237,7 @@ def test_generate_and_the_report():
 def test_sampled_sequences_of_a_prompt_are_evicted_each_for_itself():
     """Greedy copies of a prompt say the same."""
     cell = cell_of(eviction="snapkv", batch="one")
-    model = SubTokenModel(backbone_of(cell), compression_of(cell))
+    model = SubTokenModel.around(backbone_of(cell), compression_of(cell))
     batch = batch_of(cell)
     inputs = {"input_ids": batch.input_ids_BN, "pixel_values": batch.pixel_values, "max_new_tokens": 20}
     torch.manual_seed(0)

@@ -100,7 +100,7 @@ def test_rounded_pages_are_read():
 @torch.no_grad()
 def test_the_report_tells_what_is_stored_and_what_is_read():
     family = text_family(max_position_embeddings=512)
-    model = SubTokenModel(compress(family), reading(0.25, dense_layers=1))
+    model = SubTokenModel.around(compress(family), reading(0.25, dense_layers=1))
     ids = torch.randint(10, 60, (1, 300), generator=torch.Generator().manual_seed(0))
     model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
     report = model.cache_report()
@@ -119,10 +119,10 @@ def test_beams_take_their_pages_along():
     family = text_family(max_position_embeddings=512)
     ids = torch.randint(10, 60, (2, 150), generator=torch.Generator().manual_seed(0))
     settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "num_beams": 3, "do_sample": False}
-    both = SubTokenModel(compress(family), reading(0.25)).generate(input_ids=ids, **settings)
+    both = SubTokenModel.around(compress(family), reading(0.25)).generate(input_ids=ids, **settings)
     settings["attention_mask"] = settings["attention_mask"][:1]
     for i in range(2):
-        alone = SubTokenModel(compress(family), reading(0.25)).generate(input_ids=ids[i : i + 1], **settings)
+        alone = SubTokenModel.around(compress(family), reading(0.25)).generate(input_ids=ids[i : i + 1], **settings)
         assert torch.equal(both[i, : alone.shape[1]], alone[0])
 
 

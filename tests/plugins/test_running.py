@@ -22,7 +22,7 @@ def runner(batch_size=1, compression=None, protocol="query_aware"):
         return text_batch(FAMILY, [EncodedText(ids, len(ids) // 2) for ids in prompts])
 
     arguments = ModelArguments(backbone="x", batch_size=str(batch_size), protocol=protocol)
-    return Runner(SubTokenModel(compress(FAMILY), compression), arguments, collate, len)
+    return Runner(SubTokenModel.around(compress(FAMILY), compression), arguments, collate, len)
 
 
 def requests(seed=0):
@@ -103,7 +103,7 @@ def test_a_method_that_reads_the_question_cannot_come_before_it():
     reducer = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
     with pytest.raises(ValueError, match="context_first compresses before the question is seen"):
         Runner(
-            SubTokenModel(compress(FAMILY, **reducer)),
+            SubTokenModel.around(compress(FAMILY, **reducer)),
             ModelArguments(backbone="x", protocol="context_first"),
             lambda prompts: None,
             len,

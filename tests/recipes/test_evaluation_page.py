@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from textwrap import dedent
 
 from subtoken_train.evaluation.runner.spec import read_grid
 from subtoken_train.evaluation.tasks import TASKS
@@ -35,9 +34,9 @@ def test_rows_have_the_tasks_numbers():
 
 
 def test_its_grid_can_be_read(tmp_path):
-    text = PAGE.partition("## The grid file\n")[2].partition("\n|")[0]
+    text = PAGE.partition("## The grid file\n")[2].partition("```yaml\n")[2].partition("```")[0]
     path = tmp_path / "grid.yaml"
-    path.write_text(dedent(text), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     grid = read_grid(path)
     assert len(grid.arms) == 8
     assert [task.name for task in grid.tasks] == ["scenes_pope", "scenes_textvqa"]

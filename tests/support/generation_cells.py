@@ -29,7 +29,7 @@ def model_of(**levels: str) -> SubTokenModel:
     if cell["family"] == "llama" and cell["reducer"] != "none":
         cell["reducer"] = "quest"
     backbone = backbone_of(cell)
-    return SubTokenModel(backbone, compression_of(cell))
+    return SubTokenModel.around(backbone, compression_of(cell))
 
 
 def inputs_of(model: SubTokenModel, kind: str = "three", pad_left: bool = True) -> dict:

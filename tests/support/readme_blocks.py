@@ -1,7 +1,8 @@
 """The code blocks of the documents, with their marks, and the commands in them.
 
-A fenced block follows a mark on the line above it: ``<!-- run -->``, it runs as written in a checkout after ``make
-fit``; ``<!-- needs: WHAT -->``, a reader has to bring something; ``<!-- shows -->``, no code but what it leaves, or a
+A fenced block follows a mark on the line above it: ``<!-- run -->``, it runs as written, README's in a checkout after
+``make fit`` and a page's in an empty folder (``<!-- run: in a checkout -->``: as README's; a test that is named runs it
+itself); ``<!-- needs: WHAT -->``, a reader has to bring something; ``<!-- shows -->``, no code but what it leaves, or a
 part of a file. Indented lines that start with the command count as ``needs``.
 """
 
@@ -14,20 +15,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-DOCUMENTS = (README, ROOT / "data" / "README.md", ROOT / "checkpoints" / "README.md", *sorted(ROOT.glob("docs/*.md")))
+PAGES = sorted(ROOT.glob("docs/*.md"))
+DOCUMENTS = (README, *(ROOT / name / "README.md" for name in ("data", "checkpoints")), ROOT / "CONTRIBUTING.md", *PAGES)
 _FENCE = re.compile(r"(?P<above>[^\n]*)\n```(?P<language>[a-z]*)\n(?P<text>.*?)\n```\n", re.DOTALL)
-_MARK = re.compile(r"<!-- (run|shows|needs)(?:: [^>]+)? -->")
+_MARK = re.compile(r"<!-- (run|shows|needs)(?:: ([^>]+))? -->")
 _INDENTED = re.compile(r"^ {4}(subtoken-train .*(?:(?<=\\)\n.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block: where it is, its mark (None: none), its language (empty: a shell's) and its text."""
+    """One block: where it is, its mark (None: none), its language (empty: a shell's), its text, the mark's words."""
 
     place: str
     mark: str | None
     language: str
     text: str
+    words: str | None = None
 
     def commands(self) -> list[list[str]]:
         """The words of its shell commands, comments and redirections left out, its own variables put in."""
@@ -57,10 +60,15 @@ def blocks(path: Path) -> list[Block]:
     for match in _FENCE.finditer(content):
         mark = _MARK.fullmatch(match["above"].strip())
         place = f"{name}:{content.count(chr(10), 0, match.start('text'))}"
-        found.append(Block(place, mark and mark[1], match["language"], match["text"]))
+        found.append(Block(place, mark and mark[1], match["language"], match["text"], mark and mark[2]))
     for match in _INDENTED.finditer(_FENCE.sub("\n", content)):
         found.append(Block(f"{name}: {match[1][:40]}", "needs", "", match[1]))
     return found
+
+
+def runs_in_a_checkout(path: Path) -> bool:
+    """Whether a document's blocks run in a copy of the tree; otherwise in an empty folder."""
+    return path == README or any(block.words == "in a checkout" for block in blocks(path))
 
 
 def command_line(words: list[str]) -> list[str] | None:

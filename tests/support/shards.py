@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 from accelerate import dispatch_model
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils import backend_registration
 from torch.utils._device import _device_constructors
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from subtoken_train.families.family import Family
 
 NAME = "shard"
+if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    pytest.skip("this torch takes no device that is written in Python", allow_module_level=True)
 MOVES = ("aten._to_copy.default", "aten.copy_.default")
 
 
@@ -105,7 +108,7 @@ def _placed(value, place: torch.device):
 @cache
 def shards() -> tuple[torch.device, torch.device]:
     """The two devices; registered once for the process."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), dispatch_key="PrivateUse1")
     shards.library = library  # it acts while it is there

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.loggers import OVERVIEW
 from subtoken_train.cli.main import main
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.training.panels import throughput
@@ -53,6 +54,11 @@ def events(runs) -> EventAccumulator:
     return events
 
 
+def names(events: EventAccumulator) -> set[str]:
+    """The names of what TensorBoard has, without what makes it sort them."""
+    return {re.sub(r"^\d_(overview/)?", "", tag) for tag in events.Tags()["scalars"]}
+
+
 def rows(run: Path) -> list[dict[str, float]]:
     """What was logged at each step, the rows of one step together."""
     steps: dict[float, dict[str, float]] = {}
@@ -71,14 +77,14 @@ def documented() -> set[str]:
 
 
 def test_the_page_names_the_tags_that_a_run_writes(events):
-    written = {re.sub(r"layer_\d+", "layer_N", tag) for tag in events.Tags()["scalars"]}
+    written = {re.sub(r"layer_\d+", "layer_N", tag) for tag in names(events)}
     kinds = {tag for tag in written if tag.startswith("eval/")} - {"eval/accuracy"}
     assert kinds  # one per kind of question; the page speaks of eval/KIND
     assert written - kinds == documented()
 
 
 def test_every_layer_has_its_panel(events):
-    tags = set(events.Tags()["scalars"])
+    tags = names(events)
     for tag in documented():
         if tag.endswith("layer_N"):
             assert {tag.replace("layer_N", f"layer_{layer}") for layer in range(LAYERS)} <= tags
@@ -90,6 +96,7 @@ def test_values_are_what_they_say(runs):
     assert [row["step"] for row in panels] == [1, 3, 5]  # logging steps only; Lightning counts from 0
     for row in panels:
         assert row["train/kept_visual_fraction"] == 0.25
+        assert row["train/kv_fraction"] == 0.25 * (1 + 4 / 16) / 2
         assert row["tokens_per_s/before"] > row["tokens_per_s/after"] > 0
         assert row["mfu/before"] > row["mfu/after"] > 0
         for layer in range(LAYERS):
@@ -125,6 +132,15 @@ def test_the_recipe_is_in_every_logger(runs, events):
         assert noted["model"] == recipe["model"]
         assert noted["evaluation"] == recipe["evaluation"]
     assert events.Tags()["tensors"] == ["recipe/text_summary"]
+
+
+def test_tensorboard_opens_on_what_matters(events):
+    """Its first page sorts tags by name and opens the first two groups, a group being what stands before a slash."""
+    tags = sorted(events.Tags()["scalars"])
+    groups = list(dict.fromkeys(tag.split("/")[0] for tag in tags))
+    first = {tag.partition("/")[2] for tag in tags if tag.startswith(f"{groups[0]}/")}
+    assert first == {*OVERVIEW}
+    assert groups[-1] == "4_gradient_norm"
 
 
 def trained(run: Path) -> dict[str, torch.Tensor]:

@@ -14,7 +14,6 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from subtoken_train import __version__
 from subtoken_train.evaluation.charts import svg_of
 from subtoken_train.evaluation.reporting import sections as words
 from subtoken_train.evaluation.reporting.curves import Curve
@@ -23,6 +22,7 @@ from subtoken_train.evaluation.reporting.plots import Series, curve_chart, diffe
 from subtoken_train.evaluation.reporting.regressions import data_uri
 from subtoken_train.evaluation.reporting.report import Report
 from subtoken_train.evaluation.reporting.score_tables import MEANS, ScoreTable
+from subtoken_train.version import __version__
 
 TEMPLATE = "page.html.j2"
 

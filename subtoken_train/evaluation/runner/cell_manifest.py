@@ -15,6 +15,7 @@ from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.reducers import split_settings
+from subtoken_train.version import __version__
 
 
 def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processes) -> None:
@@ -46,7 +47,7 @@ def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processe
             "eviction_options": _as_read(dict(arm.spec.eviction_options)),
             "calibration_sha256": arm.calibration_sha256,
             "seed": arm.spec.seed,
-            "versions": {name: version(name) for name in ("subtoken_train", "torch", "transformers")},
+            "versions": {"subtoken_train": __version__, **{name: version(name) for name in ("torch", "transformers")}},
         },
     )
     if (cell.folder / MANIFEST_FILE).is_file():

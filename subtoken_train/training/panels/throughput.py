@@ -1,4 +1,4 @@
-"""Tokens per second and model FLOPs utilisation, before and after reduction, and learning rates.
+"""Tokens per second and model FLOPs utilisation, before and after reduction, the budget, and learning rates.
 
 Per device: the figures are those of the first process. Wall time from one reading to the next, loading data and writing
 checkpoints included, validation and evaluation left out. Nothing is read from the device between two logging steps.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -19,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
+from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.readings import kind_and_layer, logs_now
 from subtoken_train.training.step_record import StepRecord
@@ -51,7 +53,9 @@ class Stopwatch:
 
 
 class Throughput(Callback):
-    """Logs ``tokens_per_s``, ``mfu``, ``train/kept_visual_fraction`` and ``learning_rate``.
+    """Logs ``tokens_per_s``, ``mfu``, ``train/kv_fraction``, ``train/kept_visual_fraction`` and ``learning_rate``.
+
+    The KV fraction is that of the last micro-batch: entries that stay, times what a routed token keeps of its KV.
 
     Model FLOPs utilisation is what the rows cost by ``functional/flops.py`` over what the device could have done by
     Lightning's table of peaks. ``after`` counts the rows that ran; ``before`` counts the whole input, as if nothing had
@@ -108,12 +112,17 @@ class Throughput(Callback):
 
     def _log(self, trainer: L.Trainer, module: SubTokenModule) -> None:
         assert self._tokens is not None
-        before, after, visual_before, visual_after = self._tokens.tolist()  # waits for the device: the time is real
+        assert module.last_step is not None
+        counts = torch.stack([*self._tokens, *module.last_step.compressed()])
+        before, after, visual_before, visual_after, entries, kept = counts.tolist()  # waits: the time is real
         seconds = self.watch.seconds()
         module.log("tokens_per_s/before", before / seconds, prog_bar=True)
         module.log("tokens_per_s/after", after / seconds, prog_bar=True)
         if visual_before:
             module.log("train/kept_visual_fraction", visual_after / visual_before)
+        if kept:
+            budget = KVBudget() if module.routing_config is None else module.routing_config.token_budget
+            module.log("train/kv_fraction", replace(budget, keep_ratio=kept / entries).total_kv_fraction)
         if self._work is not None and self._peak is not None:
             work_before, work_after = self._work.tolist()
             module.log("mfu/before", work_before / seconds / self._peak)

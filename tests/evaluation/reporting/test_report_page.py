@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
@@ -12,11 +11,11 @@ import pytest
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
+from tests.support.browser import OPTIONS, find_browser
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 VOID = {"meta", "link", "img", "br"}
 HOSTILE = "</pre><script>alert(1)</script> see http://example.org/a.png & <img src=x onerror=alert(2)>"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
 
 
 class Page(HTMLParser):
@@ -152,18 +151,10 @@ def test_without_anchors_pictures_and_kinds(tmp_path, monkeypatch):
 
 
 def test_a_browser_finds_no_error(html, tmp_path):
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser here (looked for {', '.join(BROWSERS)})")
+    browser = find_browser()
     path = tmp_path / "report.html"
     path.write_text(html, encoding="utf-8")
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path}/p",
-    ]
+    options = [*OPTIONS, "--enable-logging=stderr", f"--user-data-dir={tmp_path}/p"]
     command = [browser, *options, "--dump-dom", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]

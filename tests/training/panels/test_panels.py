@@ -17,7 +17,7 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.alive import FirstGradients, SilentTensors
 from subtoken_train.training.panels.per_layer import RoutingPanel, TrainedPanel
 from subtoken_train.training.panels.readings import by_kind_and_layer, kind_and_layer, logs_next, logs_now, stepped
-from subtoken_train.training.panels.throughput import Stopwatch, Throughput, flops_of, peak_flops, step_work
+from subtoken_train.training.panels.throughput import Throughput, flops_of, step_work
 from subtoken_train.training.step_record import StepRecord
 
 LAYER = "compressed.model.model.layers.{}.self_attn.{}.lora_{}.default.weight"
@@ -123,6 +123,7 @@ def test_throughput_counts_every_micro_batch_since_the_last_reading():
         "tokens_per_s/before": 2 * 8 / 4,
         "tokens_per_s/after": 2 * 6 / 4,
         "train/kept_visual_fraction": 2 / 4,
+        "train/kv_fraction": 2 / 4,
         "mfu/before": pytest.approx(2 * before / 4 / 2),
         "mfu/after": pytest.approx(2 * after / 4 / 2),
         "learning_rate/lora": 0.5,
@@ -254,19 +255,6 @@ def test_names():
     assert by_kind_and_layer({ROUTER.format(1): 1, ROUTER.format(1) + ".bias": 2}) == {("router", 1): [1, 2]}
     with pytest.raises(ValueError, match="belongs to no router"):
         kind_and_layer("compressed.model.lm_head.weight")
-
-
-def test_stopwatch_leaves_pauses_out(monkeypatch):
-    times = iter([10.0, 12.0, 17.0, 20.0])
-    monkeypatch.setattr("subtoken_train.training.panels.throughput.time.perf_counter", lambda: next(times))
-    watch = Stopwatch()
-    with watch.pause():
-        pass
-    assert watch.seconds() == 20 - 10 - 5
-
-
-def test_a_cpu_has_no_peak():
-    assert peak_flops(torch.device("cpu"), torch.float32) is None
 
 
 def test_flops_of_a_module_know_where_its_weights_train(tiny_family):

@@ -1,0 +1,53 @@
+"""README's table: the comparison's arms at 15.6 % of the visual KV, from the committed records; a test checks it.
+
+python -m benchmarks.front_table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.choosing import paired_gain
+from benchmarks.choosing_page import GROUPS, RESULTS, ROOT
+from benchmarks.comparison_tables import Arm, read_records
+
+PAGE = ROOT / "README.md"
+START, END = "<!-- front:start -->\n", "<!-- front:end -->"
+REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "vz": "blind (VisionZip)"}
+ROLES = {"anchor": "anchor", "vn": "value norm", "best": "router"}
+
+
+def table() -> str:
+    """Scores in %, and the router's difference to its anchor, paired over seeds and questions.
+
+    Arms of equal bytes share a row's seeds; the unrouted arm has more bytes and says how many seeds it has.
+    """
+    arms = read_records(RESULTS / "matched")
+    head = ["ranking", "asked", "seeds", *ROLES.values(), "router less anchor", "unrouted, 25 % (seeds)"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for stem, words in REGIMES.items():
+        found, whole = {role: arms[f"{stem}_{role}"] for role in ROLES}, arms[f"{stem}_u25"]
+        seeds = set.intersection(*(set(arm.seeds) for arm in found.values()))
+        for group in GROUPS:
+            scores = [_score(arm, group, seeds) for arm in found.values()]
+            gain = paired_gain(found["best"], found["anchor"], group)
+            assert gain is not None
+            assert gain.seeds == len(seeds), "records of a seed are missing"
+            unrouted = f"{_score(whole, group, set(whole.seeds))} ({len(whole.seeds)})"
+            lines.append(f"| {' | '.join([words, group, str(len(seeds)), *scores, gain.words, unrouted])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _score(arm: Arm, group: str, seeds: set[int]) -> str:
+    rows = [place for place, seed in enumerate(arm.seeds) if seed in seeds]
+    return f"{100 * arm.scores_of(group)[rows].mean():.1f}"
+
+
+def write(page: Path = PAGE) -> None:
+    """Put the table into the page."""
+    before, rest = page.read_text(encoding="utf-8").split(START)
+    page.write_text(before + START + table() + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

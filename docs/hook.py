@@ -1,0 +1,55 @@
+"""What the site's build adds to ``docs/``: pages of other folders, pages from programs, and links that lead somewhere.
+
+``mkdocs.yml`` names this file; its own folder is on the path while it is loaded, so that ``making`` is found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from making.catalogue import catalogue_page
+from making.commands import commands_page
+from making.links import Links
+from making.results import results_page
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+SHOWN = (
+    "recipes/README.md",
+    "benchmarks/README.md",
+    "benchmarks/results/packed_matrix.md",
+    "benchmarks/results/mini_suite.svg",
+    "benchmarks/results/screens/README.md",
+    "benchmarks/results/screens/bits.svg",
+    "checkpoints/README.md",
+    "data/README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+)
+"""Files of the repository that the site shows at the same path."""
+MADE = {"recipes/catalogue.md": catalogue_page, "cli.md": commands_page, "results.md": results_page}
+"""Pages that only the site has, by path."""
+_PAGES = {*SHOWN, "recipes/catalogue.md"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """A link to the repository at the foot of every page, where its address is known."""
+    if address := config.extra["repository"]:
+        config.extra["social"] = [{"icon": "material/source-repository", "link": address, "name": "the repository"}]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what is shown from other folders, and what is made."""
+    for name in SHOWN:
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    for name, page in MADE.items():
+        files.append(File.generated(config, name, content=page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The text as the site's reader takes it."""
+    return Links(ROOT, _PAGES, config.extra["repository"] or "").page_text(page.file.src_uri, markdown)

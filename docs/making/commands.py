@@ -1,0 +1,53 @@
+"""The page of the command line, from ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from unittest import mock
+
+from subtoken_train.cli.command_line import Parser
+from subtoken_train.cli.main import COMMANDS, overview
+from subtoken_train.cli.terminal import PROGRAM
+
+HEAD = f"""# Command line
+
+What `{PROGRAM} --help` and `{PROGRAM} COMMAND --help` print. A mistake is one line and exit code 2; exit code
+1 is a failure of ours.
+
+"""
+
+
+def commands_page() -> str:
+    """The text of the page: the overview, then a section for each command."""
+    sections = [f"\n## {name}\n\n{_summary(name)}\n\n{_block(_help(name))}" for name in COMMANDS]
+    return "".join([HEAD, _block(overview()), *sections])
+
+
+def _summary(name: str) -> str:
+    text = COMMANDS[name]
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _help(name: str) -> str:
+    """A command's help, and that of its actions below it."""
+    module = importlib.import_module(f"subtoken_train.cli.{name}")
+    if hasattr(module, "run_raw"):
+        return str(module.HELP)
+    parser = Parser(
+        prog=f"{PROGRAM} {name}", description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    with mock.patch.dict(os.environ, {"COLUMNS": "100"}):  # argparse's width
+        return "\n\n".join(each.format_help().rstrip() for each in (parser, *_actions(parser)))
+
+
+def _actions(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parsers of a command's actions, each once."""
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return list({id(each): each for action in found for each in action.choices.values()}.values())
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```\n"

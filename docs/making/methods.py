@@ -1,0 +1,139 @@
+"""The pages of evictions, token reducers and selectors."""
+
+from __future__ import annotations
+
+import torch
+
+from making.cards import about, card, class_words, link, setting_rows, setting_table
+from making.originals import beside_original
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.reducers import REDUCERS, build_reducer
+from subtoken_train.reducers.base import Reducer
+from subtoken_train.routing import SELECTORS, RoutingConfig
+from subtoken_train.routing.base import Selector
+from subtoken_train.types import Region
+
+ASKED = torch.tensor([[Region.CONTEXT, Region.CONTEXT, Region.QUERY]])
+MADE = "<!-- made by `python docs/generate.py` from the docstrings in `subtoken_train/{}/`; edit those -->"
+EVICTIONS_HEAD = f"""# KV evictions
+
+{MADE.format("evictions")}
+
+An eviction says, after the prompt's pass, which cached entries stay, per layer and head. What is evicted is not stored:
+its bytes are freed, in `cache_report()` and in the process (`quest_steps` alone stores all and reads less). It chooses
+among the context (visual tokens, a text's context) unless `scope: all` is asked for, and works on whole entries and on
+entries whose value groups were routed alike. In an arm, a grid, `--eviction` and `SubTokenModel.from_pretrained` a
+method has the same name, and a wrapper is written around it: `ada(critical(expected_attention))`.
+
+*Question*: `needed`: refused where the context is compressed before the question is read (`context_first`); `if there`:
+attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read,
+and a question that is there is rows like all others. *Chunks*: goes with `prefill_chunk`. *Decoding*: goes with
+`eviction_every`. *Beside the original*: against recorded outputs of the method's own code
+([every case](../benchmarks/README.md#originals)).
+
+| method | bytes | heads of a layer | budget of a layer | question | passes | chunks | decoding | what it is |
+|---|---|---|---|---|---|---|---|---|
+"""
+WRAPPED = """
+| wrapper | what it is |
+|---|---|
+"""
+REDUCERS_HEAD = f"""# Token reducers
+
+{MADE.format("reducers")}
+
+A token reducer decides which tokens stay, before routing and before any eviction; it has no gradient and acts alike in
+training and at inference. `keep_ratio` is the share of the visual tokens (a text's context) that stays; at 1 nothing is
+dropped. `round_up` is for matched anchors. A recipe names a reducer under `model.reducer`, an arm by `reducer` and
+`reducer_options`. What is dropped is not stored; every one goes with routing and without.
+
+*Acts in*: the vision `tower`; `embeds`, the input, shortened before layer 0; `decoder`, between layers; `context`,
+every layer of a language model. *Ranks*: whether a `ranked` budget of the routers can follow it.
+
+| reducer | acts in | ranks | what it is |
+|---|---|---|---|
+"""
+SELECTORS_HEAD = f"""# Group selectors
+
+{MADE.format("routing")}
+
+A selector scores the value groups of every token that stays, in every layer, while the prompt is read; the budget turns
+scores into a mask, and what the mask leaves out is not stored. *Learned* ones are routers, trained by a recipe; the
+others are controls that choose without training, in the same bytes. A recipe names one under `model.routing`, an arm of
+a grid by `selector`.
+
+| selector | learned | what it is |
+|---|---|---|
+"""
+SETTINGS_HEAD = """
+## Settings
+
+Of `model.routing`, whatever the selector; a setting that one does not have is refused.
+"""
+
+
+def evictions_page() -> str:
+    """The text of ``evictions.md``."""
+    methods = [EVICTIONS[name] for name in sorted(EVICTIONS)]
+    wrappers = [WRAPPERS[name] for name in sorted(WRAPPERS)]
+    rows = [f"| {link(each.name)} | {' | '.join(_declared(each))} | {about(each)[0]} |\n" for each in methods]
+    around = [f"| {link(each.name)} | {about(each)[0]} |\n" for each in wrappers]
+    cards = [card(each.name, each, _facts(each), setting_rows(each)) for each in methods]
+    cards += [card(each.name, each, beside_original(each.name), setting_rows(each)) for each in wrappers]
+    return "".join([EVICTIONS_HEAD, *rows, WRAPPED, *around, *cards])
+
+
+def _declared(method: type[Eviction]) -> list[str]:
+    """What the method declares, in words, at its default settings."""
+    default = method()
+    passes = "2 without a question" if "second_pass" in method.needs else "1"
+    if default.second_pass(ASKED).any():
+        passes = "2"
+    question = "if there" if {"rows", "blocks"} & method.needs else "never"
+    return [
+        "read less" if method.reads else "freed",
+        "one set" if method.heads_share else "a set each",
+        "by all layers" if default.across_layers else "its own",
+        "needed" if default.reads_question else question,
+        passes,
+        "no" if default.across_layers or "second_pass" in method.needs else "yes",
+        "yes" if default.online else "no",
+    ]
+
+
+def _facts(method: type[Eviction]) -> str:
+    """Where it acts, whether bytes are freed, whether it goes with routing, how near it is to its original."""
+    acts = (
+        "Acts in every step of decoding; no bytes are freed; not with routing."
+        if method.reads
+        else "Acts after the prompt; bytes are freed; with routing and without."
+    )
+    return f"{acts} {beside_original(method.name)}"
+
+
+def reducers_page() -> str:
+    """The text of ``reducers.md``."""
+    methods = [REDUCERS[name] for name in sorted(REDUCERS)]
+    rows = [
+        f"| {link(each.name)} | {sample(each).stage} | {'yes' if each.ranks else 'no'} | {about(each)[0]} |\n"
+        for each in methods
+    ]
+    return "".join([REDUCERS_HEAD, *rows, *(card(each.name, each, "", setting_rows(each)) for each in methods)])
+
+
+def sample(method: type[Reducer]) -> Reducer:
+    """At settings under which it acts, if it ever does."""
+    return build_reducer(method.name, 1.0 if method.name == "none" else 0.5)
+
+
+def selectors_page() -> str:
+    """The text of ``selectors.md``."""
+    rows = [f"| {link(name)} | {_learned(SELECTORS[name])} | {about(SELECTORS[name])[0]} |\n" for name in SELECTORS]
+    cards = [card(name, SELECTORS[name], class_words(SELECTORS[name]), []) for name in SELECTORS]
+    settings = "\n".join(setting_table(setting_rows(RoutingConfig)))
+    return "".join([SELECTORS_HEAD, *rows, *cards, SETTINGS_HEAD, settings, "\n"])
+
+
+def _learned(method: type[Selector]) -> str:
+    return "yes" if method.learned else "no"

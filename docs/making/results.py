@@ -1,0 +1,71 @@
+"""The page that leads to every committed table and plot, and shows the one that no other page has."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+from making.links import outside_code
+from making.originals import TABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    "docs/choosing.md": "which setting to take, by regime",
+    "docs/mini_suite.md": "shipped adapters, untrained controls and peers, on scenes and recall",
+    "recipes/README.md": "trained arms against their anchors",
+    "benchmarks/README.md": "speed, memory, evictions, recall, originals",
+    "benchmarks/results/screens/README.md": "peers at equal bytes; bits and groups",
+    "checkpoints/README.md": "the embedded models",
+    "docs/trials.md": "every trial on development questions",
+    "docs/memory.md": "predicted and measured memory of training",
+    "benchmarks/results/packed_matrix.md": "packed caches against a full recompute",
+}
+HEAD = """# Results
+
+Every committed table, with the section that says how it was made. Programs write them from the records in
+`benchmarks/results/`, and tests compare. The models are the embedded ones, unless a table names another; no GPU has run
+this, and no 7B model was trained.
+
+| page | what it is about | sections with tables or plots |
+|---|---|---|
+"""
+ORIGINALS = """
+## Beside the originals
+
+Largest difference of every eviction to the original implementations' recorded outputs
+([how](../benchmarks/README.md#originals)).
+
+| method | case | largest difference |
+|---|---|---|
+"""
+
+
+def results_page() -> str:
+    """The text of the page."""
+    rows = [f"| [{_title(path)}](../{path}) | {about} | {_sections(path)} |\n" for path, about in PAGES.items()]
+    with TABLE.open(newline="") as file:
+        cases = [f"| `{row['method']}` | {row['case']} | {row['max_difference']} |\n" for row in csv.DictReader(file)]
+    return "".join([HEAD, *rows, ORIGINALS, *cases])
+
+
+def _title(path: str) -> str:
+    return _headings(path)[0][1]
+
+
+def _headings(path: str) -> list[tuple[str, str, str]]:
+    """(level, title, text below it) of every heading of a page, code left out."""
+    text = outside_code((ROOT / path).read_text(encoding="utf-8"), lambda words: words.replace("```", ""))
+    found = re.split(r"^(#{1,3}) (.+)\n", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), flags=re.M)
+    return list(zip(found[1::3], found[2::3], found[3::3], strict=True))
+
+
+def _sections(path: str) -> str:
+    """Links to the sections that hold a table or a plot."""
+    held = [title for level, title, text in _headings(path) if level != "#" and re.search(r"^\|--|^!\[", text, re.M)]
+    return ", ".join(f"[{title}](../{path}#{_anchor(title)})" for title in held)
+
+
+def _anchor(title: str) -> str:
+    """As code hosts and the site make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

@@ -1,0 +1,42 @@
+"""``subtoken-train demo``: a page in the browser with backbone, anchor and routed model side by side."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+
+from subtoken_train.demo.local_server import check_address, serve
+from subtoken_train.errors import check_range
+
+HELP = """Ask backbone, anchor and routed model the same question about a picture, in the browser.
+
+  subtoken-train demo --adapter DIR --anchor DIR
+
+The page shows the answers as they are made, the tokens and value groups that each layer keeps, and what each cache
+takes in bytes and seconds; an eviction can be put on top. It needs Gradio (pip install 'subtoken_train[demo]'). Only
+this machine reaches it unless --host says otherwise. Ctrl-C ends it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--adapter", required=True, metavar="DIR|ID", help="the routed model's adapter")
+    parser.add_argument("--anchor", metavar="DIR|ID", help="its token-only anchor's adapter (default: none)")
+    parser.add_argument("--backbone", metavar="PATH", help="where their backbone is (default: where they say)")
+    parser.add_argument("--port", type=int, default=7860, metavar="N", help="default: 7860")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine alone")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, load, serve until Ctrl-C."""
+    if find_spec("gradio") is None:
+        raise ValueError("the page needs Gradio, which is not installed: pip install 'subtoken_train[demo]'")
+    check_range("--port", args.port, 1, 65535)
+    check_address(args.host, args.port)
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.demo.side_by_side import SideBySide
+
+    models = SideBySide(args.adapter, args.anchor, args.backbone)
+    serve(models, args.host, args.port, lambda url: print(f"{url} (Ctrl-C ends it)", flush=True))
+    return 0

@@ -1,0 +1,160 @@
+"""``subtoken-train init``: a folder of one's own data becomes records, splits, a recipe and its anchor's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from subtoken_train.documents import check_file_name
+from subtoken_train.errors import MAX_SEED, check_range, plain
+
+if TYPE_CHECKING:
+    from subtoken_train.cli.init_backbones import Chosen
+    from subtoken_train.datasets.own.own_data import OwnData
+
+HELP = """Make a recipe of your own data, without a question asked.
+
+DIR holds images and a table of questions and answers (CSV, TSV, JSON, JSON lines; columns image, question, answer, or
+their usual other names), or a file of conversations (LLaVA, ShareGPT, OpenAI messages), or plain texts (.txt, .md, or
+JSON lines with text). It is only read.
+
+Written to DIR_subtoken (--out): train, dev and test records, split by picture; NAME.yaml, and NAME_anchor.yaml, the
+matched token-only anchor. Then it prints the commands that follow; they work where they are printed.
+
+--backbone NAME|ID|FOLDER: a folder of 'recipes ls' (llava7b, qwenvl3b, llama31, ...), a Hub id or a model's folder.
+Without it: the embedded tiny model where it knows the words of your data, otherwise LLaVA-1.5-7B; of texts always the
+embedded one.
+
+docs/own_data.md walks through it."""
+
+_ASKED = "local_text/test.jsonl"
+"""Where the task ``local_text`` looks for questions below a ``--data-root``."""
+_KINDS = ("image", "question", "answer")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of your data")
+    parser.add_argument("--backbone", metavar="NAME", help="what to train on (see above)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder to write (default: DIR_subtoken, here)")
+    parser.add_argument("--table", metavar="FILE", help="the table, below DIR, where it holds several")
+    for kind in _KINDS:
+        parser.add_argument(f"--{kind}-column", metavar="COLUMN", help=f"the table's column of the {kind}s")
+    parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
+    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier init wrote")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, write, say what follows."""
+    from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, check_target, mark_data, whole_folder
+
+    check_range("--seed", args.seed, 0, MAX_SEED)
+    name = _name(args.folder)
+    out = Path(f"{name}_subtoken") if args.out is None else args.out
+    _check_apart(args.folder, out)
+    files = rf"(train|dev|test)\.jsonl?|{_ASKED}|{re.escape(name)}(_anchor)?\.yaml|{re.escape(DATA_MARKER)}"
+    layout = Layout(
+        re.compile(files), re.compile(_ASKED.partition("/")[0]), last=DATA_MARKER, kind="a folder that init wrote"
+    )
+    check_target(out, args.overwrite, layout)
+    from subtoken_train.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.cli.anchor import anchor_text
+    from subtoken_train.cli.init_backbones import choose_backbone
+    from subtoken_train.cli.init_recipe import recipe_content, recipe_text, said
+    from subtoken_train.cli.terminal import counter
+    from subtoken_train.datasets.own.own_data import read_own
+
+    columns = {kind: getattr(args, f"{kind}_column") for kind in _KINDS}
+    data = read_own(args.folder, args.table, columns, args.seed, counter("images"))
+    texts = [text for split in data.splits for text in said(data, split)]
+    chosen = choose_backbone(args.backbone, data.kind == "images", texts)
+    content = recipe_content(data, chosen, args.folder, out, name)
+    recipe, anchor = out / f"{name}.yaml", out / f"{name}_anchor.yaml"
+    with whole_folder(out, args.overwrite, layout) as partial:
+        for file, text in _records(data).items():
+            (partial / file).parent.mkdir(exist_ok=True)
+            (partial / file).write_text(text, encoding="utf-8")
+        written = partial / recipe.name
+        written.write_text(recipe_text(content, chosen, recipe, args.folder), encoding="utf-8")
+        (partial / anchor.name).write_text(anchor_text(written, anchor), encoding="utf-8")
+        mark_data(partial, "init")
+    print(*map(plain, _said(args.folder, out, data, chosen, content)), sep="\n")
+    print(
+        "\nwhat follows:",
+        *(f"  {plain(shlex.join(line))}" for line in _next(data, args.folder, recipe, name)),
+        sep="\n",
+    )
+    return 0
+
+
+def _name(folder: Path) -> str:
+    """What run and recipe are called: the folder's name, in characters that every shell takes."""
+    name = re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip("._-") or "mydata"
+    return check_file_name(name, "the folder's name")
+
+
+def _check_apart(folder: Path, out: Path) -> None:
+    inner, outer = out.resolve(), folder.resolve()
+    if inner == outer or outer in inner.parents or inner in outer.parents:
+        raise ValueError(f"--out {out} and the data {folder} lie in each other; name a folder beside it")
+
+
+def _records(data: OwnData) -> dict[str, str]:
+    """The files of the splits."""
+    if data.kind == "images":
+        return {f"{split}.json": json.dumps(rows, indent=1, ensure_ascii=False) for split, rows in data.splits.items()}
+    files = {f"{split}.jsonl": rows for split, rows in data.splits.items()}
+    if data.kind == "conversations":
+        files[_ASKED] = [_question(row, number) for number, row in enumerate(data.splits["test"])]
+    return {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows) for name, rows in files.items()}
+
+
+def _question(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """A conversation as a line of the task ``local_text``: its last answer is asked for."""
+    from subtoken_train.datasets.conversations import conversation_text
+
+    text, answer = conversation_text(row), row["conversations"][-1]["value"].strip()
+    question = text.removesuffix(answer).rstrip()
+    return {"id": str(number), "question": question, "answers": [answer], "metric": "exact_match"}
+
+
+def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen, content: dict[str, Any]) -> list[str]:
+    """What was found, written and chosen."""
+    from subtoken_train.cli.init_backbones import backbone_names
+
+    counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())
+    trainer, band = content["trainer"], content["data"]
+    others = ", ".join(name for name in backbone_names(data.kind == "images") if name != chosen.name)
+    return [
+        *(f"{folder}: {line}" for line in data.found),
+        f"{out}: {counts}, recipe and anchor",
+        f"backbone {chosen.path}: {chosen.why}",
+        f"another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of {others}",
+        f"{trainer['max_steps']:,} steps of {band['batch_size'] * trainer['accumulate_grad_batches']:,} records",
+    ]
+
+
+def _next(data: OwnData, folder: Path, recipe: Path, name: str) -> list[list[str]]:
+    """The commands that follow."""
+    program, runs = "subtoken-train", ["--adapter", f"runs/{name}", "--adapter", f"runs/{name}_anchor"]
+    anchor, test = str(recipe.with_name(f"{name}_anchor.yaml")), data.splits["test"][0]
+    lines = [[program, word, "--config", str(recipe)] for word in ("check", "fit")]
+    lines.append([program, "fit", "--config", anchor])
+    ask = [program, "generate", "--adapter", f"runs/{name}"]
+    if data.kind == "images":
+        from subtoken_train.datasets.record_format import image_names, without_placeholders
+
+        scores = [*runs, "--data", str(recipe.with_name("test.json")), "--image-folder", str(folder)]
+        images = [word for each in image_names(test) for word in ("--image", str(folder / each))]
+        prompt = without_placeholders(test, test["conversations"][0]["value"])
+        return [*lines, [program, "evaluate", *scores], [*ask, *images, "--prompt", prompt]]
+    if data.kind == "conversations":
+        scores = [*runs, "--tasks", "local_text", "--data-root", str(recipe.parent), "--out", f"results/{name}"]
+        return [*lines, [program, "evaluate", *scores], [*ask, "--prompt", _question(test, 0)["question"]]]
+    return [*lines, [*ask, "--prompt", " ".join(test["text"].split()[:40])]]

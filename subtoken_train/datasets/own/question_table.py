@@ -1,0 +1,179 @@
+"""A table of questions and answers, however its columns are called, or a file of conversations, as records.
+
+A table is CSV, TSV or JSON (a list of objects, or one a line). Its columns are found by their usual names.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS
+from subtoken_train.datasets.json_scan import scan_records
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id
+from subtoken_train.datasets.record_index import checked_record
+from subtoken_train.documents import check_regular, read_text
+from subtoken_train.errors import clipped
+from subtoken_train.typed import shown
+
+MAX_BYTES = 2**28
+NAMES = {
+    "image": (
+        "image", "image_path", "image_file", "image_name", "img", "filename", "file_name", "file", "path", "picture",
+    ),
+    "question": ("question", "prompt", "instruction", "query"),
+    "answer": ("answer", "response", "output", "label", "completion", "target", "caption"),
+}  # fmt: skip
+"""Usual names of the columns, those before which go first."""
+_FURTHER = "input"
+"""What belongs to an ``instruction`` (Alpaca's records)."""
+
+
+@dataclass(frozen=True)
+class OwnRecord:
+    """One record and where it stands.
+
+    Attributes:
+        row: in LLaVA's form.
+        place: file and line or record, for messages.
+    """
+
+    row: dict[str, Any]
+    place: str
+
+
+@dataclass(frozen=True)
+class OwnTable:
+    """What a table holds: records, or documents of plain text.
+
+    Attributes:
+        records: conversations; empty where there are texts.
+        texts: of a table whose one column of use is ``text``.
+        columns: what was read as what, in words; empty where the records came as conversations.
+    """
+
+    records: list[OwnRecord] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    columns: str = ""
+
+
+def read_own_table(path: Path, chosen: dict[str, str | None]) -> OwnTable:
+    """Read a table whole.
+
+    Args:
+        path: the file.
+        chosen: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
+
+    Raises:
+        ValueError: it is too large, no table, lacks a column, or a line of it breaks the format.
+    """
+    if check_regular(path) > MAX_BYTES:
+        raise ValueError(
+            f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads conversations of any size itself "
+            "(data.train_file), and texts (data.train)"
+        )
+    rows = _delimited(path) if path.suffix.lower() in (".csv", ".tsv") else _objects(path)
+    place, first = next(rows, ("", None))
+    if first is None:
+        raise ValueError(f"{path} holds no record; at least one is needed")
+    everything = [(place, first), *rows]
+    if any(isinstance(first.get(name), list) for name in CONVERSATION_LISTS):
+        if named := [kind for kind, name in chosen.items() if name is not None]:
+            raise ValueError(f"{path} holds conversations, which have no columns; leave --{named[0]}-column out")
+        return OwnTable([OwnRecord(checked_record(row, place), place) for place, row in everything])
+    names = [str(name) for name in first]
+    if not any(chosen.values()) and "text" in names and _found("question", names) is None:
+        return OwnTable(texts=[_cell(row, "text", place) for place, row in everything], columns="text")
+    columns = {kind: _column(path, kind, chosen[kind], names) for kind in NAMES}
+    records = [OwnRecord(_record(row, columns, place, number), place) for number, (place, row) in enumerate(everything)]
+    words = ", ".join(f"{kind} in {name!r}" for kind, name in columns.items() if name is not None)
+    return OwnTable(records, columns=words)
+
+
+def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a CSV file; commas, semicolons or tabs, whichever its first line has most of."""
+    text = read_text(path, MAX_BYTES).removeprefix("\ufeff")
+    first = text.partition("\n")[0]
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    try:
+        for cells in reader:
+            place = f"{path}, line {reader.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not header:
+                header = [cell.strip() for cell in cells]
+                if twice := [name for name in header if header.count(name) > 1]:
+                    raise ValueError(f"{path}: column {clipped(repr(twice[0]), 60)} is there twice; rename one")
+                continue
+            if len(cells) != len(header):
+                raise ValueError(f"{place} has {len(cells)} cells, and the first line {len(header)}; quote texts")
+            yield place, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: invalid CSV ({error})") from None
+
+
+def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, found in enumerate(scan_records(path)):
+        place = f"{path}, record {record_id(found.row, number)!r}"
+        if not isinstance(found.row, dict):
+            raise ValueError(f"{place} is {shown(found.row)}; an object with names is needed")
+        yield place, found.row
+
+
+def _found(kind: str, names: list[str]) -> str | None:
+    """The column of a kind, by its usual names, whatever their case."""
+    usual = {name.strip().lower().replace(" ", "_").replace("-", "_"): name for name in names}
+    return next((usual[name] for name in NAMES[kind] if name in usual), None)
+
+
+def _column(path: Path, kind: str, chosen: str | None, names: list[str]) -> str | None:
+    found = _found(kind, names) if chosen is None else chosen
+    if found in names or (found is None and kind == "image"):
+        return found
+    listed = clipped(", ".join(names), 160)
+    if chosen is not None:
+        raise ValueError(f"{path} has no column {clipped(repr(chosen), 60)}; its columns are {listed}")
+    raise ValueError(
+        f"{path} has no column for the {kind} ({', '.join(NAMES[kind])}); its columns are {listed}: say which with "
+        f"--{kind}-column"
+    )
+
+
+def _record(row: dict[str, Any], columns: dict[str, str | None], place: str, number: int) -> dict[str, Any]:
+    question_column, answer_column, image_column = (columns[kind] for kind in ("question", "answer", "image"))
+    assert question_column is not None
+    assert answer_column is not None
+    question, answer = _cell(row, question_column, place), _cell(row, answer_column, place)
+    further = row.get(_FURTHER)
+    if question_column.lower() == "instruction" and isinstance(further, str) and further.strip():
+        question = f"{question}\n{further.strip()}"
+    if IMAGE_PLACEHOLDER in question + answer:
+        raise ValueError(f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are")
+    made: dict[str, Any] = {"id": str(row.get("id", number))}
+    if image_column is not None:
+        made["image"] = _cell(row, image_column, place)
+        question = f"{IMAGE_PLACEHOLDER}\n{question}"
+    if isinstance(row.get("kind"), str) and row["kind"].strip():
+        made["kind"] = row["kind"].strip()
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    return checked_record({**made, "conversations": turns}, place)
+
+
+def _cell(row: dict[str, Any], column: str, place: str) -> str:
+    """A text of one cell; numbers are written out, and a list of one is that one."""
+    value = row.get(column)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        value = shown(value)
+    if not isinstance(value, str) or not value.strip():
+        got = "empty" if value is None or isinstance(value, str) else f"{shown(value)}, which is no text"
+        raise ValueError(f"{place}: column {clipped(repr(column), 60)} is {got}; fill it, or drop the line")
+    return value.strip()

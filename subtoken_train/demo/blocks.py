@@ -1,0 +1,130 @@
+"""The page, in Gradio: what is asked, the answers side by side, what their caches kept, took and cost.
+
+Nothing is fetched from elsewhere: fonts are the reader's own, and Gradio's scripts come from this server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from subtoken_train.datasets.image_sources import open_image
+from subtoken_train.demo.drawings import group_picture, token_picture
+from subtoken_train.demo.facts import facts_table
+from subtoken_train.demo.presets import presets
+from subtoken_train.demo.side_answer import SideAnswer
+from subtoken_train.demo.side_by_side import SideBySide
+from subtoken_train.errors import plain
+from subtoken_train.evictions import EVICTIONS
+
+TITLE = "Sub-token routing, side by side"
+NO_EVICTION = "none"
+_HOUR = 3600  # seconds that a visitor's answers and pictures are kept
+
+
+def build_page(models: SideBySide) -> gr.Blocks:
+    """The page over some models; ``launch`` it with ``looks()``."""
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(_HOUR, _HOUR)) as page:
+        gr.Markdown(f"# {TITLE}")
+        with gr.Row():
+            with gr.Column():
+                picture = gr.Image(
+                    label="picture", type="filepath", sources=["upload", "clipboard"], height=300, elem_id="picture"
+                )
+                # Gradio's own decodes the picture, and has no words for one that it cannot read
+                picture.preprocess = _uploaded
+            with gr.Column():
+                question = gr.Textbox(label="question", elem_id="question")
+                with gr.Row():
+                    eviction = gr.Dropdown(
+                        [NO_EVICTION, *EVICTIONS],
+                        label="eviction",
+                        info="all but the backbone's; or write ada(snapkv)",
+                        allow_custom_value=True,
+                        elem_id="eviction",
+                    )
+                    keep = gr.Textbox(
+                        "0.5", label="it keeps", info="0.5 of the entries, 32tokens or 20kB", elem_id="keep"
+                    )
+                button = gr.Button("Ask", variant="primary", elem_id="ask")
+                words = gr.Textbox(label="to know", visible=False, elem_id="words")
+        gr.Examples([list(preset) for preset in presets()], [picture, question], label="examples")
+        texts, tokens = [], []
+        with gr.Row():
+            for place, side in enumerate(models.sides):
+                with gr.Column():
+                    texts.append(gr.Textbox(label=side.title, lines=2, elem_id=f"answer-{place}"))
+                    tokens.append(_drawing(f"tokens-{place}"))
+        last = models.num_layers - 1
+        layer = gr.Slider(0, last, last, step=1, label="layer of the pictures", elem_id="layer")
+        facts = gr.Markdown(elem_id="facts")
+        groups = _drawing("groups")
+        answers = gr.State([], time_to_live=_HOUR)
+
+        def respond(picture: str | None, question: str, eviction: str, keep: str) -> Iterator[list[Any]]:
+            yield from _respond(models, picture, question, None if eviction == NO_EVICTION else eviction, keep)
+
+        def draw(answers: list[SideAnswer], layer: int) -> list[Any]:
+            return _drawings(answers, layer, len(models.sides))
+
+        asked = {"concurrency_limit": 1, "concurrency_id": "ask"}
+        drawn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
+        for event in (button.click, question.submit):
+            done = event(
+                respond, [picture, question, eviction, keep], [*texts, facts, words, answers], api_name=False, **asked
+            )
+            done.then(draw, [answers, layer], [*tokens, groups], api_name=False, **drawn)
+        layer.change(draw, [answers, layer], [*tokens, groups], trigger_mode="always_last", api_name=False, **drawn)
+    return page
+
+
+def looks() -> gr.themes.Base:
+    """A theme without fonts of others."""
+    return gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+
+
+def _uploaded(file: Any) -> str | None:
+    """The path of an uploaded file, which lies in Gradio's own folder (it has checked that)."""
+    return None if file is None else str(file.path)
+
+
+def _drawing(name: str) -> gr.Image:
+    """A place for one of our pictures, whose title is in it; without Gradio's buttons, one of which would upload it."""
+    return gr.Image(format="png", interactive=False, show_label=False, buttons=[], elem_id=name)
+
+
+def _respond(
+    models: SideBySide, picture: str | None, question: str, eviction: str | None, keep: str
+) -> Iterator[list[Any]]:
+    """Values of the answers' texts, the table, the words and the state, again and again."""
+    texts, answers, said = [""] * len(models.sides), list[SideAnswer](), list[str]()
+
+    def values() -> list[Any]:
+        shown = gr.update(value=plain("\n".join(said)), visible=bool(said))
+        return [*texts, facts_table(answers) if answers else "", shown, list(answers)]
+
+    yield values()
+    try:
+        if picture is None:
+            raise ValueError("there is no picture; upload one, or take one of the examples")
+        for spoken in models.ask(open_image(Path(picture)), question, eviction, keep):
+            texts[spoken.place] = spoken.text
+            if spoken.answer is not None:
+                answers.append(spoken.answer)
+                undrawn = spoken.answer.undrawn
+                notes = [*spoken.answer.notes, *([] if undrawn is None else [f"kept tokens: {undrawn}"])]
+                said += [f"{spoken.answer.title}: {note}" for note in notes]
+            yield values()
+    except (ValueError, OSError) as error:  # what the visitor can mend
+        said.append(" ".join(str(error).split()))
+        yield values()
+
+
+def _drawings(answers: list[SideAnswer], layer: int, sides: int) -> list[Any]:
+    """A picture for each side that has answered, and the groups of the last one."""
+    tokens: list[Any] = [token_picture(answer, layer) for answer in answers]
+    missing = sides - len(answers)
+    return [*tokens, *[None] * missing, None if missing else group_picture(answers[-1], layer)]

@@ -1,0 +1,194 @@
+"""Backbone, anchor and routed model on one loaded backbone: asked in turn, answers as they are made."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import TextIteratorStreamer
+
+from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.demo.side_answer import SideAnswer, Spoken, compressed_by, why_undrawn
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.inference.asking import ANSWER_TOKENS
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.pool import ModelPool, adapter_backbone, family_named, in_one_place
+from subtoken_train.reducers import build_reducer
+
+
+@dataclass(frozen=True)
+class ShownModel:
+    """One of the models that are asked.
+
+    Attributes:
+        title: what the page calls it.
+        load: takes its turn on the loaded backbone; what was handed out before runs no more.
+        compresses: whether the page's eviction acts on it.
+    """
+
+    title: str
+    load: Callable[[], CompressedBackbone]
+    compresses: bool
+
+
+class SideBySide:
+    """Loads what an adapter names, and asks its sides one after another.
+
+    The frozen backbone is in memory once: each side puts its LoRA, reducer and routers on it in its turn. Turns of
+    several askers wait for each other.
+
+    Args:
+        adapter: folder or Hub id of the routed model's adapter.
+        anchor: of its anchor's; None: there is none.
+        backbone: where their backbone is; None: where they say.
+        device: as ``ModelPool`` takes it.
+
+    Attributes:
+        sides: backbone, anchor where there is one, and the adapter's model.
+        num_layers: of the backbone.
+
+    Raises:
+        ValueError: no such adapter, one of a language model, or an anchor on another backbone.
+    """
+
+    def __init__(
+        self, adapter: str, anchor: str | None = None, backbone: str | None = None, device: str | None = "auto"
+    ) -> None:
+        pool = ModelPool(device)
+        config = pool.adapter(adapter)
+        family = family_named(pool.folder(adapter), backbone)
+        if not family.sees_images:
+            raise ValueError(
+                f"{adapter} is of a language model, and the page shows pictures; ask it with 'subtoken-train generate "
+                f"--adapter {adapter} --prompt -'"
+            )
+        if anchor is not None:
+            _check_backbones(pool, adapter, anchor, backbone)
+        source = adapter_backbone(pool.folder(adapter), config, backbone)
+        whole = partial(pool.get, source.path, revision=source.revision, backbone=source)
+        if config.merged:  # its backbone is in these weights alone
+            whole = partial(pool.get, adapter, reducer=build_reducer("none"), selector="none")
+        own = "adapter" if config.routing is None else "routed model"
+        self.sides = [ShownModel("backbone", whole, False)]
+        if anchor is not None:
+            self.sides.append(ShownModel("anchor", partial(pool.get, anchor, backbone=backbone), True))
+        self.sides.append(ShownModel(own, partial(pool.get, adapter, backbone=backbone), True))
+        self._turn = threading.Lock()
+        for side in self.sides:  # mistakes show before anything is asked
+            self._family = side.load().family
+        self.num_layers = self._family.shape.num_layers
+
+    def ask(self, image: Image.Image, question: str, eviction: str | None, keep: str) -> Iterator[Spoken]:
+        """Every side's answer, piece by piece; an iterator that is closed stops after the next token.
+
+        Args:
+            image: what is asked about.
+            question: without a placeholder, or with one ``<image>``.
+            eviction: of all sides but the backbone, as it is written; None: none.
+            keep: what the eviction keeps, as it is written.
+
+        Raises:
+            ValueError: settings, or a prompt, that a side refuses.
+        """
+        spec = ArmSpec(backbone="-", eviction=eviction, eviction_keep=keep if eviction else None, written="argument")
+        spec.compression().check(self._family)  # before the backbone answers for nothing
+        stopped = threading.Event()
+        try:
+            for place, side in enumerate(self.sides):
+                yield from self._answer(place, side, partial(self._asked, side, spec, image, question, stopped))
+        finally:
+            stopped.set()
+
+    def _answer(
+        self, place: int, side: ShownModel, asked: Callable[[TextIteratorStreamer], SideAnswer]
+    ) -> Iterator[Spoken]:
+        """One side's answer, made in a thread of its own."""
+        streamer = TextIteratorStreamer(self._family.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        future: Future[SideAnswer] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(asked(streamer))
+            except BaseException as error:  # raised again where it is waited for
+                future.set_exception(error)
+            finally:
+                streamer.end()
+
+        threading.Thread(target=work, name=f"answer of the {side.title}", daemon=True).start()
+        text = ""
+        for piece in streamer:
+            text += piece
+            yield Spoken(place, text)
+        try:
+            yield Spoken(place, text.strip(), future.result())
+        except ValueError as error:
+            # of the backbone, which compresses nothing, the prompt itself is refused
+            raise ValueError(f"{side.title}: {error}" if side.compresses else str(error)) from None
+
+    def _asked(
+        self,
+        side: ShownModel,
+        spec: ArmSpec,
+        image: Image.Image,
+        question: str,
+        stopped: threading.Event,
+        streamer: TextIteratorStreamer,
+    ) -> SideAnswer:
+        """Wait for the turn, put the side on the backbone, and generate."""
+
+        def stop(ids_BN: Tensor, scores: Any, **further: Any) -> Tensor:
+            return torch.full((len(ids_BN),), stopped.is_set(), device=ids_BN.device)
+
+        with self._turn, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", SubTokenWarning)
+            backbone = side.load()
+            compression = spec.compression(backbone.reducer.round_up) if side.compresses else Compression()
+            model = SubTokenModel.around(backbone, compression)
+            inputs: dict[str, Any] = model.inputs(question, [image])
+            out = model.generate(
+                **inputs, do_sample=False, max_new_tokens=ANSWER_TOKENS, streamer=streamer, stopping_criteria=[stop]
+            )
+            last = model.last
+            assert last is not None
+            return SideAnswer(
+                side.title,
+                compressed_by(backbone, compression),
+                out.shape[1] - inputs["input_ids"].shape[1],
+                image,
+                backbone.family,
+                last.batch,
+                last.plan,
+                model.cache_report(),
+                last.prefill_seconds,
+                last.decode_seconds,
+                why_undrawn(backbone, last.batch),
+                tuple(str(note.message) for note in said if issubclass(note.category, SubTokenWarning)),
+            )
+
+
+def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str | None) -> None:
+    """Raise a worded ``ValueError`` unless two adapters share one loaded backbone."""
+
+    def source(name: str) -> dict[str, Any]:
+        config: AdapterConfig = pool.adapter(name)
+        found = in_one_place(adapter_backbone(pool.folder(name), config, backbone))
+        return {field.name: getattr(found, field.name) for field in fields(found)}
+
+    own, other = source(adapter), source(anchor)
+    differ = [f"{name} {own[name]} and {other[name]}" for name in own if own[name] != other[name]]
+    if differ:
+        raise ValueError(
+            f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)}); take an anchor that was "
+            "trained on the same one"
+        )

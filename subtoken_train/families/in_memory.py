@@ -1,0 +1,147 @@
+"""A family around a transformers model and a processor that somebody has loaded already.
+
+Neither is changed: no hook, no other attention, no other mode, no gradient switched off. What does not fit is refused
+here, before a prompt runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from PIL import Image
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from subtoken_train.families.backbone_config import DTYPES
+from subtoken_train.families.family import Family
+from subtoken_train.families.load import named_family
+from subtoken_train.families.placement import check_whole
+
+_PROBE = Image.new("RGB", (48, 48), (127, 127, 127))
+_LOADED = "load it by SubTokenModel.from_pretrained"
+
+
+def family_in_memory(model: Any, processor: Any) -> Family:
+    """The family of a model object.
+
+    Args:
+        model: a transformers model with a language-model head, in evaluation mode, its weights on its devices in fp32,
+            fp16 or bf16, without LoRA and not quantised.
+        processor: the one that was published with it: its tokenizer for a language model, its processor (tokenizer and
+            image processor) for a model that sees images.
+
+    Raises:
+        ValueError: it is another object, of a family that is not served, with code of its own, in training mode; or a
+            processor that is not the model's.
+    """
+    family = _served(model)
+    name = type(model).__name__
+    if any(part.training for part in model.modules()):
+        raise ValueError(f"the {name} is in training mode, where dropout acts; call model.eval() first")
+    if getattr(model, "is_quantized", False):
+        raise ValueError(
+            f"the {name} is quantised already; {_LOADED} with backbone=BackboneConfig(path, quantization='nf4')"
+        )
+    if model.dtype not in DTYPES.values():
+        raise ValueError(f"the {name} is in {_dtype(model.dtype)}; allowed: {', '.join(DTYPES)}")
+    check_whole(model, str(model.config._name_or_path) or name)
+    if any(weight.device.type == "meta" for weight in model.parameters()):
+        raise ValueError(f"the {name} has no weights (device meta); load them first, with from_pretrained")
+    _check_processor(family, model, processor)
+    return family(model, processor)
+
+
+def _served(model: Any) -> type[Family]:
+    """The family of a model's class."""
+    if isinstance(model, PeftModel) or (
+        isinstance(model, torch.nn.Module) and any(isinstance(part, BaseTunerLayer) for part in model.modules())
+    ):
+        raise ValueError(
+            "the model is wrapped by peft, and a cache would not know its adapters; merge them "
+            "(model = peft_model.merge_and_unload()), or load an adapter folder of subtoken_train by "
+            "SubTokenModel.from_pretrained"
+        )
+    kind = type(model)
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model is {_article(kind)}, not a model of transformers; give what from_pretrained of transformers "
+            "returned (not compiled, not wrapped)"
+        )
+    if kind.__module__.partition(".")[0] == "transformers_modules":
+        raise ValueError(
+            f"the {kind.__name__} runs code of its own (trust_remote_code), which is not served; load the same model "
+            "in transformers' format"
+        )
+    family = named_family(model.config.model_type)
+    wanted = _class_of(family, model)
+    if kind is not wanted:
+        named = "a class of transformers' own" if wanted is None else wanted.__name__
+        raise ValueError(f"model is {_article(kind)}; {model.config.model_type} is served as {named}")
+    return family
+
+
+def _class_of(family: type[Family], model: PreTrainedModel) -> type | None:
+    """The class that transformers loads for the family; None where it knows none."""
+    mapping: Any = family.auto_model._model_mapping
+    return mapping.get(type(model.config), None)  # type: ignore[no-any-return]
+
+
+def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
+    """Raise a worded ``ValueError`` unless a processor is of the kind that the model needs, and writes its tokens."""
+    given = f"processor is {_article(type(processor))}"
+    if not family.sees_images:
+        if not isinstance(processor, PreTrainedTokenizerBase):
+            raise ValueError(f"{given}; a language model needs its tokenizer (AutoTokenizer.from_pretrained)")
+        tokenizer = processor
+    else:
+        parts = [getattr(processor, part, None) for part in ("tokenizer", "image_processor", "image_token")]
+        if any(part is None for part in parts):
+            raise ValueError(
+                f"{given}; {family.name} sees images and needs its whole processor (AutoProcessor.from_pretrained)"
+            )
+        tokenizer = processor.tokenizer
+        _check_image_token(tokenizer, processor.image_token, int(model.config.image_token_id))
+    rows = model.get_input_embeddings().num_embeddings
+    if (highest := max(tokenizer.get_vocab().values(), default=0)) >= rows:
+        raise ValueError(
+            f"the tokenizer writes tokens up to {highest} and the model knows {rows}; give the model's own tokenizer"
+        )
+    if family.sees_images:
+        _check_pictures(family(model, processor))
+
+
+def _check_image_token(tokenizer: Any, image_token: str, expected: int) -> None:
+    if (found := tokenizer.convert_tokens_to_ids(image_token)) != expected:
+        raise ValueError(
+            f"the processor writes {image_token!r} for an image, token {found}, and the model reads token {expected}; "
+            "give the processor that was published with the model"
+        )
+
+
+def _check_pictures(family: Family) -> None:
+    """A picture comes out as the tower takes it."""
+    try:
+        pixels, _ = family.process_images([_PROBE], [1])
+    except Exception as error:  # whatever a processor of another model does
+        words = " ".join(str(error).split())[:160]
+        raise ValueError(
+            f"the processor makes no pictures for {family.name} ({type(error).__name__}: {words}); give the processor "
+            "that was published with the model"
+        ) from error
+    side = getattr(family.model.config.vision_config, "image_size", None)
+    sides = {side} if isinstance(side, int) else set(side or ())
+    if pixels.dim() == 4 and sides and not sides >= set(pixels.shape[-2:]):
+        raise ValueError(
+            f"the processor makes pictures of {pixels.shape[-2]} x {pixels.shape[-1]} pixels and the model's tower "
+            f"takes {' x '.join(map(str, sorted(sides)))}; give the processor that was published with the model"
+        )
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

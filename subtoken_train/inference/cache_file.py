@@ -1,0 +1,234 @@
+"""A compressed cache as one safetensors file, so that a context is compressed once and used for days.
+
+The tensors are those that attention reads, as they are stored (``cache/packed_record.py``), so the file takes what the
+cache's report says and a header. Beside them, in the file's metadata, stand as JSON a record of what they are, which
+model and which settings made them, the contexts' digests, the texts around a question, the report, and a SHA-256 of the
+record and all tensors.
+
+What reading promises for any bytes: the cache that was written, for the model, reducer and settings that wrote it, or
+one worded ``ValueError``. The checksum finds damage, not a forger, who can make a new one: hence all other checks.
+Nothing is unpickled, no path in the file is opened, and nothing larger than the file is allocated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from subtoken_train.artifact.identity import ModelIdentity, check_same_model, model_identity
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed_cache, packed_tensors
+from subtoken_train.documents import check_regular, parse_json
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.functional.digests import digest_tensor
+from subtoken_train.inference.cache_report import CacheReport
+from subtoken_train.inference.compression import BITS, Compression
+from subtoken_train.inference.compression_settings import method_record, settings_record
+from subtoken_train.inference.question_frames import QuestionFrame
+from subtoken_train.outputs import whole_file
+from subtoken_train.typed import checked, shown, typed
+
+VERSION = 1
+MAX_HEADER = 2**26
+"""Bytes of a file's header at most: names and places of its tensors, and the record."""
+_RECORD = "subtoken_cache"
+
+
+@dataclass(frozen=True)
+class CacheHeader:
+    """What a file says of its tensors.
+
+    Attributes:
+        model: which model made them.
+        dtype: of that model.
+        reducer: name and settings of its token reducer.
+        compression: settings, see ``settings_record``.
+        frames: texts around the questions of each context.
+        contexts: SHA-256 of each context, in hexadecimal.
+        report: what the cache takes.
+    """
+
+    model: ModelIdentity
+    dtype: str
+    reducer: dict[str, Any]
+    compression: dict[str, Any]
+    frames: list[QuestionFrame]
+    contexts: list[str]
+    report: CacheReport
+
+    @classmethod
+    def of(
+        cls,
+        backbone: CompressedBackbone,
+        compression: Compression,
+        frames: list[QuestionFrame],
+        contexts: list[str],
+        report: CacheReport,
+    ) -> CacheHeader:
+        """The header of contexts that a model compressed."""
+        dtype = str(backbone.model.dtype).removeprefix("torch.")
+        settings = method_record(backbone.reducer), settings_record(compression)
+        return cls(model_identity(backbone), dtype, *settings, frames, contexts, report)
+
+
+@dataclass(frozen=True)
+class _Record(CacheHeader):
+    """The whole record."""
+
+    version: int
+    packed: PackedRecord
+
+
+def write_cache(path: Path, header: CacheHeader, cache: PackedCache, overwrite: bool = False) -> Path:
+    """Write a cache to which nothing was appended, whole or not at all.
+
+    Raises:
+        ValueError: ``path`` is a folder, or there and not to be replaced.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file")
+    if not overwrite and (path.exists() or path.is_symlink()):
+        raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
+    packed, tensors = packed_tensors(cache)
+    tensors = {name: _alone(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    record = {"version": VERSION, **asdict(header), "packed": asdict(packed)}
+    text = json.dumps(record, allow_nan=False, separators=(",", ":"))
+    with whole_file(path) as temporary:
+        save_file(tensors, temporary, sealed(text, tensors))
+    return path
+
+
+def read_cache(path: Path, backbone: CompressedBackbone, compression: Compression) -> tuple[CacheHeader, PackedCache]:
+    """A cache for the model, on its devices, and what its file says.
+
+    Args:
+        path: the file.
+        backbone: in evaluation mode; it must be the one that made the cache.
+        compression: which must be the cache's.
+
+    Raises:
+        ValueError: no such file; a newer one; damaged, or no cache; of another backbone, adapter, reducer, dtype or
+            compression.
+    """
+    try:
+        digest, text = _metadata(path)
+        content = _content(text, path)
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+    except OSError as error:
+        raise ValueError(f"cache file {path} cannot be read ({error.strerror or type(error).__name__})") from None
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {str(error)[:160]}") from error
+    if digest != _digest(text, tensors):
+        raise ValueError(f"{path} is damaged: its content is not what was written (SHA-256 differs); compress anew")
+    record = typed(_Record, content, str(path))
+    try:
+        _check_made_by(record, backbone, compression)
+        cache = packed_cache(record.packed, tensors, _shape_of(record, backbone, compression), _devices(backbone))
+        _check_report(record.report, cache)
+    except ValueError as error:
+        raise ValueError(f"{path} is no cache of this model: {error}") from error
+    cache.prepare()
+    return record, cache
+
+
+def sealed(record: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """A file's metadata: the record behind its checksum. One entry, because safetensors writes several in any order."""
+    return {_RECORD: f"{_digest(record, tensors)} {record}"}
+
+
+def _digest(record: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a record and of all tensors by name, dtype, shape and bytes, in hexadecimal."""
+    digest = hashlib.sha256(record.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest_tensor(digest, name, tensor)
+    return digest.hexdigest()
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A tensor that shares no memory, as safetensors wants it; copied only where it is a part of another."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _metadata(path: Path) -> tuple[str, str]:
+    """Checksum and record; only the header is read, once its length is known to be sensible."""
+    size = check_regular(path)
+    with path.open("rb") as file:
+        head = file.read(8)
+    length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+    if length > min(MAX_HEADER, size - 8):
+        raise ValueError(f"{path} is not a whole safetensors file: its header has {length:,} bytes")
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    if metadata.keys() != {_RECORD}:
+        raise ValueError(f"{path} is no cache that ask(...) and cache.save wrote: it has no record of one")
+    digest, _, text = metadata[_RECORD].partition(" ")
+    return digest, text
+
+
+def _content(text: str, path: Path) -> dict[str, Any]:
+    """The record as plain values, of a version that is read."""
+    content: dict[str, Any] = checked(dict[str, Any], parse_json(text, str(path)), str(path))
+    version = checked(int, content.get("version"), f"{path}: version")
+    if version > VERSION:
+        raise ValueError(f"{path} has version {version}, this version reads up to {VERSION}; please upgrade")
+    if version < 1:
+        raise ValueError(f"{path} has version {version}; versions count from 1")
+    return content
+
+
+def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:
+    """Raise a worded ``ValueError`` unless this model made the cache, under these settings."""
+    if not record.contexts or len(record.frames) != len(record.contexts):
+        raise ValueError(f"it has {len(record.contexts)} contexts and {len(record.frames)} frames of questions")
+    ours = CacheHeader.of(backbone, compression, [], [], record.report)
+    if record.dtype != ours.dtype:
+        raise ValueError(f"the cache is in {shown(record.dtype)} and the model in {ours.dtype}; load it in that dtype")
+    check_same_model(record.model, ours.model)
+    for what, theirs, here in (
+        ("token reducer", record.reducer, ours.reducer),
+        ("compression", record.compression, ours.compression),
+    ):
+        for name in sorted(theirs.keys() | here.keys()):
+            if theirs.get(name) != here.get(name):
+                raise ValueError(
+                    f"the cache was made with another {what}: {name[:40]} {shown(theirs.get(name))}, and this model "
+                    f"has {shown(here.get(name))}; make the model with the cache's settings, or compress anew"
+                )
+
+
+def _shape_of(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> PackedShape:
+    family = backbone.family
+    return PackedShape(
+        len(record.contexts),
+        family.shape.num_kv_heads,
+        family.shape.head_dim,
+        family.model.dtype,
+        BITS[compression.kv_dtype],
+        family.windows,
+        3 if family.tower_positions == "mrope" else 1,
+    )
+
+
+def _devices(backbone: CompressedBackbone) -> list[torch.device]:
+    return [next(layer.parameters()).device for layer in backbone.family.decoder.layers]
+
+
+def _check_report(report: CacheReport, cache: PackedCache) -> None:
+    """What is measured is what was said."""
+    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
+    for name in ("payload_bytes", "index_bytes"):
+        found, said = sum(getattr(layer, name) for layer in layers), getattr(report, name)
+        if found != said:
+            raise ValueError(f"its report says {name} {said:,}, and there are {found:,}")

@@ -1,0 +1,171 @@
+"""Contexts that were compressed before any question, and answers from them.
+
+Legend: B contexts, N positions, q tokens of a question.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.datasets.text_batches import padding_id
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.family import Family
+from subtoken_train.inference.cache_file import CacheHeader, read_cache, write_cache
+from subtoken_train.inference.cache_report import CacheReport, report
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.context_batches import Context, context_batch
+from subtoken_train.inference.decoding import greedy_tokens
+from subtoken_train.inference.opening import append_rest, reader_of_question
+from subtoken_train.inference.prefill import max_positions, prefill
+from subtoken_train.inference.prompt_batch import joined_batches
+from subtoken_train.inference.question_frames import QuestionFrame
+from subtoken_train.inference.tokens_given import check_ids
+from subtoken_train.ledger.measure import emptied_regions, emptied_words
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedContext:
+    """One or more contexts in one cache, which never changes: every question is answered on a branch of it.
+
+    Attributes:
+        backbone: what compressed them.
+        compression: how.
+        packed: the cache; nothing follows the contexts in it.
+        frames: of the questions of each context.
+        digests: SHA-256 of each context's token ids and pixels, in hexadecimal.
+        report: what the cache takes.
+    """
+
+    backbone: CompressedBackbone
+    compression: Compression
+    packed: PackedCache
+    frames: list[QuestionFrame]
+    digests: list[str]
+    report: CacheReport
+
+    @classmethod
+    def of(
+        cls, backbone: CompressedBackbone, compression: Compression, contexts: Sequence[Context]
+    ) -> CompressedContext:
+        """Compress contexts in one pass, which all of them share.
+
+        Args:
+            backbone: in evaluation mode.
+            compression: eviction and precision.
+            contexts: at least one.
+
+        Raises:
+            ValueError: something that compresses reads the question, which is not there; a context that is empty, too
+                long or of another kind than the model reads.
+        """
+        if (reads := reader_of_question(backbone, compression)) is not None:
+            raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
+        family = backbone.family
+        made = [context_batch(family, context) for context in contexts]
+        batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
+        check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
+        cache = PackedCache(family.shape.num_layers)
+        plan = prefill(backbone, batch, cache, compression).plan
+        if words := emptied_words(emptied_regions(plan, batch.regions_BN), compression.label):
+            warnings.warn(words, SubTokenWarning, stacklevel=4)
+        took = report(backbone, replace(batch, pixel_values=None), plan, cache, compression.key_channels)
+        return cls(backbone, compression, cache, [frame for _, frame in made], batch.record_ids, took)
+
+    def answers(self, questions: Sequence[Sequence[str]], max_new_tokens: int) -> list[list[str]]:
+        """Greedy answers to the questions of every context.
+
+        The first questions of all contexts are answered together, then the second ones; no question sees another.
+
+        Args:
+            questions: of each context; they may have different numbers of them.
+            max_new_tokens: of one answer, at most.
+
+        Raises:
+            ValueError: a question that is empty, that holds a picture, or for which the model has no positions left.
+        """
+        family = self.backbone.family
+        asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
+        self._check(asked, max_new_tokens)
+        found: list[list[str]] = [[] for _ in asked]
+        for turn in range(max(map(len, asked), default=0)):
+            rows = [row for row, own in enumerate(asked) if turn < len(own)]
+            texts = self._round(rows, [asked[row][turn] for row in rows], max_new_tokens)
+            for row, text in zip(rows, texts, strict=True):
+                found[row].append(text)
+        return found
+
+    def _round(self, rows: list[int], asked: list[list[int]], max_new_tokens: int) -> list[str]:
+        """An answer for each of some contexts."""
+        family, cache = self.backbone.family, self.packed.branch()
+        if len(rows) < len(self.frames):
+            cache.batch_select_indices(torch.tensor(rows))
+        tokenizer, width = family.tokenizer, max(map(len, asked))
+        pad = padding_id(tokenizer)
+        ids_Bq = torch.tensor([[pad] * (width - len(ids)) + ids for ids in asked], device=family.device)
+        missing_B1 = torch.tensor([[width - len(ids)] for ids in asked], device=family.device)
+        padding_Bq = torch.arange(width, device=family.device) < missing_B1
+        logits_BV = append_rest(self.backbone, ids_Bq, padding_Bq, cache, self.compression.prefill_chunk)
+        ends = torch.tensor(_end_ids(family), dtype=torch.long, device=family.device)
+        tokens_BT, count_B = greedy_tokens(
+            self.backbone, cache, logits_BV, max_new_tokens, lambda generated: torch.isin(generated[-1], ends)
+        )
+        rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
+        texts: list[str] = tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+    def _check(self, asked: list[list[list[int]]], max_new_tokens: int) -> None:
+        """Raise a worded ``ValueError`` where questions hold ids that the model does not know, or have no room."""
+        assert self.packed.next_position is not None
+        every = [ids for own in asked for ids in own]
+        for ids in every:
+            check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
+        limit, start = max_positions(self.backbone.family), int(self.packed.next_position.max())
+        longest = max(map(len, every), default=0)
+        if longest and limit is not None and start + longest + max_new_tokens - 1 > limit:
+            raise ValueError(
+                f"a context that ends at position {start}, a question of {longest} tokens and {max_new_tokens} new "
+                f"ones need more than the model's {limit} positions; shorten them, or lower max_new_tokens"
+            )
+
+    def save(self, path: str | Path, overwrite: bool = False) -> Path:
+        """Write the compressed contexts into one safetensors file, whole or not at all, see ``cache_file.py``.
+
+        Args:
+            path: of the file.
+            overwrite: replace what is there.
+
+        Raises:
+            ValueError: the file is there; or ``eviction_every``, whose record of who may leave is not written.
+        """
+        if self.compression.every is not None:
+            raise ValueError(
+                f"a cache with eviction_every={self.compression.every} is not saved: what later evictions need (who "
+                "competes, what was noted of them) belongs to this process; leave eviction_every out"
+            )
+        header = CacheHeader.of(self.backbone, self.compression, self.frames, self.digests, self.report)
+        return write_cache(Path(path), header, self.packed, overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path, backbone: CompressedBackbone, compression: Compression) -> CompressedContext:
+        """Read such a file for the model and the settings that it was written with.
+
+        Raises:
+            ValueError: see ``read_cache``.
+        """
+        header, packed = read_cache(Path(path), backbone, compression)
+        return cls(backbone, compression, packed, header.frames, header.contexts, header.report)
+
+
+def _end_ids(family: Family) -> list[int]:
+    """Tokens that end an answer: the tokenizer's, and those of the model's generation configuration."""
+    own: Any = getattr(getattr(family.model, "generation_config", None), "eos_token_id", None)
+    ends = [family.tokenizer.eos_token_id, *(own if isinstance(own, list | tuple) else [own])]
+    return sorted({int(end) for end in ends if end is not None})

@@ -1,0 +1,82 @@
+"""What stands around a question that is asked after a compressed context.
+
+Context and question are encoded apart, so that one compressed context serves every question: no token spans the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subtoken_train.families.family import Family
+from subtoken_train.families.images import Picture, count_images
+from subtoken_train.types import Turn
+
+_MARK = "(the question stands here)"
+
+
+@dataclass(frozen=True)
+class QuestionFrame:
+    """The texts between a context and the answer.
+
+    Attributes:
+        anchor: what a question is encoded behind, and then taken off: tokenizers begin a text otherwise than they go on
+            with one. The last picture's placeholder; of a text a line break.
+        before: from the context's last token to the question.
+        after: from the question to the answer.
+    """
+
+    anchor: str
+    before: str
+    after: str
+
+    def ids(self, family: Family, question: str) -> list[int]:
+        """Token ids from the context to the answer.
+
+        Raises:
+            ValueError: a question that holds a picture's placeholder.
+        """
+        if family.sees_images and (held := next((x for x in ("<image>", *family.placeholders) if x in question), None)):
+            raise ValueError(f"a question holds {held}; all pictures belong to the context")
+        tokenizer = family.tokenizer
+        text = self.before + (question.strip() if family.sees_images else question) + self.after
+        anchor, whole, alone = (
+            tokenizer(words, add_special_tokens=False)["input_ids"] for words in (self.anchor, self.anchor + text, text)
+        )
+        ids: list[int] = whole[len(anchor) :] if whole[: len(anchor)] == anchor else alone
+        if not ids:
+            raise ValueError(f"the question {question[:40]!r} gives no token")
+        return ids
+
+
+def text_frame(family: Family, context: str) -> tuple[str, QuestionFrame]:
+    """A language model's context as it reads it, and the frame of its questions.
+
+    In the tokenizer's chat template context and question are one turn of the user; without a template the question
+    follows the context as both are written.
+
+    Raises:
+        ValueError: the template cannot be filled, or does not show what the user says.
+    """
+    if not family.tokenizer.chat_template:
+        return context, QuestionFrame("\n", "", "")
+    turns = [{"role": "user", "content": context + _MARK}]
+    try:
+        text: str = family.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # whatever a template raises
+        raise ValueError(
+            f"the tokenizer's chat template cannot be filled: {' '.join(str(error).split())[:160]}"
+        ) from error
+    head, mark, after = text.rpartition(_MARK)
+    if not mark:
+        raise ValueError("the tokenizer's chat template does not write what the user says; set another chat_template")
+    return head, QuestionFrame("\n", "", after)
+
+
+def picture_frame(family: Family, pictures: Sequence[Picture]) -> QuestionFrame:
+    """The frame of questions after pictures, which stand in front, in the family's chat format."""
+    rendered = family.render([Turn("<image>\n" * len(pictures) + _MARK)])
+    head, _, after = rendered.text.rpartition(_MARK)
+    last = family.picture_text(pictures[-1], rendered.image_marker, count_images(pictures))
+    end, anchor = max((last.rfind(each) + len(each), each) for each in family.placeholders if each in last)
+    return QuestionFrame(anchor, last[end:] + head.rpartition(rendered.image_marker)[2], after)

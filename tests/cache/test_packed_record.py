@@ -1,0 +1,167 @@
+"""Tensors of a packed cache that would send attention elsewhere are refused, whatever else is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.packed_checks import TensorReader, check_pages, check_routed, check_rows
+from subtoken_train.cache.packed_record import PackedShape, packed_cache, packed_tensors
+from subtoken_train.kernels.bit_index import pack_bits
+from subtoken_train.kernels.page_index import PageIndex
+from subtoken_train.kernels.storage import Block, BlockPart, Payload, places_of
+from tests.inference.test_asking import asking, contexts_of
+from tests.support.generation_cells import PLAIN
+
+CELLS = {
+    "routed": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets", "keys": "cut"},
+    "window": {"family": "mistral_window", **PLAIN},
+    "pages": {"family": "llama", **PLAIN, "eviction": "read_pages"},
+    "mrope": {"family": "qwen2_5_vl", **PLAIN},
+}
+
+
+@pytest.fixture(scope="module", params=CELLS)
+def packed(request):
+    """Record, tensors and shape of a cache of two contexts."""
+    model = asking(**CELLS[request.param])
+    model.ask(contexts_of(model), [[], []])
+    family = model.backbone.family
+    width = family.shape.num_kv_heads, family.shape.head_dim, torch.float32, 0
+    axes = 3 if family.tower_positions == "mrope" else 1
+    return *packed_tensors(model.cache.packed), PackedShape(2, *width, family.windows, axes)
+
+
+def read(record, tensors, shape):
+    return packed_cache(record, tensors, shape, [torch.device("cpu")] * len(shape.windows))
+
+
+def test_it_is_read_back(packed):
+    record, tensors, shape = packed
+    again, found = packed_tensors(read(record, tensors, shape))
+    assert again == record
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_every_number_that_points_is_looked_at(packed):
+    """Far up and far down, at the first and the last place of every tensor of whole numbers."""
+    record, tensors, shape = packed
+    pointing = [name for name, tensor in tensors.items() if not tensor.is_floating_point() and tensor.numel()]
+    pointing = [name for name in pointing if tensors[name].dtype not in (torch.uint8, torch.bool)]
+    assert pointing
+    for name in pointing:
+        for place in (0, -1):
+            for value in (-1, 2**30):
+                spoilt = tensors[name].clone()
+                spoilt.view(-1)[place] = value
+                with pytest.raises(ValueError, match=r"\w"):
+                    read(record, {**tensors, name: spoilt}, shape)
+
+
+def test_no_tensor_can_be_left_out_or_be_another(packed):
+    record, tensors, shape = packed
+    for name, tensor in tensors.items():
+        rest = {key: value for key, value in tensors.items() if key != name}
+        with pytest.raises(ValueError, match=f"tensor {name} is missing"):
+            read(record, rest, shape)
+        with pytest.raises(ValueError, match=rf"{name.rpartition('.')[0]}|must be"):
+            read(record, {**tensors, name: tensor[None]}, shape)
+        with pytest.raises(ValueError, match=f"tensor {name} is of float64"):
+            read(record, {**tensors, name: tensor.double()}, shape)
+
+
+def part(rows=2, heads=2, entries=5):
+    payload = Payload(torch.zeros(rows, heads, entries, 4), None, torch.float32)
+    return BlockPart(payload, payload)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0, 1]],  # two of three
+        [[0, 1], [1, 2]],
+        [[1, 0], [2]],
+        [[0, 1], [3]],
+        [[0, 1], [-1]],
+        [[0], [1, 2], [0]],
+    ],
+)
+def test_rows_are_each_there_once(rows):
+    blocks = [Block(torch.tensor(own), [part(len(own))]) for own in rows]
+    with pytest.raises(ValueError, match="do not hold each of the 3 rows once"):
+        check_rows("layer 0", blocks, 3, 2)
+
+
+def test_rows_of_unlike_heads_do_not_mix():
+    with pytest.raises(ValueError, match=r"rows of .1, 2. heads"):
+        check_rows("layer 0", [Block(None, [part()]), Block(None, [part(heads=1)])], 2, 2)
+    check_rows("layer 0", [Block(None, [part()])], 2, 2)
+    with pytest.raises(ValueError, match="do not hold"):
+        check_rows("layer 0", [Block(None, [part(3)])], 2, 2)
+    with pytest.raises(ValueError, match="do not hold"):
+        check_rows("layer 0", [Block(None, [part(1)])] * 2, 2, 2)
+
+
+FLAGS = torch.rand(2, 4, 11, generator=torch.Generator().manual_seed(0)) < 0.4
+PIECE_BIT = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3], dtype=torch.int32)
+OF_PIECES = FLAGS.index_select(1, PIECE_BIT)
+STORED = int(OF_PIECES.sum())
+OFFSETS = (OF_PIECES.sum(-1).flatten().cumsum(0) - OF_PIECES.sum(-1).flatten()).int()
+INDICES = {"bits": pack_bits(FLAGS), "places": places_of(OF_PIECES, 2, STORED).int()}
+
+
+def routed(index, offsets=OFFSETS, piece_bit=PIECE_BIT, stored=STORED, entries=11):
+    check_routed("0.0.0", index, offsets, piece_bit, stored, (2, 2, entries))
+
+
+@pytest.mark.parametrize("form", INDICES)
+def test_an_index_finds_each_piece_once(form):
+    index = INDICES[form]
+    routed(index)
+    swapped = index.clone()
+    swapped.view(-1)[[0, 1]] = index.view(-1)[[1, 0]]
+    wrong = {
+        "offsets": {"offsets": OFFSETS.flip(0)},
+        "one more": {"stored": STORED + 1},
+        "one less": {"stored": STORED - 1},
+        "pieces": {"piece_bit": PIECE_BIT + 1 if form == "bits" else PIECE_BIT + 90},
+        "entries": {"entries": 3},
+        "negative": {"piece_bit": PIECE_BIT - 1},
+    }
+    for settings in wrong.values():
+        with pytest.raises(ValueError, match=r"0\.0\.0"):
+            routed(index, **settings)
+    with pytest.raises(ValueError, match=r"0\.0\.0"):
+        routed(swapped)
+    with pytest.raises(ValueError, match=r"0\.0\.0"):
+        routed(index[:-1])
+
+
+def test_bits_after_the_last_entry_are_not_set():
+    """They would count as stored pieces."""
+    index = INDICES["bits"].clone()
+    index[0, 0, -1] |= 0x80
+    with pytest.raises(ValueError, match="index and offsets disagree"):
+        routed(index)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "forced"), [(0, 1, 0), (-1, 1, 0), (9, 1, 0), (2, 0, 0), (2, 2, 0), (2, 1, 2)]
+)
+def test_pages_are_those_of_the_entries(size, count, forced):
+    low, marks = torch.zeros(2, 2, 2, 4), torch.zeros(2, 2, dtype=torch.bool)
+    marks[0, :forced] = True
+    with pytest.raises(ValueError, match="its pages are not those of its entries"):
+        check_pages("0.0", PageIndex(size, count, low, low, marks), [part()])
+    check_pages("0.0", PageIndex(2, 1, low, low, marks & False), [part()])
+
+
+def test_a_reader_takes_each_tensor_once():
+    reader = TensorReader({"a": torch.zeros(2, 3), "b": torch.zeros(1)})
+    reader.take("a", (torch.float32,), 2, None)
+    with pytest.raises(ValueError, match="tensor a is missing"):
+        reader.take("a", (torch.float32,), 2, None)
+    with pytest.raises(ValueError, match=r"1 tensors are not expected: \['b'\]"):
+        reader.check_all_taken()
+    with pytest.raises(ValueError, match=r"tensor b has shape \[1\]; it must be \[any, 4\]"):
+        reader.take("b", (torch.float32,), None, 4)

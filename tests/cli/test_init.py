@@ -1,0 +1,170 @@
+"""``subtoken-train init``: what it writes, of images, conversations and texts."""
+
+import json
+
+import pytest
+import yaml
+
+from subtoken_train.cli.main import main
+from subtoken_train.datasets.records import InstructionRecords
+from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
+
+SPLITS = ("train", "dev", "test")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def rows_of(out, suffix="json"):
+    texts = {split: (out / f"{split}.{suffix}").read_text() for split in SPLITS}
+    read = json.loads if suffix == "json" else lambda text: list(map(json.loads, text.splitlines()))
+    return {split: read(text) for split, text in texts.items()}
+
+
+def test_images_and_a_table(tmp_path, capsys):
+    own_images(tmp_path / "mine", 10)
+    lines = inits(capsys, "mine/")
+    out = tmp_path / "mine_subtoken"
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".subtoken-data.json", "dev.json", "mine.yaml", "mine_anchor.yaml", "test.json", "train.json"
+    ]  # fmt: skip
+    rows = rows_of(out)
+    assert {split: len(rows[split]) for split in SPLITS} == {"train": 16, "dev": 2, "test": 2}
+    seen = {split: {row["image"] for row in rows[split]} for split in SPLITS}
+    assert seen["train"] | seen["dev"] | seen["test"] == {f"images/{i:02d}.png" for i in range(10)}
+    assert sum(map(len, seen.values())) == 10  # no picture in two splits
+    assert all(len(InstructionRecords(out / f"{split}.json", "mine")) for split in SPLITS)
+    recipe, anchor = (yaml.safe_load((out / f"{name}.yaml").read_text()) for name in ("mine", "mine_anchor"))
+    assert recipe["model"]["backbone"]["path"] == "checkpoints/tiny-llava"
+    assert recipe["data"]["batch_size"] == 16
+    assert (anchor["model"]["routing"], anchor["model"]["reducer"]["keep_ratio"]) == (None, 0.15625)
+    assert (recipe["output_dir"], anchor["output_dir"]) == ("runs/mine", "runs/mine_anchor")
+    assert lines[0] == "mine: questions.csv: 20 records (image in 'image', question in 'question', answer in 'answer')"
+    assert "10 images, all opened" in lines[1]
+    assert [line.split()[:2] for line in lines if line.startswith("  ")] == [
+        ["subtoken-train", word] for word in ("check", "fit", "fit", "evaluate", "generate")
+    ]
+
+
+def test_the_split_follows_the_seed_alone(tmp_path, capsys):
+    own_images(tmp_path / "mine", 10)
+    for out, seed in (("a", 0), ("b", 0), ("c", 5)):
+        inits(capsys, "mine", "--out", out, "--seed", seed)
+    a, b, c = (rows_of(tmp_path / name) for name in "abc")
+    assert a == b != c
+
+
+def test_the_same_picture_under_two_names_stays_in_one_split(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    names = pictures(folder, 8)
+    (folder / "copy.png").write_bytes((folder / names[3]).read_bytes())
+    table(folder, [(name, "list .", "none") for name in [*names, "copy.png"]])
+    for seed in range(6):
+        lines = inits(capsys, "mine", "--seed", seed, "--out", f"out{seed}")
+        rows = rows_of(tmp_path / f"out{seed}")
+        found = [split for split in SPLITS for row in rows[split] if row["image"] in ("copy.png", names[3])]
+        assert found[0] == found[1]
+    assert "1 are copies of others" in lines[1]
+
+
+def test_a_second_init_loses_nothing(tmp_path, capsys):
+    own_images(tmp_path / "mine")
+    inits(capsys, "mine")
+    out = tmp_path / "mine_subtoken"
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert refused_init(capsys, "mine", "--seed", 3) == (
+        "mine_subtoken exists; choose another folder or pass --overwrite"
+    )
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    inits(capsys, "mine", "--seed", 3, "--overwrite")
+    assert (out / "train.json").read_bytes() != before["train.json"]
+    (out / "variant.yaml").write_text("mine")
+    assert "holds what a folder that init wrote has not (variant.yaml)" in refused_init(capsys, "mine", "--overwrite")
+    assert (out / "variant.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("header", "options"),
+    [
+        ("File Name,Prompt,Response", []),
+        ("filename;instruction;output", []),
+        ("bild,frage,antwort", ["--image-column", "bild", "--question-column", "frage", "--answer-column", "antwort"]),
+    ],
+)
+def test_columns_by_their_usual_names_or_as_told(tmp_path, capsys, header, options):
+    folder = tmp_path / "mine"
+    names = pictures(folder)
+    joint = ";" if ";" in header else ","
+    lines = [header, *(joint.join((name.removeprefix("images/"), "list .", "none")) for name in names)]
+    (folder / "t.csv").write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8")
+    inits(capsys, "mine", *options)
+    row = rows_of(tmp_path / "mine_subtoken")["train"][0]
+    assert [turn["value"] for turn in row["conversations"]] == ["<image>\nlist .", "none"]
+    assert (folder / row["image"]).is_file()
+
+
+def test_objects_with_numbers_and_an_input(tmp_path, capsys):
+    rows = [{"instruction": "add", "input": f"{i} and 1", "output": i + 1} for i in range(300)]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/alpaca.json").write_text(json.dumps(rows))
+    inits(capsys, "mine")
+    row = rows_of(tmp_path / "mine_subtoken", "jsonl")["train"][0]
+    question, answer = (turn["value"] for turn in row["conversations"])
+    assert (question.split("\n")[0], int(question.split()[1]) + 1) == ("add", int(answer))
+
+
+def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    table(folder, [(name, "What does the zebra eat?", "Grass") for name in pictures(folder)])
+    lines = inits(capsys, "mine")
+    recipe = yaml.safe_load((tmp_path / "mine_subtoken/mine.yaml").read_text())
+    assert recipe["model"]["backbone"]["path"] == "llava-hf/llava-1.5-7b-hf"
+    assert recipe["trainer"]["accelerator"] == "gpu"
+    assert any("does not know your words ('What', 'does', 'zebra')" in line for line in lines)
+    assert any(line.startswith("another one: --backbone NAME --overwrite") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "reducer"),
+    [
+        ("qwenvl3b", "Qwen/Qwen2.5-VL-3B-Instruct", "fastv"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct", "fastv"),
+        ("llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-7b-hf", "fastv"),
+    ],
+)
+def test_a_chosen_backbone(tmp_path, capsys, given, path, reducer):
+    own_images(tmp_path / "mine")
+    inits(capsys, "mine", "--backbone", given)
+    for name in ("mine", "mine_anchor"):
+        file = f"mine_subtoken/{name}.yaml"
+        model = yaml.safe_load((tmp_path / file).read_text())["model"]
+        assert (model["backbone"]["path"], model["reducer"]["name"]) == (path, reducer)
+        assert main(["check", "--config", file, "--offline"]) == 0
+
+
+def test_conversations_become_documents_and_questions(tmp_path, capsys):
+    conversations(tmp_path / "mine/chat.jsonl")
+    lines = inits(capsys, "mine")
+    out = tmp_path / "mine_subtoken"
+    asked = [json.loads(line) for line in (out / "local_text/test.jsonl").read_text().splitlines()]
+    held = rows_of(out, "jsonl")["test"]
+    assert len(asked) == len(held) == 40
+    assert asked[0]["question"] == f"USER: {held[0]['conversations'][0]['value']} ASSISTANT:"
+    assert asked[0]["answers"] == [held[0]["conversations"][1]["value"]]
+    recipe = yaml.safe_load((out / "mine.yaml").read_text())
+    assert recipe["data"]["train"] == {"name": "mine_subtoken/train.jsonl", "documents": "conversations"}
+    assert any("--tasks local_text --data-root mine_subtoken" in line for line in lines)
+
+
+def test_texts_are_cut_at_paragraphs(tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    paragraphs = [f"Paragraph {number} says: {'word ' * 60}." for number in range(120)]
+    (tmp_path / "mine/book.txt").write_text("\n\n".join(paragraphs))
+    (tmp_path / "mine/README.md").write_text("about it")
+    inits(capsys, "mine")
+    rows = rows_of(tmp_path / "mine_subtoken", "jsonl")
+    said = [text for split in SPLITS for row in rows[split] for text in row["text"].split("\n\n")]
+    assert sorted(said) == sorted(paragraphs)
+    assert min(len(rows[split]) for split in SPLITS) >= 2

@@ -1,0 +1,192 @@
+"""``subtoken-train init`` on folders that are empty, mixed, huge, unreadable or wrong: one line, nothing left."""
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+
+from subtoken_train.datasets.own import folder_scan, question_table, text_pieces
+from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
+
+
+@pytest.fixture(autouse=True)
+def untouched(tmp_path, monkeypatch):
+    """Nothing is written but what a test writes itself."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    yield
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("mine", "secret.png")] == []
+
+
+@pytest.fixture
+def mine(tmp_path):
+    return tmp_path / "mine"
+
+
+def test_no_folder(mine, capsys):
+    assert refused_init(capsys, "nowhere") == "nowhere does not exist; name the folder of your data"
+    (mine / "a.csv").write_text("x")
+    assert "mine/a.csv is not a folder" in refused_init(capsys, "mine/a.csv")
+
+
+def test_an_empty_folder(mine, capsys):
+    (mine / "README.md").write_text("to come")
+    (mine / ".hidden.csv").write_text("x")
+    assert "mine holds no data: no images, and no file that ends with one of .csv" in refused_init(capsys, "mine")
+
+
+def test_mixed_folders(mine, capsys):
+    (mine / "notes.txt").write_text("words")
+    pictures(mine)
+    assert "6 images and no table of questions and answers, but texts (notes.txt)" in refused_init(capsys, "mine")
+    table(mine, [])
+    assert "a table (questions.csv) and texts (notes.txt); say --table questions.csv" in refused_init(capsys, "mine")
+    table(mine, [], "other.csv")
+    assert "several tables (other.csv, questions.csv); say which one with --table" in refused_init(capsys, "mine")
+    assert "no table 'thrid.csv'; its tables are other" in refused_init(capsys, "mine", "--table", "thrid.csv")
+
+
+def test_images_that_no_record_names(mine, capsys):
+    pictures(mine)
+    assert "6 images and no table of questions and answers; add a CSV file" in refused_init(capsys, "mine")
+    conversations(mine / "chat.jsonl")
+    assert "6 images, and chat.jsonl names none of them" in refused_init(capsys, "mine")
+
+
+def test_huge_folders(mine, capsys, monkeypatch):
+    own_images(mine)
+    monkeypatch.setattr(question_table, "MAX_BYTES", 100)
+    assert "questions.csv has more than 100 bytes; a recipe reads" in refused_init(capsys, "mine")
+    monkeypatch.setattr(folder_scan, "MAX_FILES", 5)
+    assert "mine holds more than 5 files" in refused_init(capsys, "mine")
+
+
+def test_huge_texts(mine, capsys, monkeypatch):
+    (mine / "a.txt").write_text("words " * 50)
+    monkeypatch.setattr(text_pieces, "MAX_TOTAL", 100)
+    assert "more than 100 characters; make them Parquet or JSON lines" in refused_init(capsys, "mine")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("bild,frage,antwort\n", "holds no record"),
+        ("bild,frage,antwort\na,b,c\n", "no column for the question (question, prompt, instruction, query); its"),
+        ("image,question,antwort\na,b,c\n", "no column for the answer (answer, response, output"),
+        ("image,question,answer\nimages/00.png,b\n", "line 2 has 2 cells, and the first line 3"),
+        ("image,question,answer\nimages/00.png,b, \n", "line 2: column 'answer' is empty"),
+        ("image,question,answer\n,b,c\n", "line 2: column 'image' is empty"),
+        ("image,question,question\na,b,c\n", "column 'question' is there twice"),
+        ('image,question,answer\nimages/00.png,"b,c\n', "invalid CSV"),
+        ("image,question,answer\nimages/00.png,b <image>,c\n", "a text holds <image>"),
+        ("image,question,answer\nnone.png,b,c\n", "1 of 1 images are not in mine (first: 'none.png', mine/"),
+        ("image,question,answer\n../secret.png,b,c\n", "line 2: image '../secret.png' lies outside of mine"),
+        ("image,question,answer\n/etc/passwd,b,c\n", "lies outside of mine"),
+        ("image,question,answer\nimages/../../secret.png,b,c\n", "lies outside of mine"),
+        ("image,question,answer\nimages/link.png,b,c\n", "lies outside of mine"),
+        ("image,question,answer\ntwice.png,b,c\n", "'twice.png' could be a/twice.png or b/twice.png; write its path"),
+        ("image,question,answer\nimages/00.png,b,c\nimages/01.png,b,d\n", "too few different pictures (2)"),
+    ],
+)  # fmt: skip
+def test_a_table_that_is_wrong(mine, tmp_path, capsys, content, words):
+    pictures(mine)
+    pictures(tmp_path, 1, "mine")
+    (tmp_path / "mine/00.png").rename(tmp_path / "secret.png")
+    (mine / "images/link.png").symlink_to("../../secret.png")
+    for folder in ("a", "b"):
+        (mine / folder).mkdir()
+        (mine / folder / "twice.png").write_bytes((mine / "images/00.png").read_bytes())
+    (mine / "questions.csv").write_text(content)
+    assert words in refused_init(capsys, "mine")
+
+
+def test_columns_that_are_not_there(mine, capsys):
+    own_images(mine)
+    line = refused_init(capsys, "mine", "--answer-column", "antwort")
+    assert line == "mine/questions.csv has no column 'antwort'; its columns are image, question, answer"
+
+
+@pytest.mark.parametrize("second", ["images/00.png", "copy.png"])
+def test_two_answers_to_one_question(mine, capsys, second):
+    names = pictures(mine)
+    (mine / "copy.png").write_bytes((mine / names[0]).read_bytes())
+    table(mine, [(names[0], "list .", "none"), (second, "list  .", "7"), *((name, "x", "y") for name in names)])
+    assert refused_init(capsys, "mine") == (
+        "mine/questions.csv, line 3 answers a question about the same image otherwise than line 2 does ('7', 'none'); "
+        "keep one of them"
+    )
+
+
+def test_one_answer_twice_is_no_mistake(mine, capsys, tmp_path):
+    names = pictures(mine)
+    table(mine, [(name, "list .", "none") for name in [*names, *names]])
+    inits(capsys, "mine", "--out", "mine_out")
+    assert len(json.loads((tmp_path / "mine_out/train.json").read_text())) == 8
+    shutil.rmtree(tmp_path / "mine_out")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "image,question,answer\nimages/00.png,b,\xe9\n".encode("latin-1"), "a.csv is not UTF-8 (byte 38)"),
+        ("a.jsonl", b"\xff\xfe{", "a.jsonl is not UTF-8 text (byte 0)"),
+        ("a.json", b'{"data": []}', "a.json holds {'data': []}; a list of records is needed"),
+        ("a.json", b"[5]", "a.json, record '0' is 5; an object with names is needed"),
+        ("a.json", b"[]", "holds no record"),
+        ("a.json", b'[{"question": "a", "answer": ["b", "c"]}]', "column 'answer' is ['b', 'c'], which is no text"),
+        ("a.json", b'[{"question": "a", "answer": NaN}]', "column 'answer' is nan, which is no text"),
+        ("a.json", b'[{"messages": [{"role": "tool", "content": "a"}]}]', "message 1 calls a tool"),
+        ("a.txt", b"\xff\xfea", "a.txt is not UTF-8 (byte 0)"),
+        ("a.txt", b"a\0b", "a.txt holds NUL characters"),
+        ("a.txt", b" \n", "the texts of mine are empty"),
+        ("a.txt", b"one line", "too few different documents (1)"),
+        ("a.txt", "\n\n".join(f"paragraph {i}" for i in range(40)).encode(), "there is too little text: "),
+    ],
+)
+def test_files_that_are_wrong(mine, capsys, name, content, words):
+    (mine / name).write_bytes(content)
+    assert words in refused_init(capsys, "mine")
+
+
+def test_a_broken_image(mine, capsys):
+    own_images(mine)
+    (mine / "images/03.png").write_bytes(b"no picture")
+    assert re.search(r"image mine/images/03.png cannot be read \(cannot identify", refused_init(capsys, "mine"))
+
+
+def test_a_pipe_is_not_waited_for(mine, capsys):
+    os.mkfifo(mine / "a.csv")
+    assert refused_init(capsys, "mine") == "mine/a.csv is not a regular file"
+
+
+def test_a_folder_that_cannot_be_read(mine, capsys, monkeypatch):
+    own_images(mine)
+    walk = os.walk
+
+    def denied(folder, onerror):
+        onerror(PermissionError(13, "Permission denied", f"{folder}/images"))
+        return walk(folder)
+
+    monkeypatch.setattr(folder_scan.os, "walk", denied)
+    assert refused_init(capsys, "mine") == "Permission denied: mine/images"
+
+
+@pytest.mark.parametrize("out", ["mine", "mine/out", "."])
+def test_a_target_that_lies_in_the_data_or_around_it(mine, capsys, out):
+    own_images(mine)
+    assert f"--out {out} and the data mine lie in each other" in refused_init(capsys, "mine", "--out", out)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "words"),
+    [
+        ("llama7b", "your data are images, and backbone 'llama7b' reads texts alone; take one of internvl8b"),
+        ("llava7", "unknown backbone 'llava7'. Did you mean 'llava7b'?"),
+        ("../x", "unknown backbone '../x'"),
+    ],
+)
+def test_a_backbone_that_does_not_suit(mine, capsys, backbone, words):
+    own_images(mine)
+    assert words in refused_init(capsys, "mine", "--backbone", backbone)

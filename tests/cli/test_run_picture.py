@@ -1,0 +1,131 @@
+"""The picture of a run: what it draws of which logs, how large it is, and that no adapter is lost for it."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from subtoken_train.artifact.whole_folder import PICTURE_FILE
+from subtoken_train.cli import run_picture
+from subtoken_train.cli.loggers import logged
+from subtoken_train.cli.main import main
+from subtoken_train.cli.run_picture import draw_run, picture_of_run, scores_beside_anchor
+from tests.support.helpers import interrupted_fit
+from tests.support.tiny_fits import tiny_fit
+
+WIDTH = 440
+
+
+@pytest.fixture
+def tiny_run(tmp_path, tiny_family):
+    """A function from extra arguments to the argv of a short fit under ``tmp_path``."""
+    return tiny_fit(tmp_path, tiny_family)
+
+
+def run(folder: Path, rows: dict[str, list[float]], part: str = "csv", task: str = "dev.json") -> Path:
+    """A run's folder with a log: one row per step, and a recipe that names the evaluation's data."""
+    log = folder / "logs" / part / "metrics.csv"
+    log.parent.mkdir(parents=True)
+    table = {"step": range(len(next(iter(rows.values())))), **rows}
+    lines = [",".join(map(str, row)) for row in [tuple(table), *zip(*table.values(), strict=True)]]
+    log.write_text("\n".join(lines) + "\n")
+    (folder / "recipe.yaml").write_text(f"evaluation: {{data: {task}}}\n")
+    return folder
+
+
+def size(picture: bytes | None) -> tuple[int, int]:
+    assert picture is not None
+    with Image.open(io.BytesIO(picture)) as image:
+        assert image.format == "PNG"
+        return image.size
+
+
+@pytest.mark.parametrize(
+    ("rows", "charts"),
+    [
+        ({"train/loss": [2.0, 1.0]}, 1),
+        ({"train/loss": [2.0], "val/loss": [1.0], "eval/accuracy": [0.5]}, 2),
+        ({"train/loss": [2.0, 1.0], "group_usage_entropy/layer_0": [1.0, 0.9], "eval/accuracy": [0.1, 0.2]}, 3),
+        ({"train/loss": [float("nan")] * 2, "group_usage_entropy/layer_0": [float("nan"), 1.0]}, 2),
+    ],
+    ids=["loss", "a point", "all", "diverged"],
+)
+def test_a_chart_for_each_thing_that_was_logged(tmp_path, rows, charts):
+    assert size(draw_run(run(tmp_path / "run", rows))) == (WIDTH * charts, 300)
+
+
+def test_nothing_was_logged(tmp_path, capsys):
+    assert picture_of_run(tmp_path) is None
+    assert picture_of_run(run(tmp_path / "run", {"epoch": [0.0]})) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_long_run_of_a_deep_model_stays_small(tmp_path):
+    noise = random.Random(0).random
+    rows = {"train/loss": [noise() for _ in range(3000)]}
+    rows |= {f"group_usage_entropy/layer_{layer}": [noise() for _ in range(3000)] for layer in range(40)}
+    rows["eval/accuracy"] = rows["train/loss"]
+    run(tmp_path / "run_anchor", {"eval/accuracy": [noise() for _ in range(3000)]})
+    picture = draw_run(run(tmp_path / "run", rows))
+    assert size(picture) == (3 * WIDTH, 300)
+    assert len(picture) < 100_000
+
+
+def test_the_anchor_stands_beside_its_run_where_it_answered_the_same(tmp_path):
+    routed = run(tmp_path / "mine", {"eval/accuracy": [0.1, 0.2]})
+    assert list(scores_beside_anchor(routed, logged(routed))) == ["this run"]
+    anchor = run(tmp_path / "mine_anchor", {"eval/accuracy": [0.3, 0.4]})
+    run(tmp_path / "mine_anchor", {"eval/accuracy": [0.5]}, part="csv-2")  # of the step that was done again
+    found = scores_beside_anchor(routed, logged(routed))
+    assert found == {"this run": {0: 0.1, 1: 0.2}, "anchor": {0: 0.5, 1: 0.4}}
+    assert list(scores_beside_anchor(anchor, logged(anchor))) == ["this run", "routed run"]
+    (anchor / "recipe.yaml").write_text("evaluation: {data: other.json}\n")
+    assert list(scores_beside_anchor(routed, logged(routed))) == ["this run"]
+    assert scores_beside_anchor(anchor, {}) == {}
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path, capsys):
+    folder = run(tmp_path / "run", {"train/loss": ["much"]})
+    assert picture_of_run(folder) is None
+    assert capsys.readouterr().err == "no picture of the training: could not convert string to float: 'much'\n"
+
+
+def test_fit_leaves_it_beside_the_adapter_and_on_the_card_and_export_takes_it_along(tiny_run, tmp_path):
+    assert main(tiny_run("--trainer.max_steps=2")) == 0
+    adapter, out = tmp_path / "run" / "adapter", tmp_path / "out"
+    picture = (adapter / PICTURE_FILE).read_bytes()
+    assert size(picture) == (2 * WIDTH, 300)  # loss and groups; nothing was evaluated midway
+    assert f"]({PICTURE_FILE})" in (adapter / "README.md").read_text()
+    assert main(["export", str(tmp_path / "run"), str(out)]) == 0
+    assert (out / PICTURE_FILE).read_bytes() == picture
+    assert f"]({PICTURE_FILE})" in (out / "README.md").read_text()
+    (adapter / PICTURE_FILE).write_text("no picture")
+    assert main(["export", str(adapter), str(out), "--overwrite"]) == 0
+    assert not (out / PICTURE_FILE).exists()
+    assert PICTURE_FILE not in (out / "README.md").read_text()
+
+
+def test_a_resumed_run_draws_its_whole_course(tiny_run, tmp_path, monkeypatch):
+    assert interrupted_fit(tiny_run("--trainer.max_steps=4"), after_step=2) == 130
+    assert not (tmp_path / "run" / "adapter").exists()
+    drawn = []
+    monkeypatch.setattr(run_picture, "logged", lambda folder: drawn.append(logged(folder)) or drawn[-1])
+    assert main(tiny_run("--trainer.max_steps=4", "--resume")) == 0
+    assert {0, 1, 3} <= drawn[0]["train/loss"].keys()
+    assert list(drawn[0]["group_usage_max/layer_0"]) == [0, 1, 2, 3]
+
+
+def test_an_adapter_is_not_lost_for_its_picture(tiny_run, tmp_path, monkeypatch, capsys):
+    def full(folder):
+        raise OSError(28, "No space left on device", "/tmp/font")
+
+    monkeypatch.setattr(run_picture, "draw_run", full)
+    assert main(tiny_run("--trainer.max_steps=1")) == 0
+    assert "no picture of the training: No space left on device: /tmp/font" in capsys.readouterr().err
+    adapter = tmp_path / "run" / "adapter"
+    assert (adapter / "adapter_model.safetensors").is_file()
+    assert not (adapter / PICTURE_FILE).exists()

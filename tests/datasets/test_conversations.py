@@ -1,0 +1,142 @@
+"""Every form of a conversation becomes LLaVA's, and what cannot be trained on is said in words."""
+
+import json
+import re
+
+import pytest
+
+from subtoken_train.datasets.conversations import conversation_text, llava_form
+from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.types import Turn
+
+
+def said(*pairs, keys=("role", "content")):
+    return [dict(zip(keys, pair, strict=True)) for pair in pairs]
+
+
+LLAVA = {
+    "image": "a.jpg",
+    "conversations": [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "a 7"}],
+}
+PARTS = [{"type": "image_url", "image_url": {"url": "a.jpg"}}, {"type": "text", "text": "what ?"}]
+ANSWER = ("assistant", "a 7")
+ASKED = said(("user", "<image>\nwhat ?"), ("assistant", "a 7"))
+SAME = {
+    "LLaVA": LLAVA,
+    "ShareGPT with images beside": {"images": ["a.jpg"], "conversations": LLAVA["conversations"]},
+    "messages with images beside": {"images": ["a.jpg"], "messages": ASKED},
+    "roles under conversations": {"image": "a.jpg", "conversations": ASKED},
+    "from and value under messages": {"image": "a.jpg", "messages": LLAVA["conversations"]},
+    "OpenAI's parts": {"messages": said(("user", PARTS), ("assistant", "a 7"))},
+    "OpenAI's answer in parts": {"messages": said(("user", PARTS), ("assistant", [{"type": "text", "text": "a 7"}]))},
+    "a part with a path": {"messages": said(("user", [{"type": "image", "image": "a.jpg"}, PARTS[1]]), ANSWER)},
+    "a part with a file's URL": {
+        "messages": said(("user", [{"type": "image_url", "image_url": "file://a.jpg"}, PARTS[1]]), ANSWER)
+    },
+    "a part whose image is listed": {
+        "images": ["a.jpg"],
+        "messages": said(("user", [{"type": "image"}, PARTS[1]]), ANSWER),
+    },
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_every_form_is_the_same_record(tmp_path, form):
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([SAME[form]]))
+    record = InstructionRecords(path)[0]
+    assert (record.images, record.turns) == ([tmp_path / "a.jpg"], [Turn("<image>\nwhat ?", "a 7")])
+
+
+def test_an_llava_record_stays_as_it_is():
+    row = {**LLAVA, "id": 5, "kind": "read", "model": "x"}
+    assert llava_form(row) == {**row, "image": "a.jpg"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": said(("system", "Be short."), ("user", "hi"), ("assistant", "yes"))},
+        {"system": "Be short.", "messages": said(("user", "hi"), ("assistant", "yes"))},
+        {"conversations": said(("system", " Be short. "), ("human", "hi"), ("gpt", "yes"), keys=("from", "value"))},
+    ],
+)
+def test_a_system_text_goes_before_the_first_question(row):
+    assert [turn["value"] for turn in llava_form(row)["conversations"]] == ["Be short.\n\nhi", "yes"]
+
+
+REFUSED = {
+    "message 2: unknown role 'asistant'. Did you mean 'assistant'?": said(("user", "hi"), ("asistant", "yes")),
+    "message 1: unknown role 'null'": [{"content": "hi"}],
+    "message 2 calls a tool or is a tool's answer": said(("user", "hi"), ("tool", "yes")),
+    "message 2 has weight 0": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a", "weight": 0}],
+    "message 2, an answer, is empty": said(("user", "hi"), ("assistant", " ")),
+    "turns come from human, gpt, gpt": said(("user", "hi"), ("assistant", "a"), ("assistant", "b")),
+    "turns come from human, human, gpt": said(("user", "hi"), ("user", "you"), ("assistant", "b")),
+    "a system message is no text, or not the first": said(("user", "hi"), ("system", "x"), ("assistant", "a")),
+    "message 2 is an empty list; write a text": said(("user", "hi"), ("assistant", [])),
+    "message 1 has a part {'type': 'input_audio'}": said(("user", [{"type": "input_audio"}]), ("assistant", "a")),
+    "message 1 names the image 'https://x/a.jpg'; save it": said(
+        ("user", [{"type": "image_url", "image_url": {"url": "https://x/a.jpg"}}]), ("assistant", "a")
+    ),
+    "message 1 names the image 'data:image/png;": said(
+        ("user", [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]), ("assistant", "a")
+    ),
+    "a turn is not": said(("user", {}), ("assistant", "a")),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_what_cannot_be_trained_on_is_named(tmp_path, words, key):
+    if key == "conversations" and "is empty" in words:
+        return  # LLaVA's own format takes an empty answer
+    path = tmp_path / "data.jsonl"
+    good = {"messages": said(("user", "hi"), ("assistant", "yes"))}
+    path.write_text(json.dumps(good) + "\n" + json.dumps({"id": "b7", key: REFUSED[words]}))
+    with pytest.raises(ValueError, match=re.escape(f"{path}, record 'b7': ") + ".*" + re.escape(words)):
+        InstructionRecords(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"tools": [{"name": "f"}], "messages": ASKED}, "it lists tools"),
+        ({"image": "a.jpg", "images": ["a.jpg"], "messages": ASKED}, "images are named in several places"),
+        ({"image": "a.jpg", "messages": said(("user", PARTS), ("assistant", "a"))}, "named in several places"),
+        ({"messages": ASKED}, "1 <image> but no image"),
+    ],
+)
+def test_what_is_wrong_beside_the_messages(tmp_path, row, words):
+    (tmp_path / "data.json").write_text(json.dumps([row]))
+    with pytest.raises(ValueError, match="record '0': .*" + words):
+        InstructionRecords(tmp_path / "data.json")
+
+
+def test_a_language_model_reads_conversations_as_documents(tmp_path, cache):
+    path = tmp_path / "chat.jsonl"
+    talk = said(("user", "hi"), ("assistant", "yes"), ("user", "sure ?"), ("assistant", "no"))
+    path.write_text(json.dumps({"messages": talk}) + "\n" + json.dumps({"conversations": LLAVA["conversations"][:0]}))
+    source = CorpusSource(str(path), documents="conversations")
+    with pytest.raises(ValueError, match="record '1': it has no turns"):
+        load_rows(source)
+    path.write_text(json.dumps({"messages": talk}) + "\n")
+    documents = list(iterate_documents(load_rows(source), source))
+    assert documents == ["USER: hi ASSISTANT: yes\nUSER: sure ? ASSISTANT: no"]
+    assert conversation_text(llava_form({"messages": talk})) == documents[0]
+    with pytest.raises(ValueError, match="its columns are messages; conversations are read with documents: conversat"):
+        load_rows(CorpusSource(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "words"),
+    [
+        ("a.jsonl", LLAVA, "record '0': it has images, which a language model does not read"),
+        ("a.txt", LLAVA, "documents: conversations reads a .json or .jsonl file"),
+    ],
+)
+def test_documents_that_are_no_conversations(tmp_path, cache, name, row, words):
+    (tmp_path / name).write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=words):
+        load_rows(CorpusSource(str(tmp_path / name), documents="conversations"))

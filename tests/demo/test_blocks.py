@@ -1,0 +1,157 @@
+"""The page in a browser: ask, move the slider, see pictures change; nothing from elsewhere, no error in the console."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from subtoken_train.demo.local_server import served
+from subtoken_train.demo.side_by_side import SideBySide
+from subtoken_train.resources import resource
+from tests.support.browser import OPTIONS, find_browser
+from tests.support.places import ROOT
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
+pytest.importorskip("gradio", reason="no Gradio here: pip install 'subtoken_train[demo]'")
+ROUTED = str(resource("checkpoints/adapters/tiny_fastv25_s16k4"))
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def address():
+    find_browser()
+    before = dict(os.environ)
+    with served(SideBySide(ROUTED, f"{ROUTED}_anchor", device="cpu"), "127.0.0.1", free_port()) as url:
+        yield url
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def page(address):
+    """The page, 1,280 pixels wide; afterwards, what the browser asked for and said."""
+    asked, said = [], []
+    with playwright.sync_playwright() as program:
+        browser = program.chromium.launch(executable_path=find_browser(), args=OPTIONS)
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(60_000)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(address)
+        yield page
+        browser.close()
+    assert said == []
+    assert len(asked) > 10
+    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+
+
+def picture_bytes(page, name):
+    """Digest of the picture that is shown, as the browser has it."""
+    source = page.locator(f"#{name} img").get_attribute("src")
+    return hashlib.sha256(page.request.get(source).body()).hexdigest()
+
+
+def answer(page, place):
+    return page.locator(f"#answer-{place} textarea").input_value()
+
+
+def ask(page, example):
+    page.get_by_text(example).first.click()
+    page.wait_for_selector("#picture img")
+    playwright.expect(page.locator("#question textarea")).to_have_value(example)
+    page.click("#ask")
+    page.wait_for_selector("#groups img")
+
+
+def wait_until(page, holds, words):
+    """Look again and again, for a minute."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, words
+        page.wait_for_timeout(200)
+
+
+def test_ask_and_move_the_slider(page):
+    ask(page, "what is at C4 ?")
+    assert [answer(page, place) for place in range(3)] == ["white 4"] * 3
+    facts = page.locator("#facts").inner_text()
+    assert re.search(r"routed model\tfastv 0.25, S16K4 linear\t[\d,]+\t[\d.]+%\t15\.625%\t15\.625%", facts)
+    places = ("tokens-1", "tokens-2", "groups")
+
+    def digests():
+        return {name: picture_bytes(page, name) for name in places}
+
+    last = digests()
+    slider = page.locator("#layer input[type=range]")
+    for _ in range(5):
+        slider.press("ArrowLeft")
+    playwright.expect(slider).to_have_value("0")
+    wait_until(page, lambda: not set(digests().values()) & set(last.values()), "the pictures of layer 5 stay")
+    slider.press("End")
+    wait_until(page, lambda: digests() == last, "the pictures of layer 5 do not come back")
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/demo.png", full_page=True)
+
+
+def test_refusals_are_words(page, tmp_path):
+    words = page.locator("#words textarea")
+    page.click("#ask")
+    playwright.expect(words).to_have_value("there is no picture; upload one, or take one of the examples")
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n nothing")
+    page.locator("#picture input[type=file]").set_input_files(str(broken))
+    page.wait_for_selector("#picture img", state="attached")
+    page.locator("#question textarea").fill("is there a 7 ?")
+    page.click("#ask")
+    playwright.expect(words).to_have_value(re.compile("^image .*broken.png cannot be read"))
+    page.get_by_text("is there a 7 ?").first.click()
+    eviction = page.locator("#eviction input")
+    eviction.fill("snpakv")
+    eviction.press("Enter")
+    page.wait_for_timeout(500)
+    page.click("#ask")
+    playwright.expect(words).to_have_value(re.compile("^unknown eviction method 'snpakv'. Did you mean 'snapkv'?"))
+    eviction.fill("snapkv")
+    eviction.press("Enter")
+    page.locator("#keep textarea").fill("0.5")
+    page.wait_for_timeout(500)
+    page.click("#ask")
+    page.wait_for_selector("#groups img")
+    assert "snapkv 0.5" in page.locator("#facts").inner_text()
+    playwright.expect(words).to_be_hidden()
+    assert "Traceback" not in page.content()
+
+
+@pytest.mark.slow
+def test_the_command_ends_in_one_line(tmp_path):
+    port = free_port()
+    argv = [sys.executable, "-m", "subtoken_train", "demo", "--adapter", ROUTED, "--port", str(port)]
+    folder = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.Popen(argv, env={**os.environ, **folder}, stdout=-1, stderr=-1, text=True)
+    try:
+        assert done.stdout.readline() == f"http://127.0.0.1:{port}/ (Ctrl-C ends it)\n"
+        (own,) = tmp_path.glob("subtoken_demo_*")
+        second = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+        assert (second.returncode, second.stderr.count("\n")) == (2, 1)
+        assert f"--port {port} of 127.0.0.1 is in use" in second.stderr
+        with pytest.raises(ConnectionRefusedError):  # this machine too, which a server on all addresses would hear
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+        done.send_signal(signal.SIGINT)
+        assert done.communicate(timeout=60) == ("", "subtoken-train: interrupted\n")
+        assert done.returncode == 130
+        assert not own.exists()
+    finally:
+        done.kill()

@@ -1,0 +1,133 @@
+"""Three models on one loaded backbone: each answers as it does alone, streams, refuses in words, and can be stopped."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from PIL import Image
+
+from subtoken_train.cli.main import main
+from subtoken_train.demo.facts import COLUMNS, facts_table
+from subtoken_train.demo.presets import presets
+from subtoken_train.demo.side_by_side import SideBySide
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.resources import resource
+
+ROUTED = str(resource("checkpoints/adapters/tiny_fastv25_s16k4"))
+ANCHOR = f"{ROUTED}_anchor"
+
+
+@pytest.fixture(scope="module")
+def models():
+    return SideBySide(ROUTED, ANCHOR, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def asked():
+    path, question = presets()[1]
+    return Image.open(path).convert("RGB"), question
+
+
+def last_words(spoken):
+    return {each.place: each.text for each in spoken}
+
+
+def test_each_side_answers_as_it_does_alone(models, asked):
+    image, question = asked
+    spoken = list(models.ask(image, question, None, "0.5"))
+    answers = [each.answer for each in spoken if each.answer]
+    assert [answer.title for answer in answers] == ["backbone", "anchor", "routed model"]
+    for place, path in enumerate(("checkpoints/tiny-llava", ANCHOR, ROUTED)):
+        alone = SubTokenModel.from_pretrained(path)
+        assert last_words(spoken)[place] == alone.chat(question, [image])
+        assert answers[place].report == alone.cache_report()
+    assert models._family is answers[0].family is answers[2].family  # one backbone in memory
+    table = facts_table(answers).splitlines()
+    assert table[0].count("|") == len(COLUMNS) + 1
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table[2:5]]
+    assert [row[1] for row in cells] == ["-", "fastv 0.15625", "fastv 0.25, S16K4 linear"]
+    assert [row[4] for row in cells] == ["100.000%", "15.625%", "15.625%"]
+    held = answers[2].report.total_bytes - answers[2].report.slack_bytes
+    assert (cells[2][2], cells[2][9]) == (f"{held:,}", str(answers[2].tokens))
+
+
+def test_answers_grow_as_they_are_made(models, asked):
+    texts = [each.text for each in models.ask(*asked, None, "0.5") if each.place == 2]
+    assert texts[-1] == "white 4"
+    assert len(set(texts)) > 2
+    assert all(texts[-1].startswith(text.strip()) for text in texts)
+
+
+def test_an_eviction_spares_the_backbone(models, asked):
+    answers = [each.answer for each in models.ask(*asked, "snapkv", "0.5") if each.answer]
+    assert [answer.method for answer in answers] == [
+        "-",
+        "fastv 0.15625, snapkv 0.5",
+        "fastv 0.25, S16K4 linear, snapkv 0.5",
+    ]
+    assert answers[0].report.realised_fraction == 1
+    assert answers[2].report.realised_fraction < 0.6 * answers[2].report.nominal_fraction
+
+
+@pytest.mark.parametrize(
+    ("question", "eviction", "keep", "words"),
+    [
+        ("  ", None, "0.5", "^the prompt is empty"),
+        ("hi " * 600, None, "0.5", "^the prompt has 667 tokens and the model 512 positions"),
+        ("is there a 7 ?", "snpakv", "0.5", "unknown eviction method 'snpakv'. Did you mean 'snapkv'?"),
+        ("is there a 7 ?", "snapkv", "", "'' is no budget; write a fraction"),
+        ("is there a 7 ?", "snapkv", "7", "eviction_keep=7.0 must lie in"),
+        ("is there a 7 ?", "snapkv", "10B", "^anchor: eviction_keep=10 bytes cannot hold"),
+    ],
+)
+def test_refusals_are_words_and_the_next_question_is_answered(models, asked, question, eviction, keep, words):
+    with pytest.raises(ValueError, match=words):
+        list(models.ask(asked[0], question, eviction, keep))
+    assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
+
+
+def test_an_asker_who_leaves_stops_the_answer(models, asked):
+    leaving = models.ask(*asked, None, "0.5")
+    assert next(leaving).place == 0
+    leaving.close()
+    assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
+
+
+def test_titles_without_an_anchor_and_without_routing():
+    alone = SideBySide(ROUTED, device="cpu")
+    assert [side.title for side in alone.sides] == ["backbone", "routed model"]
+    plain = SideBySide(str(resource("checkpoints/adapters/tiny_lora_only")), device="cpu")
+    assert [side.title for side in plain.sides] == ["backbone", "adapter"]
+
+
+def test_merged_weights_are_their_own_backbone(tmp_path, vlm_adapter, asked):
+    assert main(["export", str(vlm_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
+    merged = SideBySide(str(tmp_path / "merged"), device="cpu")
+    whole, routed = (each.answer for each in merged.ask(*asked, None, "1") if each.answer)
+    assert (whole.method, whole.report.realised_fraction) == ("-", 1)
+    assert routed.method != "-"
+    assert routed.report.realised_fraction < 1
+
+
+def test_what_cannot_be_shown_is_refused_before_weights_are_read(monkeypatch, tmp_path, vlm_adapter):
+    monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
+    text = str(resource("checkpoints/adapters/tinylm_lora_only"))
+    for adapter, anchor, words in (
+        ("nowhere", None, "nowhere is not an adapter folder"),
+        (ROUTED, "nowhere", "nowhere is not an adapter folder"),
+        (text, None, "is of a language model, and the page shows pictures; ask it with 'subtoken-train generate"),
+        (ROUTED, str(vlm_adapter), r"are not on one backbone \(path .*tiny-llava and .*backbone\); take an anchor"),
+        (ROUTED, text, r"are not on one backbone \(path .*tiny-llava and .*tiny-llama\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            SideBySide(adapter, anchor)
+
+
+def test_one_backbone_by_two_paths(tmp_path, monkeypatch):
+    """Written otherwise, it is the same one."""
+    copy = shutil.copytree(ANCHOR, tmp_path / "anchor")
+    for config in (copy / "subtoken_config.json", copy / "adapter_config.json"):
+        text = config.read_text()
+        config.write_text(text.replace('"checkpoints/tiny-llava"', f'"{resource("checkpoints/tiny-llava")}"'))
+    assert len(SideBySide(ROUTED, str(copy), device="cpu").sides) == 3

@@ -1,0 +1,16 @@
+"""A saved cache, for tests of its file."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model, its answers, and the file of its cache."""
+    from tests.inference.test_asking import QUESTIONS, TEXTS, asking
+    from tests.support.generation_cells import PLAIN
+
+    model = asking(family="llama", **{**PLAIN, "eviction": "h2o"})
+    answers = model.ask(TEXTS[0], QUESTIONS, max_new_tokens=4)
+    return model, answers, model.cache.save(tmp_path_factory.mktemp("saved") / "cache.safetensors")

@@ -1,0 +1,249 @@
+"""``ask``: a context is compressed once, before any question, and every question is answered as if it were alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from subtoken_train import SubTokenModel
+from subtoken_train.evictions import build_eviction
+from subtoken_train.families.images import Video
+from subtoken_train.inference.batched import generate_batch
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.question_frames import picture_frame, text_frame
+from subtoken_train.inference.text_prompts import encode_text, text_batch
+from tests.support.generation_cells import CELL, PLAIN
+from tests.support.helpers import compress
+from tests.support.places import ROOT
+from tests.support.text_families import text_family
+from tests.support.truth_cells import backbone_of, compression_of
+
+PICTURES = [Image.effect_noise((90, 60), 80).convert("RGB"), Image.new("RGB", (64, 96), (200, 40, 40))]
+TEXTS = [
+    "the bee and the spider met in the garden . " * 5,
+    "a cat and a dog sat on the red mat , and it was not blue . " * 3,
+]
+QUESTIONS = ["is there a 7 ?", "what is at C4 ? and at D2 ?", "describe ."]
+CELLS = {
+    "llava": {"family": "llava", "eviction": "snapkv"},
+    "llava routed": {"family": "llava_gqa", "eviction": "ada(knorm)", "precision": "int8"},
+    "qwen2_5_vl": {"family": "qwen2_5_vl", "reducer": "fastv_decoder", "selector": "gated", "eviction": "none"},
+    "qwen3_vl": {"family": "qwen3_vl", "reducer": "visionzip", "selector": "mean", "eviction": "h2o"},
+    "internvl": {"family": "internvl", **PLAIN, "eviction": "kvcompose"},
+    "llava_next": {"family": "llava_next", **PLAIN, "eviction": "expected_attention", "precision": "int4"},
+    "llava_onevision": {"family": "llava_onevision", **PLAIN, "eviction": "random"},
+    "llama": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "snapkv"},
+    "llama split": {"family": "llama", "reducer": "compactor", "selector": "value_norm", "eviction": "none"},
+    "llama pages": {"family": "llama", **PLAIN, "eviction": "quest_steps"},
+    "qwen3": {"family": "qwen3", **PLAIN, "eviction": "kvcompose", "keys": "cut"},
+    "mistral_window": {"family": "mistral_window", **PLAIN, "eviction": "ada(knorm)"},
+    "qwen2_window": {"family": "qwen2_window", "reducer": "none", "selector": "learned_fill", "eviction": "none"},
+}
+
+
+def asking(**levels: str) -> SubTokenModel:
+    cell = CELL | levels
+    return SubTokenModel.around(backbone_of(cell), compression_of(cell))
+
+
+def contexts_of(model: SubTokenModel) -> list:
+    return PICTURES if model.backbone.family.sees_images else TEXTS
+
+
+def whole_prompt(model: SubTokenModel, context, question: str):
+    """Context and question as one prompt, as ``inputs`` and the evaluation make it."""
+    family = model.backbone.family
+    if not family.sees_images:
+        return text_batch(family, [encode_text(family, context + question, context_characters=len(context))])
+    inputs = model.inputs(question, [context])
+    return batch_from_inputs(
+        family, inputs["input_ids"], torch.ones_like(inputs["input_ids"], dtype=torch.bool), inputs, None
+    )
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_many_questions_are_as_one_on_a_fresh_cache(name):
+    model = asking(**CELLS[name])
+    context, settings = contexts_of(model)[0], {"max_new_tokens": 4}
+    together = model.ask(context, QUESTIONS, **settings)
+    held = model.cache.report
+    assert together == [model.ask(context, [question], **settings)[0] for question in QUESTIONS]
+    assert model.ask(None, QUESTIONS[::-1], **settings) == together[::-1]
+    assert model.cache_report() == model.cache.report == held
+    assert held.tail_bytes == held.slack_bytes == 0
+    if CELLS[name]["eviction"] != "random":  # which reads the record's name
+        whole = [whole_prompt(model, context, question) for question in QUESTIONS]
+        first = [
+            generate_batch(model.backbone, each, **settings, compression=model.compression, protocol="context_first")
+            for each in whole
+        ]
+        assert together == [outcome.text.strip() for (outcome,) in first]
+    assert len(set(together)) > 1, "questions that are not read have one answer"
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_contexts_together_are_as_one_by_one(name):
+    model = asking(**CELLS[name])
+    contexts, settings = contexts_of(model), {"max_new_tokens": 4}
+    questions = [QUESTIONS, QUESTIONS[1:2]]
+    alone = [model.ask(each, own, **settings) for each, own in zip(contexts, questions, strict=True)]
+    assert model.ask(contexts, questions, **settings) == alone
+    assert model.ask(None, [questions[0], []], **settings) == [alone[0], []]
+    assert model.ask(contexts[1:], [[QUESTIONS[0]]], **settings) == [model.ask(contexts[1], QUESTIONS[:1], **settings)]
+
+
+def test_nothing_compressed_is_the_model_itself():
+    path = ROOT / "checkpoints/tiny-llama"
+    bare, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    text = (ROOT / "data/samples/long.txt").read_text()
+    cut = text.index("\nCodes of")
+    inputs = tokenizer(text, return_tensors="pt")
+    out = bare.generate(inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=12, do_sample=False)
+    wanted = tokenizer.decode(out[0, inputs.input_ids.shape[1] :], skip_special_tokens=True).strip()
+    model = SubTokenModel(bare, tokenizer)
+    assert model.ask(text[:cut], [text[cut:]], max_new_tokens=12) == [wanted]
+    assert "KV" in str(model.cache_report())
+
+
+def test_several_pictures_and_a_video_are_one_context():
+    model = asking(family="qwen2_5_vl", **PLAIN)
+    video = Video([PICTURES[1]] * 4, fps=2.0)
+    for context in (PICTURES, [PICTURES[0], video]):
+        got = model.ask(context, QUESTIONS, max_new_tokens=5)
+        assert got == [model.chat(question, context, max_new_tokens=5, do_sample=False) for question in QUESTIONS]
+    both = model.ask([PICTURES, video], [QUESTIONS, QUESTIONS[:1]], max_new_tokens=5)
+    assert both == [model.ask(PICTURES, QUESTIONS, max_new_tokens=5), model.ask(video, QUESTIONS[:1], max_new_tokens=5)]
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }} : {{ m['content'] | trim }} ; {% endfor %}"
+    "{% if add_generation_prompt %}answer : {% endif %}"
+)
+
+
+def test_a_chat_template_stands_around_context_and_question():
+    """Token by token: head, context, question, end of the turn, as ``apply_chat_template`` writes the whole."""
+    family = text_family("llama")
+    family.tokenizer.chat_template = TEMPLATE
+    head, frame = text_frame(family, TEXTS[0])
+    turns = [{"role": "user", "content": TEXTS[0] + QUESTIONS[0]}]
+    whole = family.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert head + frame.before + QUESTIONS[0] + frame.after == whole
+    ids = family.tokenizer(head, add_special_tokens=False)["input_ids"] + frame.ids(family, QUESTIONS[0])
+    assert ids == family.tokenizer(whole, add_special_tokens=False)["input_ids"]
+    family.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ValueError, match="chat template cannot be filled: roles must alternate"):
+        text_frame(family, TEXTS[0])
+    family.tokenizer.chat_template = "{{ bos_token }}hello"
+    with pytest.raises(ValueError, match="chat template does not write what the user says"):
+        text_frame(family, TEXTS[0])
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl"])
+def test_a_picture_s_question_is_encoded_as_in_the_whole_prompt(name):
+    model = asking(family=name, **PLAIN)
+    family = model.backbone.family
+    for question in QUESTIONS:
+        whole = model.inputs(question, PICTURES)["input_ids"][0]
+        last = int(family.is_visual(whole).nonzero()[-1])
+        assert picture_frame(family, PICTURES).ids(family, question) == whole[last + 1 :].tolist()
+
+
+def test_eviction_while_decoding_begins_anew_for_every_question():
+    family = text_family("llama", max_position_embeddings=512)
+    compression = Compression(build_eviction("streaming_llm", sinks=1), 8, "tokens", every=4)
+    model = SubTokenModel.around(compress(family), compression)
+    got = model.ask(TEXTS[0], QUESTIONS, max_new_tokens=24)
+    assert got == [model.ask(TEXTS[0], [question], max_new_tokens=24)[0] for question in QUESTIONS]
+    assert got != SubTokenModel.around(compress(family)).ask(TEXTS[0], QUESTIONS, max_new_tokens=24)
+
+
+def test_an_answer_ends_where_the_model_says():
+    """Chat models end a turn with a token that is not the tokenizer's end of text."""
+    model = asking(family="llama", **PLAIN)
+    (whole,) = model.ask(TEXTS[0], QUESTIONS[:1], max_new_tokens=8)
+    tokenizer, settings = model.tokenizer, model.backbone.model.generation_config
+    third = tokenizer(whole, add_special_tokens=False)["input_ids"][2]
+    before = settings.eos_token_id
+    try:
+        settings.eos_token_id = [tokenizer.eos_token_id, third]
+        (short,) = model.ask(None, QUESTIONS[:1], max_new_tokens=8)
+    finally:
+        settings.eos_token_id = before
+    assert whole.startswith(short)
+    assert len(tokenizer(short, add_special_tokens=False)["input_ids"]) <= 3
+
+
+REFUSED = {
+    "aircache": (
+        {"family": "llava", **PLAIN, "eviction": "aircache"},
+        "'aircache' reads the attention from the question",
+    ),
+    "quest": ({"family": "llama", **PLAIN, "reducer": "quest"}, "reducer 'quest' chooses pages by the question"),
+    "routers": ({"family": "llama", **PLAIN, "selector": "query"}, "the routers are conditioned on the question"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_reads_the_question_is_refused(name):
+    levels, words = REFUSED[name]
+    model = asking(**levels)
+    with pytest.raises(ValueError, match=f"ask compresses before any question is seen, but .*{words}.*; use generate"):
+        model.ask(contexts_of(model)[0], QUESTIONS)
+    with pytest.raises(ValueError, match=r"no context was compressed yet; ask\(context, questions\)"):
+        _ = model.cache
+
+
+MISTAKES = {
+    "a text": (lambda m: m.ask(TEXTS[0], "why ?"), "questions must be a list of texts, not str"),
+    "no questions": (lambda m: m.ask(["why ?"]), "questions must be a list of texts, not none"),
+    "numbers": (lambda m: m.ask(TEXTS[0], [5]), "a question is of type int, not a text"),
+    "mixed": (lambda m: m.ask(TEXTS[0], ["a", ["b"]]), "a question is of type list, not a text"),
+    "empty": (lambda m: m.ask(TEXTS[0], ["  "]), "a question is empty"),
+    "half a character": (lambda m: m.ask(TEXTS[0], ["a\ud800"]), "half of a surrogate pair"),
+    "empty context": (lambda m: m.ask(" ", ["why ?"]), "a context is empty"),
+    "a picture": (lambda m: m.ask(PICTURES[0], ["why ?"]), "reads texts; a context is Image, not text"),
+    "one list": (lambda m: m.ask(TEXTS, ["why ?"]), "several contexts need a list of questions each"),
+    "one context": (lambda m: m.ask(TEXTS[0], [["a"], ["b"]]), "2 lists of questions for one context"),
+    "too few": (lambda m: m.ask(TEXTS, [["a"]]), "1 lists of questions for 2 contexts; give a list for each"),
+    "other contexts": (lambda m: m.ask(None, [["a"], ["b"]]), "2 lists of questions for 1 contexts"),
+    "tokens": (lambda m: m.ask(None, ["a"], max_new_tokens=1.5), "max_new_tokens=1.5 must be a whole number"),
+    "too long": (lambda m: m.ask(TEXTS[0] * 90, ["a"]), "positions; shorten the prompt"),
+    "no room": (lambda m: m.ask(TEXTS[0], ["a"], max_new_tokens=4000), "need more than the model's .* lower max_new"),
+}
+
+
+def test_after_a_mistake_the_model_serves_the_next_call():
+    model = asking(family="llama", **PLAIN)
+    expected = model.ask(TEXTS[0], QUESTIONS[:1], max_new_tokens=2)
+    for call, words in MISTAKES.values():
+        with pytest.raises(ValueError, match=words):
+            call(model)
+        assert model.ask(TEXTS[0], QUESTIONS[:1], max_new_tokens=2) == expected
+
+
+def test_pictures_and_texts_are_not_mixed_up():
+    model = asking(family="llava", **PLAIN)
+    for context in (TEXTS[0], [], 5):
+        with pytest.raises(ValueError, match="llava sees images: a context is an image or a list of images"):
+            model.ask(context, QUESTIONS)
+    for question in ("<image> what ?", "what <image> ?"):
+        with pytest.raises(ValueError, match="a question holds <image>; all pictures belong to the context"):
+            model.ask(PICTURES[0], [question])
+    with pytest.raises(ValueError, match="image 2 is no image; open it with PIL first"):
+        model.ask([PICTURES[0], "a.png"], QUESTIONS)
+
+
+def test_generate_and_ask_do_not_disturb_each_other():
+    model = asking(family="llava", **{**PLAIN, "eviction": "snapkv"})
+    inputs = model.inputs(QUESTIONS[0], PICTURES[:1])
+    wanted = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    report, answers = model.cache_report(), model.ask(PICTURES[0], QUESTIONS, max_new_tokens=4)
+    assert model.last is None
+    assert model.cache_report() is model.cache.report
+    assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), wanted)
+    assert model.cache_report().payload_bytes == report.payload_bytes
+    assert model.ask(None, QUESTIONS, max_new_tokens=4) == answers

@@ -1,0 +1,223 @@
+"""A saved cache: read back it is what was written, for the model that wrote it and no other, whatever its bytes are."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from checkpoints.tiny_llama import build_tokenizer
+from subtoken_train import SubTokenModel
+from subtoken_train.cache.packed_record import packed_tensors
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.inference.compression import Compression
+from tests.inference.test_asking import CELLS, PICTURES, QUESTIONS, TEXTS, asking, contexts_of
+from tests.support.generation_cells import PLAIN
+from tests.support.places import ROOT
+from tests.support.text_families import text_family
+
+KINDS = {
+    **{
+        name: CELLS[name] for name in ("llava", "llava routed", "llama split", "llama pages", "qwen3", "mistral_window")
+    },
+    "stored fill": CELLS["qwen3_vl"],
+    "learned fill": CELLS["qwen2_window"],
+    "heads of their own": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets"},
+    "int4": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4", "groups": "2/1", "keys": "cut"},
+    "bf16": {"family": "llava", "eviction": "own_sets", "precision": "bf16"},
+    "merged": {"family": "llama", **PLAIN, "eviction": "h2o", "merge": "weighted"},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_storage_comes_back(name, tmp_path):
+    model = asking(**KINDS[name])
+    answers = model.ask(contexts_of(model), [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4)
+    written, path = model.cache, model.cache.save(tmp_path / "mine" / "a.safetensors")
+    other = SubTokenModel.around(model.backbone, model.compression)
+    read = other.load_cache(str(path))
+    record, tensors = packed_tensors(written.packed)
+    again, found = packed_tensors(read.packed)
+    assert again == record
+    assert found.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert found[key].dtype == tensor.dtype
+        assert torch.equal(found[key], tensor), key
+    assert (read.digests, read.frames, read.report) == (written.digests, written.frames, written.report)
+    assert other.cache_report() == model.cache_report()
+    assert other.ask(None, [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4) == answers
+    stored = sum(tensor.nbytes for tensor in tensors.values())
+    header = struct.unpack("<Q", path.read_bytes()[:8])[0]
+    assert path.stat().st_size == 8 + header + stored
+    assert stored - written.report.total_bytes < 2048  # positions, and a weight that pieces read as
+
+
+ELSEWHERE = """
+import json, sys
+from subtoken_train import SubTokenModel
+backbone, path, questions = json.loads(sys.argv[1])
+model = SubTokenModel.from_pretrained(backbone, eviction="snapkv", eviction_keep=0.25, kv_dtype="int8")
+model.load_cache(path)
+print(json.dumps(model.ask(None, questions, max_new_tokens=12)))
+"""
+
+
+def test_another_process_goes_on_with_the_same_tokens(tmp_path):
+    """A context of 2,000 tokens, and answers to it from a file, of another start of Python."""
+    tokenizer = build_tokenizer()
+    family = text_family("llama", vocab_size=len(tokenizer), max_position_embeddings=4096, initializer_range=0.2)
+    for part in (family.model, tokenizer):
+        part.save_pretrained(tmp_path / "backbone")
+    text = tokenizer.decode(torch.randint(300, 500, (4000,), generator=torch.Generator().manual_seed(0)).tolist())
+    text = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][:1999])
+    settings = {"eviction": "snapkv", "eviction_keep": 0.25, "kv_dtype": "int8"}
+    model = SubTokenModel.from_pretrained(tmp_path / "backbone", **settings)
+    answers = model.ask(text, QUESTIONS, max_new_tokens=12)
+    assert abs(model.cache.report.ledger.entries[0].tokens_before - 2000) <= 2
+    path = model.cache.save(tmp_path / "cache.safetensors")
+    took = model.cache_report().total_bytes
+    assert 0 < path.stat().st_size - took < 8192
+    assert path.stat().st_size < 1.1 * took
+    words = json.dumps([str(tmp_path / "backbone"), str(path), QUESTIONS])
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, words],
+        cwd=tmp_path,
+        env=settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert json.loads(said.stdout.splitlines()[-1]) == answers
+
+
+def other_weights(model):
+    family = text_family("llama", seed=99)
+    return SubTokenModel.around(CompressedBackbone(family, model.backbone.reducer), model.compression)
+
+
+def other_shapes(model):
+    family = text_family("llama", layers=2)
+    return SubTokenModel.around(CompressedBackbone(family, model.backbone.reducer), model.compression)
+
+
+def other_adapter(model):
+    return asking(family="llama", **{**PLAIN, "selector": "linear", "eviction": "h2o"})
+
+
+def other_settings(**settings):
+    return lambda model: SubTokenModel.around(model.backbone, Compression(model.compression.eviction, **settings))
+
+
+IN_BF16 = {**PLAIN, "eviction": "h2o", "precision": "bf16"}
+MODELS = {
+    "weights": (other_weights, r"was made by the backbone .*, and this one is .*, with other weights; load"),
+    "shapes": (other_shapes, "with an architecture of its own; load the backbone that made it"),
+    "adapter": (other_adapter, r"was made with no adapter, and this model has adapter \w{12}"),
+    "bf16": (lambda m: asking(family="llama", **IN_BF16), "is in 'float32' and the model in bfloat16"),
+    "eviction": (lambda m: asking(family="llama", **{**PLAIN, "eviction": "snapkv"}), "another compression: eviction"),
+    "keep": (other_settings(keep=0.25), r"another compression: keep 0\.5, and this model has 0\.25; make the model"),
+    "reducer": (
+        lambda m: asking(family="llama", **{**PLAIN, "reducer": "compactor", "eviction": "h2o"}),
+        "another token reducer: ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_another_model_is_refused(name, saved):
+    make, words = MODELS[name]
+    model = make(saved[0])
+    with pytest.raises(ValueError, match=words) as error:
+        model.load_cache(saved[2])
+    assert len(str(error.value)) < 500
+    with pytest.raises(ValueError, match="no context was compressed yet"):
+        model.ask(None, QUESTIONS)
+
+
+def test_how_many_rows_ran_at_a_time_does_not_matter(saved, tmp_path):
+    chunked = asking(family="llama", **{**PLAIN, "eviction": "h2o", "chunk": 16})
+    chunked.ask(TEXTS[0], [])
+    model, answers, _ = saved
+    other = SubTokenModel.around(model.backbone, model.compression)
+    other.load_cache(chunked.cache.save(tmp_path / "a"))
+    assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
+
+
+def test_another_training_of_the_same_adapter_is_refused(tmp_path):
+    """The routers' numbers count, not only their shapes."""
+    levels = {"family": "llama", **PLAIN, "selector": "linear"}
+    model = asking(**levels)
+    model.ask(TEXTS[0], [])
+    path = model.cache.save(tmp_path / "a")
+    other = asking(**levels)
+    other.load_cache(path)
+    with torch.no_grad():
+        next(other.backbone.bank.parameters()).mul_(1.001)
+    with pytest.raises(ValueError, match=r"was made with adapter \w{12}, and this model has adapter \w{12}"):
+        other.load_cache(path)
+
+
+def test_other_files_are_refused(saved, tmp_path):
+    model, _, path = saved
+    content = path.read_bytes()
+    save_file({"a": torch.zeros(2)}, tmp_path / "weights")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    files = {
+        "cut": content[:-100],
+        "empty": b"",
+        "short": b"abc",
+        "text": b"hello world, " * 9,
+        "huge header": struct.pack("<Q", 2**62) + content[8:],
+        "long header": struct.pack("<Q", len(content) - 8) + content[8:],
+        "pickle": b"\x80\x02cos\nsystem\nq\x00.",
+    }
+    for name, spoilt in files.items():
+        (tmp_path / name).write_bytes(spoilt)
+    for name in (*files, "folder", "pipe", "weights", "nowhere"):
+        with pytest.raises(ValueError, match=name):
+            model.load_cache(tmp_path / name)
+
+
+def test_a_file_is_not_written_over_unless_told(saved, tmp_path):
+    model, _, path = saved
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="exists; name another file, or pass overwrite=True"):
+        model.cache.save(path)
+    with pytest.raises(ValueError, match="is a folder; name a file"):
+        model.cache.save(tmp_path)
+    model.cache.save(path, overwrite=True)
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_what_cannot_be_saved_says_why(tmp_path):
+    model = asking(family="llama", **{**PLAIN, "eviction": "h2o"})
+    every = Compression(model.compression.eviction, 8, "tokens", every=4)
+    online = SubTokenModel.around(model.backbone, every)
+    online.ask(TEXTS[0], [])
+    with pytest.raises(ValueError, match=r"a cache with eviction_every=4 is not saved: .*; leave eviction_every out"):
+        online.cache.save(tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_merged_and_a_routed_adapter_are_told_apart(tmp_path):
+    """With real folders: the routed adapter, and the same without its routers (another arm)."""
+    path = str(ROOT / "checkpoints/adapters/tiny_none100_s16k4")
+    model = SubTokenModel.from_pretrained(path)
+    answers = model.ask(PICTURES[0], QUESTIONS, max_new_tokens=4)
+    file = model.cache.save(tmp_path / "a.safetensors")
+    again = SubTokenModel.from_pretrained(path)
+    again.load_cache(file)
+    assert again.ask(None, QUESTIONS, max_new_tokens=4) == answers
+    for other in ("tiny_lora_only", "tiny_fastv25_s16k4"):
+        with pytest.raises(ValueError, match=r"was made with adapter \w{12}, and this model has adapter \w{12}"):
+            SubTokenModel.from_pretrained(str(ROOT / "checkpoints/adapters" / other)).load_cache(file)

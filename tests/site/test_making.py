@@ -1,0 +1,76 @@
+"""Pages that programs make hold all there is, and say of originals what the table says."""
+
+import tomllib
+
+import pytest
+from making.catalogue import catalogue_page
+from making.commands import commands_page
+from making.originals import beside_original
+from making.pictures import ANCHOR, ROUTED, TOKENS, cache_picture
+from making.results import results_page
+
+from subtoken_train.cli.main import COMMANDS
+from subtoken_train.resources import recipe_files
+from tests.support.readme_blocks import ROOT
+
+
+def test_every_command_and_action_has_its_help():
+    page = commands_page()
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(COMMANDS)
+    assert "usage: subtoken-train recipes anchor" in page
+    assert "--eviction-keep" in page
+
+
+def test_every_recipe_is_in_the_catalogue_once():
+    page = catalogue_page()
+    for name in recipe_files():
+        assert page.count(f"]({name}.yaml)") == 1
+    assert "(tiny/tiny_fastv25_s16k4.yaml) | tiny-llava · FastV 25 % (16 of 64)" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("q_filter", "There are no recorded outputs of an original to compare with."),
+        ("duo_attention", "Beside the original (1 recorded case): entries or counts that differ 0."),
+        (
+            "critical",  # its rows stand under critical(knorm)
+            "Beside the original (3 recorded cases): entries or counts that differ 0; largest difference of scores and "
+            "tensors 7.6e-05.",
+        ),
+        (
+            "tgv_kv",
+            "Beside the original (4 recorded cases, 2 of formulas that are a reconstruction): largest difference of "
+            "scores and tensors 7.6e-06.",
+        ),
+        (
+            "ada",
+            "Beside the original (3 recorded cases): entries or counts that differ 0; the release misses its own "
+            "budget by up to 1.",
+        ),
+    ],
+)
+def test_what_is_said_of_an_original(name, said):
+    assert beside_original(name) == said
+
+
+def test_results_lead_to_every_section_with_a_table():
+    page = results_page()
+    assert "[Quest in every step reads less and frees nothing](../benchmarks/README.md#quest-in-" in page
+    assert "[The mini-suite](../docs/mini_suite.md)" in page
+    assert "| `keydiff` | kvpress_keydiff: places that differ | 0 |" in page
+
+
+def test_the_drawing_has_as_many_tokens_as_it_says():
+    """Empty places have another class; a routed token has four stored groups."""
+    picture = cache_picture()
+    assert picture.count('class="k"') == TOKENS + 2 * ROUTED + ANCHOR
+    assert picture.count('class="v"') == TOKENS + ROUTED + 4 * ROUTED + ANCHOR
+    assert "8 of 32 tokens: 15.625 %" in picture
+    assert "5 of 32 tokens: 15.625 %" in picture
+
+
+def test_every_extra_is_explained():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert [name for name in extras if f"\n| `{name}` |" not in page] == []

@@ -1,0 +1,150 @@
+"""What a release is made of: one version, a citation, a container, workflows and templates that their tools accept.
+
+The linters are in the extra ``release``; where one is absent its test is skipped. Nothing here builds a container.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.version_bounds import counts, direct_dependencies
+from subtoken_train.version import __version__
+from tests.support.places import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TEMPLATES = ROOT / ".github" / "ISSUE_TEMPLATE"
+STEPS = runpy.run_path(str(ROOT / ".ci" / "container_steps.py"))
+DOCKERFILE = STEPS["instructions"]((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+BUNDLED = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+
+
+def test_the_version_stands_in_one_place():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert "version" not in PROJECT["project"]
+    source = ROOT / PROJECT["tool"]["hatch"]["version"]["path"]
+    assert source.read_text(encoding="utf-8").count(f'__version__ = "{__version__}"') == 1
+    metadata_readers = [
+        path for path in source.parent.rglob("*.py") if 'version("subtoken_train")' in path.read_text(encoding="utf-8")
+    ]
+    assert metadata_readers == []  # which an editable install may leave behind the source
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert "version" not in citation
+    assert citation["preferred-citation"]["identifiers"][0]["value"] == "arXiv:2604.21335"
+
+
+@pytest.mark.parametrize("bundled", BUNDLED)
+def test_the_container_is_given_what_the_wheel_bundles(bundled):
+    """``.dockerignore`` names what is let in; what the wheel bundles must be among it."""
+    wanted = [path for path in STEPS["context_files"]() if path == bundled or path.startswith(f"{bundled}/")]
+    known = subprocess.run(["git", "ls-files", bundled], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert wanted
+    assert set(known.stdout.splitlines()) <= set(wanted)
+
+
+@pytest.mark.parametrize(
+    ("path", "out"),
+    [
+        ("subtoken_train/types.py", False),
+        ("data/digits/x.npz", False),
+        ("subtoken_train/__pycache__/a.pyc", True),
+        ("tests/conftest.py", True),
+        ("data/README.md", True),
+        (".git/config", True),
+    ],
+)
+def test_what_dockerignore_leaves_out(path, out):
+    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()[1:]
+    assert STEPS["ignored"](path, rules) is out
+
+
+def test_the_base_is_an_argument_and_the_default_command_is_the_tiny_run():
+    assert DOCKERFILE[0][0] == "ARG"
+    assert DOCKERFILE[0][1].startswith("BASE=")
+    assert ("FROM", "${BASE}") in DOCKERFILE
+    name, words = DOCKERFILE[-1]
+    shell, flag, line = json.loads(words)
+    assert (name, shell, flag) == ("CMD", "sh", "-c")
+    assert re.findall(r"subtoken-train (\w+)", line) == ["data", "fit", "generate"]
+    recipe = re.search(r"--config (\S+)", line)[1]
+    assert (ROOT / "recipes" / "tiny" / f"{recipe}.yaml").is_file()
+    assert f"runs/{recipe} " in line
+
+
+def test_the_trial_of_the_container_stays_in_its_folder(tmp_path):
+    assert STEPS["here"]("/opt/venv/bin/pip /wheels/*.whl my/runs /runsheet", tmp_path) == (
+        f"{tmp_path}/opt/venv/bin/pip {tmp_path}/wheels/*.whl my/runs /runsheet"
+    )
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_calls_what_is_there_and_may_do_little(path):
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    called = [target for step in steps for target in re.findall(r"^make ([\w-]+)", step, re.MULTILINE)]
+    assert [target for target in called if not re.search(rf"^{target}:", targets, re.MULTILINE)] in ([], ["docs"])
+    assert all((ROOT / step).is_file() for step in steps if step.startswith(".ci/"))
+    assert "secrets." not in path.read_text(encoding="utf-8")
+
+
+def test_publishing_is_by_identity():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "publish.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["publish"]["environment"] == "pypi"
+    assert "permissions" not in jobs["build"]  # what runs our code cannot publish
+
+
+@pytest.mark.skipif(find_spec("check_jsonschema") is None, reason="check-jsonschema (extra release) is not installed")
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", WORKFLOWS),
+        ("github-issue-forms", [TEMPLATES / "bug.yml", TEMPLATES / "method.yml"]),
+        ("github-issue-config", [TEMPLATES / "config.yml"]),
+        ("citation-file-format", [ROOT / "CITATION.cff"]),
+    ],
+)
+def test_their_schemas_accept_them(schema, files, tmp_path):
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+    done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "wrong.yml").write_text("jobs: 1\n")
+    assert subprocess.run([*command, str(tmp_path / "wrong.yml")], capture_output=True, check=False).returncode == 1
+
+
+def hadolint() -> str | None:
+    own = Path(sys.executable).with_name("hadolint")
+    return str(own) if own.is_file() else shutil.which("hadolint")
+
+
+@pytest.mark.skipif(hadolint() is None, reason="hadolint (extra release) is not installed")
+def test_hadolint_finds_nothing_in_the_dockerfile():
+    done = subprocess.run([hadolint(), str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_counts_of_pytest():
+    line = "2 failed, 946 passed, 3 skipped, 1 xfailed, 2 errors in 41.60s"
+    assert counts(line) == {"failed": 2, "passed": 946, "skipped": 3, "xfailed": 1, "error": 2}
+    assert counts("1 error in 0.5s") == {"error": 1}
+    assert counts("no tests ran in 0.1s") == {}
+
+
+def test_both_bounds_are_of_every_direct_dependency():
+    names = direct_dependencies()
+    assert {"torch", "jsonargparse", "lm-eval", "huggingface-hub", "types-pyyaml"} <= set(names)
+    assert not any(re.search(r"[^a-z0-9-]", name) for name in names)
