@@ -9,6 +9,7 @@ Legend: R records, B batch, N positions, T visual tokens.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,7 +63,7 @@ class SceneMemory:
             for part, made in found.items():
                 made.append(torch.stack(getattr(states, part)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # another process may make the same
         torch.save({"ids": ids, **{part: torch.cat(made) for part, made in found.items()}}, partial)
         partial.rename(path)
 

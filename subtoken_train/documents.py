@@ -113,18 +113,13 @@ def parse_yaml(text: str, place: str) -> Any:
             than ``MAX_DEPTH``, or more than ``MAX_NODES`` nodes once aliases are written out.
     """
     try:
-        depth = 0
-        for event in yaml.parse(text, yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise _too_deep(place)
-            if (tag := getattr(event, "tag", None)) in _NOT_PLAIN:
-                raise ValueError(f"{place}: the tag !!{tag.rpartition(':')[2]} is not read; leave it out")
-        node = yaml.compose(text, yaml.SafeLoader)
-        if node is not None:
-            _count(node, {}, place)
+        loader = _PlainLoader(text, place)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {}, place)
         try:
-            return yaml.safe_load(text)
+            return loader.construct_document(node)
         except (TypeError, OverflowError, ValueError) as error:  # a list as a key, a date that there is not
             raise InvalidYAML(f"{place}: invalid YAML ({error})") from None
     except yaml.MarkedYAMLError as error:
@@ -134,6 +129,25 @@ def parse_yaml(text: str, place: str) -> Any:
         raise InvalidYAML(f"{place}{where}: invalid YAML ({problem})") from None
     except yaml.YAMLError as error:
         raise InvalidYAML(f"{place}: invalid YAML ({' '.join(str(error).split())[:200]})") from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads a text once: tags and nesting are checked before a node is made."""
+
+    def __init__(self, text: str, place: str) -> None:
+        super().__init__(text)
+        self.place, self.depth = place, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if (tag := getattr(self.peek_event(), "tag", None)) in _NOT_PLAIN:
+            raise ValueError(f"{self.place}: the tag !!{tag.rpartition(':')[2]} is not read; leave it out")
+        nests = self.check_event(yaml.CollectionStartEvent)
+        self.depth += nests
+        if self.depth > MAX_DEPTH:
+            raise _too_deep(self.place)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= nests
+        return node
 
 
 def check_file_name(name: str, place: str) -> str:

@@ -98,8 +98,8 @@ def watched() -> Iterator[list[str]]:
     forget_peak()
 
     def look(number: int, frame: FrameType | None) -> None:
-        if resident() - held > MEMORY:
-            raise _stopped(resident() - held)
+        if (grown := peak() - held) > MEMORY:  # what was taken and given back at once counts too
+            raise _stopped(grown)
         used, passed = time.process_time() - clock, time.monotonic() - wall
         if used > SECONDS or passed > SECONDS * WALL_FACTOR or (passed > STUCK and used < passed / 50):
             raise _stopped()
