@@ -50,6 +50,8 @@ dropped. `round_up` is for matched anchors. A recipe names a reducer under `mode
 
 *Acts in*: the vision `tower`; `embeds`, the input, shortened before layer 0; `decoder`, between layers; `context`,
 every layer of a language model. *Ranks*: whether a `ranked` budget of the routers can follow it.
+*Beside the original*: against recorded outputs of the method's own code
+([every case](../benchmarks/README.md#originals)).
 
 | reducer | acts in | ranks | what it is |
 |---|---|---|---|
@@ -119,7 +121,8 @@ def reducers_page() -> str:
         f"| {link(each.name)} | {sample(each).stage} | {'yes' if each.ranks else 'no'} | {about(each)[0]} |\n"
         for each in methods
     ]
-    return "".join([REDUCERS_HEAD, *rows, *(card(each.name, each, "", setting_rows(each)) for each in methods)])
+    cards = [card(each.name, each, beside_original(each.name), setting_rows(each)) for each in methods]
+    return "".join([REDUCERS_HEAD, *rows, *cards])
 
 
 def sample(method: type[Reducer]) -> Reducer:

@@ -6,7 +6,7 @@ import csv
 from functools import cache
 from pathlib import Path
 
-TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_goldens.csv"
+TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "goldens.csv"
 _COUNTED = ("that differ", "counts", "misses")
 
 

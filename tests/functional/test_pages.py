@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from subtoken_train.reducers.quest import keep_pages, page_bounds, page_index, page_scores
+from tests.support.golden_record import alike, near
 from tests.support.helpers import random_mask, random_scores
 
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 14), st.integers(1, 5))
@@ -76,7 +77,9 @@ def golden_case(shared, name):
 
 def test_golden_of_quest(shared):
     params, golden = golden_case(shared, "quest_official")
-    check_heads(golden["query"], golden["keys"], golden["page_scores"][:, :, -1], params["chunk_size"])
+    check_heads(
+        "quest_official", golden["query"], golden["keys"], golden["page_scores"][:, :, -1], params["chunk_size"]
+    )
 
 
 def test_golden_of_kvcache_factory(shared):
@@ -84,19 +87,19 @@ def test_golden_of_kvcache_factory(shared):
     keys, size = golden["keys_repeated"], params["page_size"]
     batch, heads, length, _ = keys.shape
     low, high = page_bounds(keys, page_index(torch.ones(batch, length, dtype=torch.bool), size), -(-length // size))
-    assert torch.equal(low, golden["page_min"])
-    assert torch.equal(high, golden["page_max"])
-    check_heads(golden["queries"][:, :, -1:], keys, golden["page_scores"], size)
+    alike("quest", "quest_factory_pages: smallest of a page", low, golden["page_min"])
+    alike("quest", "quest_factory_pages: largest of a page", high, golden["page_max"])
+    check_heads("quest_factory_pages", golden["queries"][:, :, -1:], keys, golden["page_scores"], size)
     choice = length - params["recent_size"]  # its window is outside the choice
     page = page_index((torch.arange(length) < choice).expand(batch, -1), size)
     count, none = torch.full((batch,), params["page_budget"]), torch.zeros(batch, dtype=torch.long)
     for head in range(heads):
         kept = keep_pages(golden["page_scores"][:, head], page, count, none)
-        for sample, expected in enumerate(golden["selected_pages"][:, head]):
-            assert page[sample][kept[sample]].unique().tolist() == sorted(expected.tolist())
+        chosen = torch.stack([row[marks].unique() for row, marks in zip(page, kept, strict=True)])
+        alike("quest", "quest_factory_pages", chosen, golden["selected_pages"][:, head].sort(-1).values)
 
 
-def check_heads(query, keys, expected_BHP, page_size):
+def check_heads(case, query, keys, expected_BHP, page_size):
     """The released codes score every head for itself; a one-head call does the same."""
     batch, _, length, _ = keys.shape
     page = page_index(torch.ones(batch, length, dtype=torch.bool), page_size)
@@ -104,7 +107,7 @@ def check_heads(query, keys, expected_BHP, page_size):
     for head in range(query.shape[1]):
         low, high = page_bounds(keys[:, head : head + 1], page, expected_BHP.shape[-1])
         scores = page_scores(query[:, head : head + 1], asks, low, high)
-        torch.testing.assert_close(scores, expected_BHP[:, head], rtol=1e-5, atol=1e-5)
+        near("quest", f"{case}: scores", scores, expected_BHP[:, head], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("page_size", [4, 7])

@@ -12,6 +12,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.prumerge import chosen_count, chosen_tokens, merged_tokens, outliers, spread_step
 from subtoken_train.types import Region, VisualStates
 from tests.support import truth_cells
+from tests.support.golden_record import near
 from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
 from tests.support.places import recipe
 from tests.support.truth_cells import difference
@@ -60,7 +61,7 @@ def golden(shared):
 def test_golden_attention_and_share_of_outliers(golden):
     tensors, images = golden
     for states, expected in zip(images, tensors["cls_attention"], strict=True):
-        torch.testing.assert_close(states.received[0], expected, rtol=1e-4, atol=1e-6)
+        near("prumerge", "prumerge: attention", states.received[0], expected)
     found = sum(outliers(states.received[0]) for states in images) / sum(len(states.received[0]) for states in images)
     assert found == pytest.approx(float(tensors["outlier_ratio"]))
 
@@ -73,7 +74,7 @@ def test_golden_tokens(golden, adaptive):
     for states, out in zip(images, expected, strict=True):
         ratio = 1.0 if adaptive else (int(len(states.tokens[0]) / 8) + 1.5) / len(states.tokens[0])
         ours = build_reducer("prumerge", ratio, adaptive=adaptive).merge(states, unread(states)).tokens[0]
-        torch.testing.assert_close(ours, out, rtol=1e-4, atol=1e-5)
+        near("prumerge", f"prumerge: tokens {'adaptive' if adaptive else 'fixed'}", ours, out, atol=1e-5)
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 100))

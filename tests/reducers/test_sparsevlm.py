@@ -16,6 +16,7 @@ from subtoken_train.reducers.sparsevlm import LISTS, kept_of, recycled_counts, t
 from subtoken_train.reducers.staged import CutView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
+from tests.support.golden_record import alike, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, random_scores, sharpen
 from tests.support.plain_merging import clusters_by_loop
 from tests.support.qwen_tiny import qwen_family
@@ -35,7 +36,7 @@ def golden(shared):
 def test_golden_raters(golden):
     tensors, _ = golden
     mean = (tensors["visual_hidden"] @ tensors["text_hidden"].mT).softmax(-1).mean(1)
-    torch.testing.assert_close(mean, tensors["rater_mean"], rtol=1e-4, atol=1e-6)
+    near("sparsevlm", "sparsevlm: raters", mean, tensors["rater_mean"])
     for visual, text in zip(tensors["visual_hidden"], tensors["text_hidden"], strict=True):
         assert torch.equal(text_raters(visual, text).nonzero()[:, 0], tensors["text_rater_idx"])
 
@@ -63,11 +64,9 @@ def test_golden_scores_and_masks(golden):
         number = torch.tensor([keep])
         view = CutView(layer + 1, regions, nothing, nothing, nothing, asking, number, number, logits, blocks, pulls)
         scores = build_reducer("sparsevlm", 0.5).cut_scores(view)
-        torch.testing.assert_close(
-            scores[:, start : start + count], tensors[f"score_layer{layer}"], rtol=1e-4, atol=1e-6
-        )
+        near("sparsevlm", "sparsevlm: scores", scores[:, start : start + count], tensors[f"score_layer{layer}"])
         mask = keep_ranked(scores, regions, nothing, number, False)[0][:, start : start + count]
-        assert torch.equal(mask, tensors[f"mask_layer{layer}"])
+        alike("sparsevlm", "sparsevlm", mask, tensors[f"mask_layer{layer}"])
 
 
 @pytest.mark.parametrize("version", [1, 2])

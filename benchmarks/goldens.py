@@ -1,6 +1,6 @@
-"""How far every eviction is from the original implementations' outputs: runs the golden tests, writes their table.
+"""How far evictions and token reducers are from the originals' outputs: runs the golden tests, writes their table.
 
-    python benchmarks/eviction_goldens.py     # needs the reference data, where the tests look for it
+    python benchmarks/goldens.py     # needs the reference data, where the tests look for it
 
 Every test file that compares with recorded outputs notes (method, case, largest difference) as it goes; a case is named
 after its folder of the reference data. The table is written only if all of these tests pass and none is skipped for
@@ -17,13 +17,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "benchmarks/results/eviction_goldens.csv"
+TABLE = ROOT / "benchmarks/results/goldens.csv"
 COLUMNS = ["method", "case", "max_difference"]
 
 
 def golden_tests() -> list[Path]:
     """Test files of the package's rooms that note a difference."""
-    words = ("golden_record import record", "golden_cases import")
+    words = ("golden_record import", "golden_cases import")
     found = sorted(ROOT.glob("tests/*/**/test_*.py"))
     return [path for path in found if any(word in path.read_text() for word in words)]
 

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from benchmarks.eviction_goldens import COLUMNS, TABLE, golden_tests, noted
+from benchmarks.goldens import COLUMNS, TABLE, golden_tests, noted
 from tests.support.golden_record import record
 
 PAGE = Path(__file__).resolve().parents[1] / "benchmarks" / "README.md"
@@ -47,5 +47,5 @@ def test_notes_become_rows(tmp_path, monkeypatch):
 
 def test_tests_that_note_are_found():
     names = {path.name for path in golden_tests()}
-    assert {"test_snapkv.py", "test_kvcompose.py", "test_aircache.py", "test_key_channels.py"} <= names
+    assert {"test_snapkv.py", "test_kvcompose.py", "test_key_channels.py", "test_fastv.py", "test_merging.py"} <= names
     assert "test_second_goldens.py" not in names
