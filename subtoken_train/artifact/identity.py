@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,7 +73,8 @@ class ModelIdentity:
     Attributes:
         backbone: its identity; the path is for the reader.
         weights: SHA-256 of ``SAMPLED`` numbers of each of the backbone's tensors, evenly spaced, as they are stored
-            (another dtype or quantisation is another model), and of its rotary embedding's settings.
+            (another dtype or quantisation is another model), and of its rotary embedding's settings, windows and
+            the normalisation's epsilon.
         adapter: SHA-256 of LoRA (scaling included), routers and the routing's settings; None without any.
     """
 
@@ -88,15 +90,16 @@ def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
     lora: dict[str, Tensor] = {}
     for name, parameter in family.model.named_parameters():
         (lora if ".lora_" in name else own)[name.replace(".base_layer.", ".")] = parameter
-    rope = getattr(family.decoder.config, "rope_parameters", None)
-    weights = _digest([rope], ((name, _sampled(tensor)) for name, tensor in own.items()))
+    config = family.decoder.config
+    beside = [getattr(config, "rope_parameters", None), family.windows, getattr(config, "rms_norm_eps", None)]
+    weights = _digest(beside, ((name, _sampled(tensor)) for name, tensor in own.items()))
     adapter = None
     if lora or bank is not None:
         settings = [None if bank is None else asdict(bank.config), _scalings(family.model)]
         routers = {} if bank is None else {f"routers.{name}": tensor for name, tensor in bank.state_dict().items()}
         adapter = _digest(settings, {**lora, **routers}.items())
-    config = family.model.config
-    found = Identity(str(config._name_or_path), None, str(config.model_type), shapes_digest(family))
+    whole = family.model.config
+    found = Identity(str(whole._name_or_path), None, str(whole.model_type), shapes_digest(family))
     return ModelIdentity(found, weights, adapter)
 
 
@@ -123,8 +126,12 @@ def _digest(settings: list[Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _sampled(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED]
+    """Numbers of all columns: a step that divides the rows' width would stay in one."""
+    flat, width = tensor.detach().reshape(-1), tensor.shape[-1] if tensor.dim() else 1
+    step = max(1, len(flat) // SAMPLED)
+    while math.gcd(step, width) > 1:
+        step -= 1
+    return flat[::step][:SAMPLED]
 
 
 def _scalings(model: Any) -> list[Any]:

@@ -127,7 +127,7 @@ def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> Non
         and len(parts[0].payloads[1].data.shape) == 4
         and pages.high.shape == pages.low.shape
         and pages.size > 0
-        and 0 < pages.count < number
+        and 0 <= pages.count < number
         and pages.size * number <= parts[0].entries
         and int(pages.forced.sum(-1).max()) <= pages.count
     )

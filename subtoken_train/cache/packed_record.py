@@ -218,6 +218,8 @@ def _read_part(
     width = shape.width if channels is None else channels.shape[2]
     keys = _read_payload(f"{place}keys", (None, None, None), width, reader, shape)
     rows, heads, entries = keys.data.shape[:3]
+    if not rows or not heads:
+        raise ValueError(f"{place[:-1]}: keys of {rows} rows and {heads} heads")
     position = reader.take(f"{place}position", (torch.int32,), rows, entries) if placed else None
     if position is not None:
         check_within(f"{place}position", position, MAX_TOKENS)

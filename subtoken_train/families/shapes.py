@@ -10,6 +10,7 @@ from subtoken_train.calibrations import Calibration
 from subtoken_train.families.family import Family
 from subtoken_train.functional.quantized import dense_shape
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.typed import shown
 
 
 def shapes_digest(family: Family) -> str:
@@ -33,6 +34,8 @@ def check_calibration(calibration: Calibration[Any] | None, family: Family) -> N
 
 def check_reducer(reducer: Reducer, family: Family) -> None:
     """Raise a worded ``ValueError`` where a reducer does not fit a backbone, or its calibration is another one's."""
+    if not isinstance(reducer, Reducer):
+        raise ValueError(f"reducer is {shown(reducer)}; pass an object, for instance build_reducer('fastv', 0.25)")
     tower = family.tower_statistics(family.model.config)
     reducer.check_fit(family.name, family.image_token_id is not None, family.shape.num_layers, tower)
     check_calibration(reducer.calibrated, family)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.inference.compressed_context import CompressedContext
 from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.context_batches import context_batches
 from subtoken_train.inference.generation import serving
 from subtoken_train.inference.last_prompt import LastPrompt
 from subtoken_train.inference.questions_given import read_contexts, read_questions
@@ -56,16 +57,17 @@ class Asking:
 
         Raises:
             ValueError: an eviction, reducer or router that reads the question; contexts and questions that do not go
-                together; what is too long for the model. The object serves the next call.
+                together; what is too long for the model. The object serves the next call, and the context that was
+                compressed before stays unless the new one was compressed.
         """
         asked = read_questions(questions, max_new_tokens)
         family = self.backbone.family
         if context is not None:
-            contexts = read_contexts(family, context, asked)
+            ready = context_batches(self.backbone, self.compression, read_contexts(family, context, asked))
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read
-                self._context = CompressedContext.of(self.backbone, self.compression, contexts)
+                self._context = CompressedContext.of(self.backbone, self.compression, *ready)
             asked.check_fits(len(self.cache.frames))
             self.last = None
             answers = self.cache.answers(asked.of_each, max_new_tokens)

@@ -90,11 +90,20 @@ class _Record(CacheHeader):
     packed: PackedRecord
 
 
-def write_cache(path: Path, header: CacheHeader, cache: PackedCache, overwrite: bool = False) -> Path:
+def write_cache(
+    path: Path, header: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False
+) -> Path:
     """Write a cache to which nothing was appended, whole or not at all.
 
+    Args:
+        path: of the file.
+        header: what it says of the cache.
+        cache: whose tensors are written.
+        shape: what reading will ask of them.
+        overwrite: replace what is there.
+
     Raises:
-        ValueError: ``path`` is a folder, or there and not to be replaced.
+        ValueError: ``path`` is a folder, or there and not to be replaced; or the cache could not be read again.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file")
@@ -102,6 +111,13 @@ def write_cache(path: Path, header: CacheHeader, cache: PackedCache, overwrite: 
         raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
     packed, tensors = packed_tensors(cache)
     tensors = {name: _alone(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    try:
+        packed_cache(packed, tensors, shape, [torch.device("cpu")] * len(packed.layers))
+    except ValueError as error:
+        raise ValueError(
+            f"the cache is not saved, since it could not be read again: {error}; compress the context in the model's "
+            "own dtype, without torch.autocast"
+        ) from error
     record = {"version": VERSION, **asdict(header), "packed": asdict(packed)}
     text = json.dumps(record, allow_nan=False, separators=(",", ":"))
     with whole_file(path) as temporary:
@@ -125,7 +141,8 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         digest, text = _metadata(path)
         content = _content(text, path)
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            # copies: what is read is a map of the file, which somebody may change or cut
+            tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
     except OSError as error:
         raise ValueError(f"cache file {path} cannot be read ({error.strerror or type(error).__name__})") from None
     except SafetensorError as error:
@@ -135,7 +152,8 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
     record = typed(_Record, content, str(path))
     try:
         _check_made_by(record, backbone, compression)
-        cache = packed_cache(record.packed, tensors, _shape_of(record, backbone, compression), _devices(backbone))
+        shape = shape_of(len(record.contexts), backbone, compression)
+        cache = packed_cache(record.packed, tensors, shape, _devices(backbone))
         _check_report(record.report, cache)
     except ValueError as error:
         raise ValueError(f"{path} is no cache of this model: {error}") from error
@@ -208,10 +226,11 @@ def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compressio
                 )
 
 
-def _shape_of(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> PackedShape:
+def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compression) -> PackedShape:
+    """What a cache of a number of contexts must be like."""
     family = backbone.family
     return PackedShape(
-        len(record.contexts),
+        contexts,
         family.shape.num_kv_heads,
         family.shape.head_dim,
         family.model.dtype,

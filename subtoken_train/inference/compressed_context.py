@@ -18,17 +18,16 @@ from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
-from subtoken_train.inference.cache_file import CacheHeader, read_cache, write_cache
+from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.context_batches import Context, context_batch
 from subtoken_train.inference.decoding import greedy_tokens
-from subtoken_train.inference.opening import append_rest, reader_of_question
+from subtoken_train.inference.opening import append_rest
 from subtoken_train.inference.prefill import max_positions, prefill
-from subtoken_train.inference.prompt_batch import joined_batches
 from subtoken_train.inference.question_frames import QuestionFrame
 from subtoken_train.inference.tokens_given import check_ids
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
+from subtoken_train.types import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,31 +52,22 @@ class CompressedContext:
 
     @classmethod
     def of(
-        cls, backbone: CompressedBackbone, compression: Compression, contexts: Sequence[Context]
+        cls, backbone: CompressedBackbone, compression: Compression, batch: Batch, frames: list[QuestionFrame]
     ) -> CompressedContext:
         """Compress contexts in one pass, which all of them share.
 
         Args:
             backbone: in evaluation mode.
             compression: eviction and precision.
-            contexts: at least one.
-
-        Raises:
-            ValueError: something that compresses reads the question, which is not there; a context that is empty, too
-                long or of another kind than the model reads.
+            batch: contexts that were checked, see ``context_batches``.
+            frames: of their questions.
         """
-        if (reads := reader_of_question(backbone, compression)) is not None:
-            raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
-        family = backbone.family
-        made = [context_batch(family, context) for context in contexts]
-        batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
-        check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
-        cache = PackedCache(family.shape.num_layers)
+        cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression).plan
         if words := emptied_words(emptied_regions(plan, batch.regions_BN), compression.label):
-            warnings.warn(words, SubTokenWarning, stacklevel=4)
+            warnings.warn(words, SubTokenWarning, stacklevel=3)
         took = report(backbone, replace(batch, pixel_values=None), plan, cache, compression.key_channels)
-        return cls(backbone, compression, cache, [frame for _, frame in made], batch.record_ids, took)
+        return cls(backbone, compression, cache, frames, batch.record_ids, took)
 
     def answers(self, questions: Sequence[Sequence[str]], max_new_tokens: int) -> list[list[str]]:
         """Greedy answers to the questions of every context.
@@ -124,16 +114,17 @@ class CompressedContext:
     def _check(self, asked: list[list[list[int]]], max_new_tokens: int) -> None:
         """Raise a worded ``ValueError`` where questions hold ids that the model does not know, or have no room."""
         assert self.packed.next_position is not None
-        every = [ids for own in asked for ids in own]
-        for ids in every:
+        for ids in (ids for own in asked for ids in own):
             check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
-        limit, start = max_positions(self.backbone.family), int(self.packed.next_position.max())
-        longest = max(map(len, every), default=0)
-        if longest and limit is not None and start + longest + max_new_tokens - 1 > limit:
-            raise ValueError(
-                f"a context that ends at position {start}, a question of {longest} tokens and {max_new_tokens} new "
-                f"ones need more than the model's {limit} positions; shorten them, or lower max_new_tokens"
-            )
+        limit = max_positions(self.backbone.family)
+        starts_B = self.packed.next_position.reshape(-1, len(asked)).amax(0)
+        for start, own in zip(starts_B.tolist(), asked, strict=True):
+            longest = max(map(len, own), default=0)
+            if longest and limit is not None and start + longest + max_new_tokens - 1 > limit:
+                raise ValueError(
+                    f"a context that ends at position {start}, a question of {longest} tokens and {max_new_tokens} new "
+                    f"ones need more than the model's {limit} positions; shorten them, or lower max_new_tokens"
+                )
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the compressed contexts into one safetensors file, whole or not at all, see ``cache_file.py``.
@@ -143,7 +134,8 @@ class CompressedContext:
             overwrite: replace what is there.
 
         Raises:
-            ValueError: the file is there; or ``eviction_every``, whose record of who may leave is not written.
+            ValueError: the file is there; a cache that no model would read again (made under ``torch.autocast``, or
+                with infinities in it); or ``eviction_every``, whose record of who may leave is not written.
         """
         if self.compression.every is not None:
             raise ValueError(
@@ -151,7 +143,8 @@ class CompressedContext:
                 "competes, what was noted of them) belongs to this process; leave eviction_every out"
             )
         header = CacheHeader.of(self.backbone, self.compression, self.frames, self.digests, self.report)
-        return write_cache(Path(path), header, self.packed, overwrite)
+        shape = shape_of(len(self.frames), self.backbone, self.compression)
+        return write_cache(Path(path), header, self.packed, shape, overwrite)
 
     @classmethod
     def load(cls, path: str | Path, backbone: CompressedBackbone, compression: Compression) -> CompressedContext:
@@ -161,7 +154,8 @@ class CompressedContext:
             ValueError: see ``read_cache``.
         """
         header, packed = read_cache(Path(path), backbone, compression)
-        return cls(backbone, compression, packed, header.frames, header.contexts, header.report)
+        took = replace(header.report, kernel_bytes=packed.kernel_bytes)  # of this machine's kernels
+        return cls(backbone, compression, packed, header.frames, header.contexts, took)
 
 
 def _end_ids(family: Family) -> list[int]:

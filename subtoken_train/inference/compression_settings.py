@@ -72,6 +72,7 @@ def settings_record(compression: Compression) -> dict[str, Any]:
     """
     names = [field.name for field in fields(compression) if field.name != "prefill_chunk"]
     record = {name: getattr(compression, name) for name in names}
+    record |= {"scope": "all" if compression.scope == "all" else "context", "merge": compression.merging}
     record["eviction"] = None if compression.eviction is None else method_record(compression.eviction)
     return _as_read(record)
 

@@ -11,28 +11,53 @@ from dataclasses import replace
 
 import torch
 
+from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_characters
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture
 from subtoken_train.functional.digests import digest_tensor
 from subtoken_train.functional.moving import on_device
+from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.inputs import inputs_of
-from subtoken_train.inference.opening import contexts_of
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.opening import contexts_of, reader_of_question
+from subtoken_train.inference.prefill import check_prefill
+from subtoken_train.inference.prompt_batch import batch_from_inputs, joined_batches
 from subtoken_train.inference.question_frames import QuestionFrame, picture_frame, text_frame
 from subtoken_train.inference.text_prompts import EncodedText, text_batch, text_ids
+from subtoken_train.inference.tokens_given import check_ids
 from subtoken_train.types import Batch
 
 Context = str | Sequence[Picture]
 """What questions are about: a text, or the pictures of one prompt."""
 
 
-def context_batch(family: Family, context: Context) -> tuple[Batch, QuestionFrame]:
-    """One context as a batch on the model's device, and the frame of its questions.
+def context_batches(
+    backbone: CompressedBackbone, compression: Compression, contexts: Sequence[Context]
+) -> tuple[Batch, list[QuestionFrame]]:
+    """Contexts as one batch that a prefill takes, and the frames of their questions.
+
+    Args:
+        backbone: in evaluation mode.
+        compression: eviction and precision.
+        contexts: at least one.
 
     Raises:
-        ValueError: it is empty, or of another kind than the model reads.
+        ValueError: something that compresses reads the question, which is not there; a context that is empty, too
+            long or of another kind than the model reads.
     """
+    if (reads := reader_of_question(backbone, compression)) is not None:
+        raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
+    family = backbone.family
+    made = [_context_batch(family, context) for context in contexts]
+    batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
+    check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
+    check_prefill(backbone, batch, compression)
+    return batch, [frame for _, frame in made]
+
+
+def _context_batch(family: Family, context: Context) -> tuple[Batch, QuestionFrame]:
+    """One context as a batch on the model's device, and the frame of its questions."""
     return _pictures(family, context) if family.sees_images else _text(family, context)
 
 

@@ -67,12 +67,12 @@ class SubTokenModel(Asking):
     def around(cls, backbone: CompressedBackbone, compression: Compression | None = None) -> SubTokenModel:
         """The same around what was put together already: family, reducer and routers; a compression, or none."""
         made = cls.__new__(cls)
-        made._take(backbone.eval(), compression or Compression())
+        made._take(backbone, compression or Compression())
         return made
 
     def _take(self, backbone: CompressedBackbone, compression: Compression) -> None:
         compression.check(backbone.family)
-        self.backbone, self.compression = backbone, compression
+        self.backbone, self.compression = backbone.eval(), compression
         self.last = None
         self._context = None
 

@@ -231,6 +231,7 @@ def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
     adapter = on_disk(run / "adapter")
     assert repo.files()["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
     assert repo.files()["README.md"] == adapter["README.md"]
+    assert repo.files()["training.png"] == adapter["training.png"]
     card = ModelCard(adapter["README.md"].decode())
     assert card.data.base_model == "lab/tiny"
     assert 'SubTokenModel.from_pretrained("alice/fitted")' in card.text

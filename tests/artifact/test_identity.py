@@ -6,9 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from subtoken_train.artifact.identity import adapter_digest
+from subtoken_train.artifact.identity import SAMPLED, adapter_digest, model_identity
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import resolve
+from subtoken_train.reducers import build_reducer
+from tests.support.text_families import text_family
 
 ADAPTER = Path(resolve("checkpoints/adapters/tiny_fastv25_s16k4"))
 
@@ -35,3 +39,18 @@ def test_a_second_lora_counts(copy):
     (copy / "output").mkdir()
     shutil.copy(copy / "adapter_model.safetensors", copy / "output")
     assert adapter_digest(copy) != adapter_digest(ADAPTER)
+
+
+def test_a_model_is_told_by_every_column_of_its_rows_and_by_what_no_weight_shows():
+    family = text_family("mistral_window", vocab_size=512)
+    backbone = CompressedBackbone(family, build_reducer("none"))
+    before = model_identity(backbone)
+    table = family.model.get_input_embeddings().weight
+    step = table.numel() // SAMPLED
+    assert step % table.shape[1] == 0, "as many rows as would hide all columns but one"
+    with torch.no_grad():
+        table[:, 1:] += 1
+        assert model_identity(backbone).weights != before.weights
+        table[:, 1:] -= 1
+    family.model.config.rms_norm_eps *= 2
+    assert model_identity(backbone).weights != before.weights

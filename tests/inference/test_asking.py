@@ -222,7 +222,21 @@ def test_after_a_mistake_the_model_serves_the_next_call():
     for call, words in MISTAKES.values():
         with pytest.raises(ValueError, match=words):
             call(model)
-        assert model.ask(TEXTS[0], QUESTIONS[:1], max_new_tokens=2) == expected
+        assert model.ask(None, QUESTIONS[:1], max_new_tokens=2) == expected, "the context before stays"
+
+
+def test_contexts_need_room_for_their_own_questions_only():
+    """The longest question goes to the shortest context."""
+    model = asking(family="llama", **PLAIN)
+    limit, tokenizer = model.backbone.model.config.max_position_embeddings, model.tokenizer
+    word = TEXTS[0].split()[0] + " "
+    each = len(tokenizer(word * 2, add_special_tokens=False)["input_ids"]) // 2
+    long, short = word * ((limit - 40) // each), word * 4
+    questions = [[QUESTIONS[0]], [word * (60 // each)]]
+    alone = [model.ask(text, own, max_new_tokens=2) for text, own in zip((long, short), questions, strict=True)]
+    assert model.ask([long, short], questions, max_new_tokens=2) == alone
+    with pytest.raises(ValueError, match="need more than the model's"):
+        model.ask(None, questions[::-1], max_new_tokens=2)
 
 
 def test_pictures_and_texts_are_not_mixed_up():

@@ -16,6 +16,7 @@ from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train import SubTokenModel
 from subtoken_train.cache.packed_record import packed_tensors
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from tests.inference.test_asking import CELLS, PICTURES, QUESTIONS, TEXTS, asking, contexts_of
 from tests.support.generation_cells import PLAIN
@@ -221,3 +222,52 @@ def test_a_merged_and_a_routed_adapter_are_told_apart(tmp_path):
     for other in ("tiny_lora_only", "tiny_fastv25_s16k4"):
         with pytest.raises(ValueError, match=r"was made with adapter \w{12}, and this model has adapter \w{12}"):
             SubTokenModel.from_pretrained(str(ROOT / "checkpoints/adapters" / other)).load_cache(file)
+
+
+def test_a_cache_that_could_not_be_read_is_not_written(tmp_path):
+    """Under autocast keys and routed values are of unlike dtypes."""
+    model = asking(family="llama", **{**PLAIN, "selector": "linear"})
+    with torch.autocast("cpu", torch.bfloat16):
+        model.ask(TEXTS[0], [])
+    with pytest.raises(ValueError, match=r"is not saved, since it could not be read again: .*without torch\.autocast"):
+        model.cache.save(tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
+def test_few_pages_of_many_come_back(tmp_path):
+    """A page that is begun may be all that a step reads."""
+    model = SubTokenModel.around(
+        asking(family="llama", **PLAIN).backbone,
+        Compression(build_eviction("quest_steps", page_size=4, least_pages=1), keep=0.05),
+    )
+    text = next(text for text in ("word " * count for count in range(41, 49)) if pages_read(model, text) == {0})
+    answers = model.ask(text, QUESTIONS, max_new_tokens=4)
+    model.load_cache(model.cache.save(tmp_path / "a"))
+    assert model.ask(None, QUESTIONS, max_new_tokens=4) == answers
+
+
+def pages_read(model, text):
+    """Whole pages that a step reads of the compressed text, in all layers."""
+    model.ask(text, [])
+    return {block.pages.count for layer in model.cache.packed.layers for block in layer.blocks if block.pages}
+
+
+def test_a_loaded_cache_does_not_hang_on_its_file(saved, tmp_path):
+    model, answers, path = saved
+    copy = tmp_path / "copy"
+    copy.write_bytes(path.read_bytes())
+    other = SubTokenModel.around(model.backbone, model.compression)
+    other.load_cache(copy)
+    with copy.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"\x7f" * 4096)
+    assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
+
+
+def test_settings_that_leave_the_same_cache_are_the_same(saved):
+    model, answers, path = saved
+    method = model.compression.eviction
+    for same in (Compression(method, 0.5, scope="context"), Compression(method, 0.5, merge=method.merges)):
+        other = SubTokenModel.around(model.backbone, same)
+        other.load_cache(path)
+        assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers

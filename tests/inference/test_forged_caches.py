@@ -110,8 +110,13 @@ def fewer_layers(record, tensors):
     return "it has 2 layers, and the model 3"
 
 
+def no_rows(record, tensors):
+    tensors["1.0.0.keys"] = tensors["1.0.0.keys"][:0].contiguous()
+    return "keys of 0 rows and"
+
+
 FORGERIES = [newer, ancient, more_tensors, fewer_tensors, other_shape, other_dtype, not_a_number, far_away]
-FORGERIES += [another_report, no_frames, more_keys, other_type, fewer_layers]
+FORGERIES += [another_report, no_frames, no_rows, more_keys, other_type, fewer_layers]
 
 
 @pytest.mark.parametrize("forge", FORGERIES)
