@@ -27,7 +27,7 @@ class Arm:
     """All seeds of one arm, ascending: ``scores_sn`` in 0..1, the kinds of the n questions, and the budget.
 
     ``measures`` are those that all of its records hold beside the score, by name, [s, n]; NaN where a question has
-    none.
+    none. ``prompt_bytes`` are measured, of a prompt's whole cache: text and index included; None in older records.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Arm:
     nominal_kv: float
     realised_kv: float
     measures: dict[str, Scores] = field(default_factory=dict)
+    prompt_bytes: float | None = None
 
     def scores_of(self, group: str) -> Scores:
         """Scores of ``questions``, ``descriptions`` or one kind, [s, n of that group]."""
@@ -74,6 +75,7 @@ _RUN: dict[str, Any] = {
     **dict.fromkeys(("arm", "data_sha256", "visual_tokens"), str),
     **dict.fromkeys(("nominal_kv", "realised_kv"), float),
     "seed": int,
+    "kv_bytes": int | None,
     "kinds": list[str],
     "scores": list[float],
     "measures": dict[str, list[float | None]],
@@ -82,7 +84,7 @@ _RUN: dict[str, Any] = {
 
 def _record(content: Any, place: str) -> dict[str, Any]:
     """What is read of a run's record, each of its type."""
-    content = {"measures": {}, **checked(dict[str, Any], content, place)}  # older records have none
+    content = {"measures": {}, "kv_bytes": None, **checked(dict[str, Any], content, place)}  # older records have none
     missing = [key for key in _RUN if key not in content]
     if missing:
         raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
@@ -102,6 +104,7 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
         nominal_kv=first["nominal_kv"],
         realised_kv=float(np.mean([record["realised_kv"] for record in records])),
         measures={name: np.array([record["measures"][name] for record in records], dtype=float) for name in measured},
+        prompt_bytes=None if first["kv_bytes"] is None else first["kv_bytes"] / len(first["kinds"]),
     )
 
 

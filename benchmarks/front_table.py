@@ -20,10 +20,19 @@ ROLES = {"anchor": "anchor", "vn": "value norm", "best": "router"}
 def table() -> str:
     """Scores in %, and the router's difference to its anchor, paired over seeds and questions.
 
-    Arms of equal bytes share a row's seeds; the unrouted arm has more bytes and says how many seeds it has.
+    Arms of equal keys and values share a row's seeds; the unrouted arm has more and says how many seeds it has. The
+    last column is measured, text and index included: anchor, groups, unrouted.
     """
     arms = read_records(RESULTS / "matched")
-    head = ["ranking", "asked", "seeds", *ROLES.values(), "router less anchor", "unrouted, 25 % (seeds)"]
+    head = [
+        "ranking",
+        "asked",
+        "seeds",
+        *ROLES.values(),
+        "router less anchor",
+        "unrouted, 25 % (seeds)",
+        "kB of a prompt",
+    ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for stem, words in REGIMES.items():
         found, whole = {role: arms[f"{stem}_{role}"] for role in ROLES}, arms[f"{stem}_u25"]
@@ -34,13 +43,21 @@ def table() -> str:
             assert gain is not None
             assert gain.seeds == len(seeds), "records of a seed are missing"
             unrouted = f"{_score(whole, group, set(whole.seeds))} ({len(whole.seeds)})"
-            lines.append(f"| {' | '.join([words, group, str(len(seeds)), *scores, gain.words, unrouted])} |")
+            cells = [words, group, str(len(seeds)), *scores, gain.words, unrouted, _kilobytes(found, whole)]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _score(arm: Arm, group: str, seeds: set[int]) -> str:
     rows = [place for place, seed in enumerate(arm.seeds) if seed in seeds]
     return f"{100 * arm.scores_of(group)[rows].mean():.1f}"
+
+
+def _kilobytes(found: dict[str, Arm], whole: Arm) -> str:
+    """Of the anchor, of both arms of groups, and of the unrouted arm."""
+    took = [arm.prompt_bytes for arm in (found["anchor"], found["best"], found["vn"], whole)]
+    assert took[1] == took[2], "router and value norm store alike"
+    return " / ".join(f"{each / 1000:.1f}" for each in (took[0], took[1], took[3]) if each is not None)
 
 
 def write(page: Path = PAGE) -> None:
