@@ -3,8 +3,11 @@
 #   CPU    docker build -t subtoken-train .
 #   CUDA   docker build -t subtoken-train:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 \
 #            --build-arg TORCH_INDEX= .
+#            with --build-arg EXTRAS=[gpu] also what 4- and 8-bit backbones need (recipes/memory)
 #   run    docker run --rm subtoken-train
-#          docker run --rm --gpus all -v "$PWD:/runs" subtoken-train:cuda subtoken-train fit --config RECIPE
+#          docker run --rm --gpus all --user "$(id -u):$(id -g)" -v "$PWD:/runs" subtoken-train:cuda \
+#            subtoken-train fit --config RECIPE
+#          (with --user, since the image's own user is 1000 and may not write into another's folder)
 #
 # BASE needs Python 3.11 or newer, or Debian's packages of it.
 ARG BASE=python:3.12-slim

@@ -1,12 +1,12 @@
 """The tests at the lowest and at the highest versions that ``pyproject.toml`` allows, in two environments.
 
     python benchmarks/version_bounds.py                                   # every quick test, some 20 minutes each
-    python benchmarks/version_bounds.py tests/artifact tests/families     # a part
+    python benchmarks/version_bounds.py tests/artifact tests/families     # a part: printed, and kept where --out says
 
 uv makes the environments, below ``.venv-bounds``: *lowest* with the lower bound of each direct dependency (and of what
 they need, the newest), *highest* with the newest of everything. The tests of each run in one process after the other.
-Versions and counts go to ``--out``; the exit code is 1 where a test fails. Where torch is to come from somewhere else
-than the package index, uv's own variables say so (``UV_FIND_LINKS``, ``UV_TORCH_BACKEND=cpu``).
+Versions and counts go to ``--out``; the exit code is 1 where a test of this run fails. Where torch is to come from
+somewhere else than the package index, uv's own variables say so (``UV_FIND_LINKS``, ``UV_TORCH_BACKEND=cpu``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ ENVIRONMENTS = ROOT / ".venv-bounds"
 OUT = ROOT / "benchmarks" / "results" / "version_bounds.json"
 BOUNDS = {"lowest": "lowest-direct", "highest": "highest"}
 """Environment -> uv's ``--resolution``."""
+WHOLE = ["tests"]
 MARKS = "not slow and not gpu"
 _COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|deselected)\b")
 
@@ -92,21 +93,23 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
 def main() -> int:
     """Both environments, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", nargs="*", default=["tests"], help="files and folders (default: tests)")
+    parser.add_argument("tests", nargs="*", default=WHOLE, help="files and folders (default: tests)")
     parser.add_argument("--only", choices=BOUNDS, help="one environment alone; the other one's record stays")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, help=f"default: {OUT.relative_to(ROOT)}; of a part of the tests: none")
     args = parser.parse_args()
-    record: dict[str, Any] = (
-        json.loads(args.out.read_text(encoding="utf-8")) if args.only and args.out.is_file() else {}
-    )
+    out = args.out or (OUT if args.tests == WHOLE else None)  # a part does not take the whole's place
+    record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if args.only and out and out.is_file() else {}
+    failed = False
     for name in [args.only] if args.only else BOUNDS:
         python = make(name)
         found = run_tests(python, args.tests)
         print(f"{name}: {found['counts']}", flush=True)
         version = ".".join(map(str, sys.version_info[:3]))
         record[name] = {"python": version, "tests": args.tests, "marks": MARKS, **found, "versions": installed(python)}
-        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return 1 if any(record[name]["exit_code"] for name in record) else 0
+        failed = failed or bool(found["exit_code"])
+        if out:
+            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,10 @@ def run(path: Path) -> None:
         nbclient.exceptions.CellExecutionError: a cell failed; the file is left as it was.
     """
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", store_widget_state=False).execute()
+    folder = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(
+        notebook, timeout=CELL_SECONDS, kernel_name="python3", store_widget_state=False, resources=folder
+    ).execute()
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue

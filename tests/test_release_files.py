@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks import version_bounds
 from benchmarks.version_bounds import counts, direct_dependencies
 from subtoken_train.version import __version__
 from tests.support.places import ROOT
@@ -82,6 +83,18 @@ def test_the_base_is_an_argument_and_the_default_command_is_the_tiny_run():
     assert f"runs/{recipe} " in line
 
 
+def test_the_dockerfile_says_how_it_is_called():
+    header = (ROOT / "Dockerfile").read_text(encoding="utf-8").partition("\nARG")[0]
+    mounted = [line for line in header.splitlines() if " -v " in line]
+    assert mounted
+    assert all('--user "$(id -u):$(id -g)"' in line for line in mounted)  # a mounted folder is its owner's
+    arguments = re.findall(r"--build-arg (\w+)=", header)
+    assert set(arguments) <= {words.partition("=")[0] for name, words in DOCKERFILE if name == "ARG"}
+    extras = re.findall(r"EXTRAS=\[(\w+)\]", header)
+    assert extras
+    assert set(extras) <= set(PROJECT["project"]["optional-dependencies"])
+
+
 def test_the_trial_of_the_container_stays_in_its_folder(tmp_path):
     assert STEPS["here"]("/opt/venv/bin/pip /wheels/*.whl my/runs /runsheet", tmp_path) == (
         f"{tmp_path}/opt/venv/bin/pip {tmp_path}/wheels/*.whl my/runs /runsheet"
@@ -96,13 +109,34 @@ def test_a_workflow_calls_what_is_there_and_may_do_little(path):
     steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
     targets = (ROOT / "Makefile").read_text(encoding="utf-8")
     called = [target for step in steps for target in re.findall(r"^make ([\w-]+)", step, re.MULTILINE)]
-    assert [target for target in called if not re.search(rf"^{target}:", targets, re.MULTILINE)] in ([], ["docs"])
+    assert [target for target in called if not re.search(rf"^{target}:", targets, re.MULTILINE)] == []
     assert all((ROOT / step).is_file() for step in steps if step.startswith(".ci/"))
     assert "secrets." not in path.read_text(encoding="utf-8")
 
 
+def jobs_of(workflow):
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8"))["jobs"]
+
+
+def variables(workflow, command):
+    """What the step that runs ``command`` is given."""
+    steps = [step for job in jobs_of(workflow).values() for step in job["steps"]]
+    return next(step for step in steps if step.get("run") == command).get("env", {})
+
+
+def test_what_ships_is_tried_with_the_demo():
+    assert variables("publish", "make wheel") == {"EXTRAS": "[demo]"}
+    steps = [step.get("run", "") for step in jobs_of("tests")["demo"]["steps"]]
+    assert steps.index("pip install -e '.[dev,demo]' playwright") < steps.index("pytest tests/demo")
+
+
+def test_the_site_links_to_its_repository():
+    address = {"REPOSITORY_URL": "${{ github.server_url }}/${{ github.repository }}"}
+    assert variables("docs", "make docs") == address
+
+
 def test_publishing_is_by_identity():
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "publish.yml").read_text(encoding="utf-8"))["jobs"]
+    jobs = jobs_of("publish")
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert jobs["publish"]["environment"] == "pypi"
     assert "permissions" not in jobs["build"]  # what runs our code cannot publish
@@ -148,3 +182,30 @@ def test_both_bounds_are_of_every_direct_dependency():
     names = direct_dependencies()
     assert {"torch", "jsonargparse", "lm-eval", "huggingface-hub", "types-pyyaml"} <= set(names)
     assert not any(re.search(r"[^a-z0-9-]", name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "judged"),
+    [
+        ([], {"lowest": 1, "highest": 0}, 1),
+        (["--only", "highest"], {"lowest": 5, "highest": 0}, 0),  # the other one's failures are not this run's
+        (["--only", "lowest"], {"lowest": 1, "highest": 5}, 1),
+        (["tests/cli"], {"lowest": 5, "highest": 5}, 1),  # a part leaves the whole's record alone
+        (["tests/cli", "--out", "mine.json"], {"lowest": 5, "highest": 5}, 1),
+    ],
+)
+def test_a_record_of_bounds_is_of_what_ran(tmp_path, monkeypatch, words, kept, judged):
+    monkeypatch.chdir(tmp_path)
+    record = tmp_path / "whole.json"
+    record.write_text(json.dumps({name: {"exit_code": 5} for name in version_bounds.BOUNDS}))
+    found = {"lowest": {"exit_code": 1, "counts": {}}, "highest": {"exit_code": 0, "counts": {}}}
+    monkeypatch.setattr(version_bounds, "ROOT", tmp_path)
+    monkeypatch.setattr(version_bounds, "OUT", record)
+    monkeypatch.setattr(version_bounds, "make", lambda name: name)
+    monkeypatch.setattr(version_bounds, "run_tests", lambda name, tests: found[name])
+    monkeypatch.setattr(version_bounds, "installed", lambda name: {})
+    monkeypatch.setattr(sys, "argv", ["version_bounds.py", *words])
+    assert version_bounds.main() == judged
+    assert {name: each["exit_code"] for name, each in json.loads(record.read_text()).items()} == kept
+    if "--out" in words:
+        assert set(json.loads(Path("mine.json").read_text())) == {"lowest", "highest"}

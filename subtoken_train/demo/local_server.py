@@ -1,9 +1,10 @@
-"""Serves the page on one address, until Ctrl-C."""
+"""Serves the page on one address, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,13 +13,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import gradio as gr
+
     from subtoken_train.demo.side_by_side import SideBySide
 
 
 def check_address(host: str, port: int) -> None:
     """Raise a worded ``ValueError`` unless a server can listen there."""
+    if ":" in host:  # Gradio asks for its own page at http://::1:7860
+        raise ValueError(f"--host {host} is no IPv4 address; give one, or a name (127.0.0.1 is this machine alone)")
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         raise _no_host(host) from None
     with socket.socket(family, kind) as trial:
@@ -40,43 +45,75 @@ def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
         its address.
 
     Raises:
-        ValueError: the port was taken in the meantime.
+        ValueError: the port was taken in the meantime, or this machine does not reach the page there.
     """
     with TemporaryDirectory(prefix="subtoken_demo_") as folder:
-        # before Gradio is imported, which reads them
-        os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=folder)
-        from subtoken_train.demo.blocks import build_page, looks
-
-        page = build_page(models)
-        try:
-            # what Gradio would otherwise take from its environment variables is said
-            _, url, _ = page.launch(
-                server_name=host,
-                server_port=port,
-                theme=looks(),
-                share=False,
-                ssr_mode=False,
-                mcp_server=False,
-                num_workers=0,
-                run_history=False,
-                footer_links=[],
-                show_error=True,
-                prevent_thread_lock=True,
-                quiet=True,
-            )
-        except OSError:
-            raise _in_use(host, port) from None
+        # before Gradio is imported, which reads them; a port is tried on GRADIO_SERVER_NAME, whatever launch is told
+        os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=folder, GRADIO_SERVER_NAME=host)
+        with _without_proxy():
+            page, url = _launched(models, host, port)
         try:
             yield url
         finally:
             page.close(verbose=False)
 
 
+def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]:
+    """The page, which listens, and its address."""
+    from subtoken_train.demo.blocks import build_page, looks
+
+    page = build_page(models)
+    try:
+        # what Gradio would otherwise take from its environment variables is said
+        _, url, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            theme=looks(),
+            share=False,
+            ssr_mode=False,
+            mcp_server=False,
+            num_workers=0,
+            run_history=False,
+            footer_links=[],
+            show_error=True,
+            prevent_thread_lock=True,
+            quiet=True,
+        )
+    except Exception as error:
+        if page.is_running:  # it listens: what failed is Gradio's look at its own page, which it words as share=True
+            page.close(verbose=False)
+            raise ValueError(
+                f"--host {host}: this machine does not reach its own page there, on port {port}; "
+                "take 127.0.0.1, or look at firewall and name service"
+            ) from error
+        if isinstance(error, OSError):
+            raise _in_use(host, port) from None
+        raise
+    return page, url
+
+
+@contextmanager
+def _without_proxy() -> Iterator[None]:
+    """Inside the block nothing goes to a proxy: Gradio asks for its own page, and makes its clients when imported."""
+    before = os.environ.get("no_proxy")  # the spelling that goes before NO_PROXY
+    os.environ["no_proxy"] = "*"
+    try:
+        yield
+    finally:
+        del os.environ["no_proxy"]
+        if before is not None:
+            os.environ["no_proxy"] = before
+
+
 def serve(models: SideBySide, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until ``KeyboardInterrupt``; ``say`` is called with the address."""
-    with served(models, host, port) as url:
-        say(url)
-        threading.Event().wait()
+    """Serve until ``KeyboardInterrupt``, which SIGTERM is here too; ``say`` is called with the address."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with served(models, host, port) as url:
+            say(url)
+            threading.Event().wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _in_use(host: str, port: int) -> ValueError:

@@ -51,7 +51,7 @@ def kept_tokens(layer: LayerPlan, regions_N: Tensor) -> KeptTokens:
         regions_N: ``Region`` codes of the unreduced prompt.
     """
     valid = layer.entries_BN[0] >= 0
-    entries, visual = layer.entries_BN[0][valid], regions_N == Region.VISUAL
+    entries, visual = layer.entries_BN[0][valid].cpu(), regions_N.cpu() == Region.VISUAL
     share_N = torch.zeros(len(regions_N))
     heads = layer.heads_BNh
     share_N[entries] = torch.ones(len(entries)) if heads is None else heads[0][valid].float().mean(-1).cpu()

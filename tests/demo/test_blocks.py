@@ -33,7 +33,9 @@ def free_port():
 def address():
     find_browser()
     before = dict(os.environ)
+    os.environ["http_proxy"] = "http://127.0.0.1:9"  # where nobody listens
     with served(SideBySide(ROUTED, f"{ROUTED}_anchor", device="cpu"), "127.0.0.1", free_port()) as url:
+        del os.environ["http_proxy"]
         yield url
     os.environ.clear()
     os.environ.update(before)
@@ -136,7 +138,8 @@ def test_refusals_are_words(page, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_ends_in_one_line(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_ends_in_one_line(tmp_path, number):
     port = free_port()
     argv = [sys.executable, "-m", "subtoken_train", "demo", "--adapter", ROUTED, "--port", str(port)]
     folder = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
@@ -149,7 +152,7 @@ def test_the_command_ends_in_one_line(tmp_path):
         assert f"--port {port} of 127.0.0.1 is in use" in second.stderr
         with pytest.raises(ConnectionRefusedError):  # this machine too, which a server on all addresses would hear
             socket.create_connection(("127.0.0.2", port), timeout=5)
-        done.send_signal(signal.SIGINT)
+        done.send_signal(number)
         assert done.communicate(timeout=60) == ("", "subtoken-train: interrupted\n")
         assert done.returncode == 130
         assert not own.exists()

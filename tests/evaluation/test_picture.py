@@ -23,7 +23,7 @@ def cells(panel, rows, columns):
     return pixels[high // 16 :: high, wide // 16 :: wide].reshape(rows * columns, 3)
 
 
-def layer_plan(regions, visual, groups=None, heads=None):
+def layer_plan(regions, visual, groups=None, heads=None, device="cpu"):
     """A layer that keeps all text and the visual tokens ``visual``, with their group masks and heads."""
     first = int((regions == Region.VISUAL).nonzero()[0])
     text = (regions != Region.VISUAL).nonzero()[:, 0]
@@ -35,19 +35,21 @@ def layer_plan(regions, visual, groups=None, heads=None):
         if marks is None:
             return None
         whole = torch.ones(len(text), len(marks[0]), dtype=torch.bool)
-        return torch.cat([torch.cat([whole, torch.tensor(marks).bool()])[order], whole[:1]])[None]
+        return torch.cat([torch.cat([whole, torch.tensor(marks).bool()])[order], whole[:1]])[None].to(device)
 
-    return LayerPlan(padded, with_text(groups), with_text(heads))
+    return LayerPlan(padded.to(device), with_text(groups), with_text(heads))
 
 
-def test_kept_tokens_count_groups_and_heads():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_kept_tokens_count_groups_and_heads(device):
     regions = make_batch([(1, 6)]).regions_BN[0]
-    kept = kept_tokens(layer_plan(regions, [3, 63], [[1, 0, 1, 0], [1, 1, 1, 1]], [[1, 0], [1, 1]]), regions)
+    plan = layer_plan(regions, [3, 63], [[1, 0, 1, 0], [1, 1, 1, 1]], [[1, 0], [1, 1]], device)
+    kept = kept_tokens(plan, regions)
     assert kept.share_T.nonzero()[:, 0].tolist() == [3, 63]
     assert kept.share_T[[3, 63]].tolist() == [0.5, 1]
     assert kept.groups_T[[3, 63]].tolist() == [2, 4]
     assert (kept.groups_T.sum(), kept.num_groups) == (6, 4)
-    assert kept_tokens(layer_plan(regions, [0]), regions).groups_T is None
+    assert kept_tokens(layer_plan(regions, [0], device=device), regions).groups_T is None
 
 
 @pytest.mark.parametrize("groups", [None, [[1, 0], [1, 1], [1, 0]]])

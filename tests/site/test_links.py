@@ -45,6 +45,12 @@ def test_pictures_move_with_their_pages():
     assert text == "![a](benchmarks/results/mini_suite.svg)"
 
 
+def test_tests_that_pages_name_are_there():
+    named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/.]+)`", page.read_text(encoding="utf-8"))}
+    assert len(named) > 3
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
 def test_a_list_after_a_line_gets_its_blank_line_and_code_stays():
     text = "These:\n- one\n  more\n- two\n\n```\nsay:\n- [a](../recipes/README.md)\n```\n"
     expected = "These:\n\n- one\n  more\n- two\n\n```\nsay:\n- [a](../recipes/README.md)\n```\n"
