@@ -139,7 +139,8 @@ class _PlainLoader(yaml.SafeLoader):
         self.place, self.depth = place, 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if (tag := getattr(self.peek_event(), "tag", None)) in _NOT_PLAIN:
+        tag: str | None = getattr(self.peek_event(), "tag", None)  # type: ignore[no-untyped-call]
+        if tag in _NOT_PLAIN:
             raise ValueError(f"{self.place}: the tag !!{tag.rpartition(':')[2]} is not read; leave it out")
         nests = self.check_event(yaml.CollectionStartEvent)
         self.depth += nests

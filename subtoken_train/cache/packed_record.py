@@ -224,12 +224,8 @@ def _read_part(
     if position is not None:
         check_within(f"{place}position", position, MAX_TOKENS)
     if not record.routed:
-        return BlockPart(
-            keys,
-            _read_payload(f"{place}values", (rows, heads, entries), shape.width, reader, shape),
-            record.cut,
-            position,
-        )
+        values = _read_payload(f"{place}values", (rows, heads, entries), shape.width, reader, shape)
+        return BlockPart(keys, values, record.cut, position)
     piece_bit = reader.take(f"{place}piece_bit", (torch.int32,), None)
     pieces = len(piece_bit)
     if not pieces or pieces % heads or shape.width % (pieces // heads):

@@ -93,14 +93,7 @@ class _Record(CacheHeader):
 def write_cache(
     path: Path, header: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False
 ) -> Path:
-    """Write a cache to which nothing was appended, whole or not at all.
-
-    Args:
-        path: of the file.
-        header: what it says of the cache.
-        cache: whose tensors are written.
-        shape: what reading will ask of them.
-        overwrite: replace what is there.
+    """Write a cache to which nothing was appended, whole or not at all; ``shape`` is what reading will ask of it.
 
     Raises:
         ValueError: ``path`` is a folder, or there and not to be replaced; or the cache could not be read again.
