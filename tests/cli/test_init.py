@@ -85,6 +85,16 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
     assert (out / "variant.yaml").read_text() == "mine"
 
 
+def test_images_by_the_end_of_their_path(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    names = pictures(folder, 4, "data/images")
+    called = [f"images/{names[0][-6:]}", f"mine/{names[1]}", names[2][-6:], "images/03"]
+    table(folder, [(name, "list .", "none") for name in called])
+    inits(capsys, "mine")
+    rows = rows_of(tmp_path / "mine_subtoken")
+    assert {row["image"] for split in SPLITS for row in rows[split]} == {*names}
+
+
 @pytest.mark.parametrize(
     ("header", "options"),
     [
@@ -105,14 +115,38 @@ def test_columns_by_their_usual_names_or_as_told(tmp_path, capsys, header, optio
     assert (folder / row["image"]).is_file()
 
 
-def test_objects_with_numbers_and_an_input(tmp_path, capsys):
-    rows = [{"instruction": "add", "input": f"{i} and 1", "output": i + 1} for i in range(300)]
+@pytest.mark.parametrize(
+    ("row", "asked", "unread"),
+    [
+        ({"instruction": "add", "input": "{i} and 1", "Id": 7}, "add\n{i} and 1", ""),
+        ({"Instruction": "add {i}", "Input": 5, "by": "me"}, "add {i}\n5", "by"),
+        ({"question": "{i} ?", "context": None, "input": " "}, "{i} ?", ""),
+        ({"prompt": "{i} ?", "Context": "so", "split": "x", "url": 1}, "{i} ?\nso", "split, url"),
+    ],
+)
+def test_objects_with_numbers_and_what_goes_with_a_question(tmp_path, capsys, row, asked, unread):
+    def at(i, value):
+        return value.format(i=i) if isinstance(value, str) else value
+
+    rows = [{**{name: at(i, value) for name, value in row.items()}, "output": i + 1} for i in range(300)]
+    rows[0] = {name: rows[0][name] for name in (next(iter(row)), "output")}  # what a column is, any record may say
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/alpaca.json").write_text(json.dumps(rows))
-    inits(capsys, "mine")
-    row = rows_of(tmp_path / "mine_subtoken", "jsonl")["train"][0]
-    question, answer = (turn["value"] for turn in row["conversations"])
-    assert (question.split("\n")[0], int(question.split()[1]) + 1) == ("add", int(answer))
+    lines = inits(capsys, "mine")
+    assert [line for line in lines if "not read" in line] == [f"mine: columns not read: {unread}"] * bool(unread)
+    held = rows_of(tmp_path / "mine_subtoken", "jsonl")["train"]
+    pairs = [[turn["value"] for turn in row["conversations"]] for row in held]
+    assert all(question == at(int(answer) - 1, asked) for question, answer in pairs if answer != "1")
+
+
+def test_what_is_called_like_a_licence_but_is_none(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    pictures(folder)
+    (folder / "images/00.png").rename(folder / "license.png")
+    names = ["license.png", *(f"images/{number:02d}.png" for number in range(1, 6))]
+    (folder / "a").mkdir()
+    table(folder, [(name, "list .", "none") for name in names], "a/readme.csv")
+    assert "6 images, all opened" in inits(capsys, "mine")[1]
 
 
 def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, capsys):
@@ -158,12 +192,16 @@ def test_conversations_become_documents_and_questions(tmp_path, capsys):
     assert any("--tasks local_text --data-root mine_subtoken" in line for line in lines)
 
 
-def test_texts_are_cut_at_paragraphs(tmp_path, capsys):
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     (tmp_path / "mine").mkdir()
-    paragraphs = [f"Paragraph {number} says: {'word ' * 60}." for number in range(120)]
-    (tmp_path / "mine/book.txt").write_text("\n\n".join(paragraphs))
+    paragraphs = ["The first."]
+    paragraphs += [f"    Paragraph {number} says:\n{'word ' * 60}." for number in range(120)]
+    book = "\n \n\n".join(paragraphs).replace("\n", end)
+    (tmp_path / "mine/book.txt").write_bytes(book.encode())
     (tmp_path / "mine/README.md").write_text("about it")
-    inits(capsys, "mine")
+    lines = inits(capsys, "mine")
+    assert lines[1] == "mine: 1 file about the data left out (README.md)"
     rows = rows_of(tmp_path / "mine_subtoken", "jsonl")
     said = [text for split in SPLITS for row in rows[split] for text in row["text"].split("\n\n")]
     assert sorted(said) == sorted(paragraphs)
