@@ -74,6 +74,7 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
     inits(capsys, "mine")
     out = tmp_path / "mine_subtoken"
     before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert json.loads(before[".subtoken-data.json"]) == {"made_by": "subtoken-train init"}
     assert refused_init(capsys, "mine", "--seed", 3) == (
         "mine_subtoken exists; choose another folder or pass --overwrite"
     )
@@ -176,6 +177,51 @@ def test_a_chosen_backbone(tmp_path, capsys, given, path, reducer):
         model = yaml.safe_load((tmp_path / file).read_text())["model"]
         assert (model["backbone"]["path"], model["reducer"]["name"]) == (path, reducer)
         assert main(["check", "--config", file, "--offline"]) == 0
+
+
+@pytest.mark.parametrize(("asked", "answered", "beyond"), [(60, 1, False), (2, 600, True)])
+def test_records_longer_than_the_shipped_recipe_takes(tmp_path, capsys, asked, answered, beyond):
+    folder = own_images(tmp_path / "mine")
+    with (folder / "questions.csv").open("a") as file:
+        file.write(f"images/00.png,{'list . ' * asked},{'none ' * answered}\n")
+    line = next(line for line in inits(capsys, "mine") if line.startswith("data.max_length"))
+    length = yaml.safe_load((tmp_path / "mine_subtoken/mine.yaml").read_text())["data"]["max_length"]
+    assert line.startswith(f"data.max_length {length} instead of 160: a record takes ")
+    assert (160 < length <= 512, line.endswith("and more than 512 are cut")) == (True, beyond)
+
+
+def test_fewer_passes_than_three_are_said(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    names = pictures(folder)
+    table(folder, [(name, f"list . {'2 ' * number}", "none") for name in names for number in range(60)] * 80)
+    lines = inits(capsys, "mine")
+    assert "600 steps of 32 records, the most that the shipped recipe takes; 3 passes are 1,800" in lines
+
+
+def test_turns_that_training_leaves_out_are_not_asked(tmp_path, capsys):
+    rows = []
+    for number in range(400):
+        used = [{"from": "human", "value": f"what comes after {number} ?"}, {"from": "gpt", "value": f"{number + 1}"}]
+        greeting, farewell = {"from": "gpt", "value": "hello"}, {"from": "human", "value": "thanks"}
+        rows.append({"conversations": [greeting, *used, farewell]})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
+    inits(capsys, "mine")
+    asked = json.loads((tmp_path / "mine_subtoken/local_text/test.jsonl").read_text().splitlines()[0])
+    number = int(asked["answers"][0])
+    assert asked["question"] == f"USER: what comes after {number - 1} ? ASSISTANT:"
+
+
+@pytest.mark.parametrize("there", [["mine"], ["mine_anchor"], ["mine", "mine_anchor"]])
+def test_runs_that_are_there_are_trained_anew(tmp_path, capsys, there):
+    own_images(tmp_path / "mine")
+    for name in there:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    lines = inits(capsys, "mine", "--seed", 3)
+    named = " and ".join(f"runs/{name}" for name in there)
+    assert f"{named} may have seen other data: train both anew, with --overwrite as below" in lines
+    commands = [line for line in lines if line.startswith("  ")]
+    assert [line.endswith(" --overwrite") for line in commands] == [True, True, True, False, False]
 
 
 def test_conversations_become_documents_and_questions(tmp_path, capsys):

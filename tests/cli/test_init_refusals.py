@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from subtoken_train.datasets.english import write_english
 from subtoken_train.datasets.own import folder_scan, question_table, text_pieces
 from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
 
@@ -204,6 +205,23 @@ def test_a_folder_that_cannot_be_read(mine, capsys, monkeypatch):
 def test_a_target_that_lies_in_the_data_or_around_it(mine, capsys, out):
     own_images(mine)
     assert f"--out {out} and the data mine lie in each other" in refused_init(capsys, "mine", "--out", out)
+
+
+def test_a_target_that_another_command_wrote(mine, capsys, tmp_path):
+    own_images(mine)
+    write_english(tmp_path / "mine_out")
+    capsys.readouterr()
+    line = refused_init(capsys, "mine", "--out", "mine_out", "--overwrite")
+    assert "mine_out is not a folder that init wrote (.subtoken-data.json does not name 'subtoken-train init')" in line
+    assert len(list((tmp_path / "mine_out").iterdir())) == 4
+    shutil.rmtree(tmp_path / "mine_out")
+
+
+def test_a_record_that_the_embedded_model_cannot_hold(mine, capsys):
+    table(mine, [(name, "list . " * 300, "none") for name in pictures(mine)])
+    assert "tokens up to its answer, and checkpoints/tiny-llava has 512 positions; shorten" in refused_init(
+        capsys, "mine"
+    )
 
 
 @pytest.mark.parametrize(
