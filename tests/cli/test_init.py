@@ -212,6 +212,14 @@ def test_turns_that_training_leaves_out_are_not_asked(tmp_path, capsys):
     assert asked["question"] == f"USER: what comes after {number - 1} ? ASSISTANT:"
 
 
+def test_a_picture_is_asked_what_training_asks(tmp_path, capsys):
+    said = [("gpt", "hello"), ("human", "<image>\nlist ."), ("gpt", "none")]
+    turns = [{"from": role, "value": value} for role, value in said]
+    rows = [{"image": name, "conversations": turns} for name in pictures(tmp_path / "mine")]
+    (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
+    assert inits(capsys, "mine")[-1].endswith("--prompt 'list .'")
+
+
 @pytest.mark.parametrize("there", [["mine"], ["mine_anchor"], ["mine", "mine_anchor"]])
 def test_runs_that_are_there_are_trained_anew(tmp_path, capsys, there):
     own_images(tmp_path / "mine")

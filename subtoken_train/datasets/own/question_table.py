@@ -187,7 +187,7 @@ def _record(
     question, answer = "\n".join(filter(None, asked)), _cell(row, answer_column, place)
     if IMAGE_PLACEHOLDER in question + answer:
         raise ValueError(f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are")
-    own_id, kind = (row.get(name) for name in (beside["id"], beside["kind"]))
+    own_id, kind = (None if name is None else row.get(name) for name in (beside["id"], beside["kind"]))
     made: dict[str, Any] = {"id": str(number if own_id is None else own_id)}
     if image_column is not None:
         made["image"] = _cell(row, image_column, place)
