@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from subtoken_train.documents import read_json
+
 _NAMED = 3  # names in a message
 
 
@@ -24,12 +26,14 @@ class Layout:
         folders: the same for folders; what lies in another folder is not looked at and not ours.
         last: the file that is removed last: what says that the folder is ours.
         kind: such a folder in words, with its article.
+        made_by: the command that ``last`` must name, where several kinds have the same marker.
     """
 
     files: re.Pattern[str]
     folders: re.Pattern[str]
     last: str
     kind: str
+    made_by: str | None = None
 
     def others(self, root: Path) -> list[Path]:
         """What in ``root`` is not ours: files, and folders as a whole."""
@@ -132,7 +136,7 @@ ADAPTER = Layout(
 )
 """An adapter folder, or one with merged weights."""
 DATA_MARKER = ".subtoken-data.json"
-"""What makes a folder a data set that the ``data`` command wrote; those of version 0.1 have none."""
+"""What makes a folder a data set that ``data`` or ``init`` wrote; those of version 0.1 have none."""
 
 
 def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> None:
@@ -151,6 +155,11 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Non
         raise ValueError(f"{folder} is a symbolic link, which is not replaced; name the folder itself, or another")
     if not (folder / layout.last).is_file():
         raise ValueError(f"{folder} is not {layout.kind} (no {layout.last}), so it is not replaced; choose another")
+    if layout.made_by is not None and _maker(folder / layout.last) != layout.made_by:
+        raise ValueError(
+            f"{folder} is not {layout.kind} ({layout.last} does not name {layout.made_by!r}), so it is not replaced; "
+            "choose another"
+        )
     if others := layout.others(folder):
         raise ValueError(
             f"{folder} holds what {layout.kind} has not ({names_of(others, folder)}), so it is not replaced; move that "
@@ -158,9 +167,18 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Non
         )
 
 
-def mark_data(folder: Path, name: str) -> None:
-    """Mark a data set."""
-    (folder / DATA_MARKER).write_text(json.dumps({"made_by": f"subtoken-train data {name}"}) + "\n", encoding="utf-8")
+def mark_data(folder: Path, layout: Layout) -> None:
+    """Mark a data set as made by its layout's command."""
+    (folder / DATA_MARKER).write_text(json.dumps({"made_by": layout.made_by}) + "\n", encoding="utf-8")
+
+
+def _maker(marker: Path) -> str | None:
+    """The command that a data set's marker names."""
+    try:
+        content = read_json(marker)
+    except ValueError:
+        return None
+    return content.get("made_by") if isinstance(content, dict) else None
 
 
 @contextmanager

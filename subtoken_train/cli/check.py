@@ -16,7 +16,8 @@ Any key of the recipe can be overridden after --config, as for fit; --config tak
 200 records are encoded for their lengths, and what stage 2 starts from is checked. Weights are loaded where a folder
 holds 64 MiB of them or less and training is to run on the CPU: four batches then tell the time of a run.
 
-What fit would refuse is refused here, in the same words (exit code 2). The last line is 'ready: ...', or 'valid: ...'
+What fit would refuse is refused here (exit code 2); where a record that was looked at would stop it, the report comes
+first. Otherwise the last line is 'ready: ...', or 'valid: ...'
 where the recipe is right and this machine, or what lies in its output folder, stands in the way, which the lines below
 it say (exit code 0 either way)."""
 
@@ -46,15 +47,18 @@ def run_raw(argv: list[str]) -> int:
     parts = lay_out(cli.model, offline)
     prompt = nominal_prompt(parts.family, cli.datamodule)
     check_ready(cli, parts, offline)
+    stops: list[str] = []
     steps = (
         ("recipe", check_lines.settings_lines(cli, parts, prompt, offline)),
         ("what trains", check_lines.training_lines(parts)),
         (prompt.title, check_bytes.budget_lines(parts, prompt)),
         ("peak memory of one device (a prediction)", check_bytes.memory_lines(cli, parts, prompt)),
-        ("data and steps", data_lines(cli, parts, offline)),
+        ("data and steps", data_lines(cli, parts, offline, stops)),
     )
     for number, (title, lines) in enumerate(steps, start=1):
         print(f"{number}/{len(steps)} {title}", *(f"  {plain(line)}" for line in lines), "", sep="\n")
+    if stops:
+        raise ValueError(f"fit would stop: {stops[0]}")
     command = plain(f"subtoken-train fit {shlex.join(recipe)}")
     obstacles = [f"this machine cannot run it: {line}" for line in machine_lines(cli)]
     obstacles += [f"not where it would write: {line}" for line in folder_lines(cli)]

@@ -21,8 +21,15 @@ from subtoken_train.training.preflight import at_hand, first_sample, plan_steps
 from subtoken_train.types import Region
 
 
-def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iterator[str]:
-    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
+def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: list[str]) -> Iterator[str]:
+    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs.
+
+    Args:
+        cli: the recipe.
+        parts: its model, laid out.
+        offline: whether nothing is read.
+        stops: what would stop fit is appended, in words.
+    """
     data, trainer = cli.datamodule, cli.config.trainer
     devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
     accumulate = trainer.accumulate_grad_batches
@@ -37,7 +44,7 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
     elif offline:
         yield f"{data.train_file} (not read: --offline)"
     else:
-        yield from _record_lines(cli, parts)
+        yield from _record_lines(cli, parts, stops)
         limit = 1.0 if trainer.limit_train_batches is None else trainer.limit_train_batches
         batches = data.training_order(world_size=devices, limit=limit).batches_per_epoch
     plan = plan_steps(
@@ -53,7 +60,7 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Iter
     passes = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
     yield f"{plan.steps:,} optimiser steps, {plan.steps * plan.samples_per_step:,} records{passes}"
     if not offline:
-        yield time_line(cli, plan.steps * accumulate)
+        yield time_line(cli, plan.steps * accumulate, stops)
 
 
 def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
@@ -68,7 +75,7 @@ def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
     yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"
 
 
-def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
+def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, stops: list[str]) -> Iterator[str]:
     """Index the files, look for their images, and encode the first record."""
     data = cli.datamodule
     data.read()
@@ -84,10 +91,10 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone) -> Iterator[str]:
     if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"
         return
-    sample = first_sample(ready, records, data.max_length, data.max_video_frames)
+    sample = first_sample(ready, records, data.max_length, data.max_image_pixels, data.max_video_frames)
     counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
     yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
-    yield from length_lines(ready, data)
+    yield from length_lines(ready, data, stops)
     yield from _unknown_lines(data, ready)
 
 

@@ -14,18 +14,30 @@ MOST = 200
 """Records that are encoded, with their images."""
 
 
-def length_lines(family: Family, data: InstructionDataModule) -> Iterator[str]:
-    """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all."""
+def length_lines(family: Family, data: InstructionDataModule, stops: list[str]) -> Iterator[str]:
+    """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all.
+
+    Args:
+        family: with its processor.
+        data: read.
+        stops: what would stop fit is appended, in words.
+    """
     total, most = len(data.training_records), data.max_length
-    found = sample_lengths(family, data.training_records, MOST, data.max_video_frames)
+    found = sample_lengths(family, data.training_records, MOST, data.max_image_pixels, data.max_video_frames)
     if found.tokens:
         line = f"{_of(len(found.tokens), total, 'records')}: {_spread_words(found.tokens)}; max_length {most:,}"
         longer = [needed for length, needed in zip(found.tokens, found.needed, strict=True) if length > most]
         share = f"{len(longer):,} ({100 * len(longer) / len(found.tokens):.3g} %)" if longer else "none"
-        inside = sum(needed > most for needed in longer)
-        yield f"{line} cuts {share}" + (f", {inside:,} of them in a question, where fit stops" if inside else "")
+        inside = [needed for needed in longer if needed > most]
+        yield f"{line} cuts {share}" + (f", {len(inside):,} of them in a question, where fit stops" if inside else "")
+        if inside:
+            stops.append(
+                f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(found.tokens):,} records; "
+                f"raise it to {max(inside):,}, or drop them"
+            )
     if found.broken:
         yield f"{len(found.broken):,} of {len(found.broken) + len(found.tokens):,} cannot be used: {found.broken[0]}"
+        stops.append(found.broken[0])
 
 
 def document_line(family: Family, data: CorpusDataModule) -> str:

@@ -15,16 +15,25 @@ MOST_BYTES = 2**26
 _BATCHES = 4
 
 
-def time_line(cli: RecipeCLI, batches: int) -> str:
-    """The expected time of ``batches`` training batches, or why it cannot be told before a run."""
+def time_line(cli: RecipeCLI, batches: int, stops: list[str]) -> str:
+    """The expected time of ``batches`` training batches, or why it cannot be told before a run.
+
+    Args:
+        cli: the recipe.
+        batches: of the whole run.
+        stops: what would stop fit is appended, in words.
+    """
     if why := _why_not(cli):
         return f"expected time: not measured ({why}); fit shows its pace from the first steps on"
-    data = cli.datamodule
+    data, most = cli.datamodule, min(_BATCHES, batches)
     try:
-        seconds = seconds_per_batch(cli.model, data.samples(cli.model.family, _BATCHES, data.batch_size))
+        seconds = seconds_per_batch(cli.model, data.samples(cli.model.family, most, data.batch_size))
     except ValueError as error:  # of a record that cannot be used, which the line of lengths may not have looked at
+        stops.append(str(error))
         return f"expected time: not measured ({error})"
     if seconds is None:
+        if not getattr(data, "streaming", False):  # a stream goes on with another pass
+            stops.append(f"the data do not fill one batch of {data.batch_size:,}; lower data.batch_size or add data")
         return "expected time: not measured (the data fill no batch)"
     return (
         f"expected time: {_duration(seconds * batches)} ({seconds:.2g} s a batch, measured now on this machine; "

@@ -58,7 +58,11 @@ def run(args: argparse.Namespace) -> int:
     _check_apart(args.folder, out)
     files = rf"(train|dev|test)\.jsonl?|{_ASKED}|{re.escape(name)}(_anchor)?\.yaml|{re.escape(DATA_MARKER)}"
     layout = Layout(
-        re.compile(files), re.compile(_ASKED.partition("/")[0]), last=DATA_MARKER, kind="a folder that init wrote"
+        re.compile(files),
+        re.compile(_ASKED.partition("/")[0]),
+        last=DATA_MARKER,
+        kind="a folder that init wrote",
+        made_by="subtoken-train init",
     )
     check_target(out, args.overwrite, layout)
     from subtoken_train.cli.quiet import quiet_libraries
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     quiet_libraries()
     from subtoken_train.cli.anchor import anchor_text
     from subtoken_train.cli.init_backbones import choose_backbone
-    from subtoken_train.cli.init_recipe import recipe_content, recipe_text, said
+    from subtoken_train.cli.init_recipe import own_recipe, recipe_text, said
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.own.own_data import read_own
 
@@ -74,22 +78,23 @@ def run(args: argparse.Namespace) -> int:
     data = read_own(args.folder, args.table, columns, args.seed, counter("images"))
     texts = [text for split in data.splits for text in said(data, split)]
     chosen = choose_backbone(args.backbone, data.kind == "images", texts)
-    content = recipe_content(data, chosen, args.folder, out, name)
+    made = own_recipe(data, chosen, args.folder, out, name)
     recipe, anchor = out / f"{name}.yaml", out / f"{name}_anchor.yaml"
     with whole_folder(out, args.overwrite, layout) as partial:
         for file, text in _records(data).items():
             (partial / file).parent.mkdir(exist_ok=True)
             (partial / file).write_text(text, encoding="utf-8")
         written = partial / recipe.name
-        written.write_text(recipe_text(content, chosen, recipe, args.folder), encoding="utf-8")
+        written.write_text(recipe_text(made.content, chosen, recipe, args.folder), encoding="utf-8")
         (partial / anchor.name).write_text(anchor_text(written, anchor), encoding="utf-8")
-        mark_data(partial, "init")
-    print(*map(plain, _said(args.folder, out, data, chosen, content)), sep="\n")
-    print(
-        "\nwhat follows:",
-        *(f"  {plain(shlex.join(line))}" for line in _next(data, args.folder, recipe, name)),
-        sep="\n",
-    )
+        mark_data(partial, layout)
+    trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]
+    lines = [*_said(args.folder, out, data, chosen), *made.said]
+    if trained:
+        lines.append(f"{' and '.join(trained)} may have seen other data: train both anew, with --overwrite as below")
+    print(*map(plain, lines), sep="\n")
+    following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [])
+    print("\nwhat follows:", *(f"  {plain(shlex.join(line))}" for line in following), sep="\n")
     return 0
 
 
@@ -118,41 +123,40 @@ def _records(data: OwnData) -> dict[str, str]:
 def _question(row: dict[str, Any], number: int) -> dict[str, Any]:
     """A conversation as a line of the task ``local_text``: its last answer is asked for."""
     from subtoken_train.datasets.conversations import conversation_text
+    from subtoken_train.datasets.record_format import used_turns
 
-    text, answer = conversation_text(row), row["conversations"][-1]["value"].strip()
+    text, answer = conversation_text(row), used_turns(row)[-1]["value"].strip()
     question = text.removesuffix(answer).rstrip()
     return {"id": str(number), "question": question, "answers": [answer], "metric": "exact_match"}
 
 
-def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen, content: dict[str, Any]) -> list[str]:
+def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
     """What was found, written and chosen."""
     from subtoken_train.cli.init_backbones import backbone_names
 
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())
-    trainer, band = content["trainer"], content["data"]
     others = ", ".join(name for name in backbone_names(data.kind == "images") if name != chosen.name)
     return [
         *(f"{folder}: {line}" for line in data.found),
         f"{out}: {counts}, recipe and anchor",
         f"backbone {chosen.path}: {chosen.why}",
         f"another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of {others}",
-        f"{trainer['max_steps']:,} steps of {band['batch_size'] * trainer['accumulate_grad_batches']:,} records",
     ]
 
 
-def _next(data: OwnData, folder: Path, recipe: Path, name: str) -> list[list[str]]:
-    """The commands that follow."""
+def _next(data: OwnData, folder: Path, recipe: Path, name: str, anew: list[str]) -> list[list[str]]:
+    """The commands that follow; ``anew`` is what check and fit are told of runs that are there."""
     program, runs = "subtoken-train", ["--adapter", f"runs/{name}", "--adapter", f"runs/{name}_anchor"]
     anchor, test = str(recipe.with_name(f"{name}_anchor.yaml")), data.splits["test"][0]
-    lines = [[program, word, "--config", str(recipe)] for word in ("check", "fit")]
-    lines.append([program, "fit", "--config", anchor])
+    lines = [[program, word, "--config", str(recipe), *anew] for word in ("check", "fit")]
+    lines.append([program, "fit", "--config", anchor, *anew])
     ask = [program, "generate", "--adapter", f"runs/{name}"]
     if data.kind == "images":
-        from subtoken_train.datasets.record_format import image_names, without_placeholders
+        from subtoken_train.datasets.record_format import image_names, used_turns, without_placeholders
 
         scores = [*runs, "--data", str(recipe.with_name("test.json")), "--image-folder", str(folder)]
         images = [word for each in image_names(test) for word in ("--image", str(folder / each))]
-        prompt = without_placeholders(test, test["conversations"][0]["value"])
+        prompt = without_placeholders(test, used_turns(test)[0]["value"])
         return [*lines, [program, "evaluate", *scores], [*ask, *images, "--prompt", prompt]]
     if data.kind == "conversations":
         scores = [*runs, "--tasks", "local_text", "--data-root", str(recipe.parent), "--out", f"results/{name}"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from subtoken_train.cli.init_backbones import EMBEDDED, Chosen, count_tokens
+from subtoken_train.cli.init_lengths import longest_record
 from subtoken_train.datasets.own.own_data import OwnData
+from subtoken_train.datasets.record_format import used_turns
 from subtoken_train.errors import plain
 
 EPOCHS, LEAST_STEPS, WARMUP_SHARE = 3, 60, 0.05
@@ -21,8 +24,21 @@ _HALVINGS = 2
 """How often a block is halved where there is little text."""
 
 
-def recipe_content(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class OwnRecipe:
     """A recipe as it is written.
+
+    Attributes:
+        content: its settings.
+        said: what follows from the data, a line each.
+    """
+
+    content: dict[str, Any]
+    said: tuple[str, ...]
+
+
+def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str) -> OwnRecipe:
+    """The recipe of one's own data.
 
     Args:
         data: what is trained on.
@@ -32,20 +48,25 @@ def recipe_content(data: OwnData, chosen: Chosen, folder: Path, out: Path, name:
         name: of the run.
 
     Raises:
-        ValueError: too little text for one block.
+        ValueError: too little text for one block, or a record too long for the embedded backbone.
     """
     content = deepcopy(chosen.recipe)
     content["output_dir"] = f"runs/{name}"
     content["model"]["backbone"]["path"] = chosen.path
+    lengths = []
     if data.kind == "images":
         band, samples = _image_band(data, content["data"], folder, out), len(data.splits["train"])
+        if chosen.is_embedded:
+            lengths = _raise_length(band, *longest_record(data, chosen))
     else:
         band, samples = _text_band(data, chosen, out)
     trainer = content["trainer"]
     band["batch_size"] = min(band["batch_size"], samples)
     accumulate = min(trainer.get("accumulate_grad_batches", 1), samples // band["batch_size"])
     per_step = band["batch_size"] * accumulate
-    steps = min(max(LEAST_STEPS, math.ceil(EPOCHS * samples / per_step)), trainer["max_steps"])
+    wanted, most = max(LEAST_STEPS, math.ceil(EPOCHS * samples / per_step)), trainer["max_steps"]
+    steps = min(wanted, most)
+    cut = f", the most that the shipped recipe takes; {EPOCHS} passes are {wanted:,}" if wanted > most else ""
     trainer |= {
         "max_steps": steps,
         "accumulate_grad_batches": accumulate,
@@ -53,7 +74,7 @@ def recipe_content(data: OwnData, chosen: Chosen, folder: Path, out: Path, name:
     }
     trainer |= {"val_check_interval": max(1, steps * accumulate // _VALIDATIONS), "check_val_every_n_epoch": None}
     content["model"]["optimizer"]["warmup_steps"] = max(1, round(WARMUP_SHARE * steps))
-    return {**content, "data": band}
+    return OwnRecipe({**content, "data": band}, (f"{steps:,} steps of {per_step:,} records{cut}", *lengths))
 
 
 def recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path) -> str:
@@ -70,6 +91,15 @@ def recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path)
 def _image_band(data: OwnData, shipped: dict[str, Any], folder: Path, out: Path) -> dict[str, Any]:
     files = {"train_file": str(out / "train.json"), "val_file": str(out / "dev.json"), "image_folder": str(folder)}
     return {**files, **{key: value for key, value in shipped.items() if key not in files}}
+
+
+def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[str]:
+    """Set ``max_length`` so that no record is cut where the backbone has positions for it; says so in a line."""
+    before, band["max_length"] = band["max_length"], max(band["max_length"], min(longest, positions))
+    if band["max_length"] == before:
+        return []
+    beyond = f", and more than {positions:,} are cut" if longest > positions else ""
+    return [f"data.max_length {band['max_length']:,} instead of {before:,}: a record takes {longest:,} tokens{beyond}"]
 
 
 def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any], int]:
@@ -100,4 +130,4 @@ def said(data: OwnData, split: str) -> list[str]:
     rows = data.splits[split]
     if data.kind == "texts":
         return [row["text"] for row in rows]
-    return ["\n".join(turn["value"] for turn in row["conversations"]) for row in rows]
+    return ["\n".join(turn["value"] for turn in used_turns(row)) for row in rows]

@@ -44,6 +44,12 @@ class EncodedSample:
     num_images: int
     record_id: str
 
+    @property
+    def needed(self) -> int:
+        """Tokens up to the end of the last question about an image and to the first one that is learnt: never cut."""
+        learnt = next((place for place, label in enumerate(self.labels) if label != IGNORE_INDEX), 0)
+        return max(self.rank_position, learnt) + 1
+
 
 def encode(
     record: Record, family: Family, max_length: int, images: Sequence[Picture], generation: bool = False

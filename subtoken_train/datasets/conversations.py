@@ -36,9 +36,12 @@ def llava_form(row: Any) -> Any:
     """
     if not isinstance(row, dict):
         return row
-    name = next((name for name in CONVERSATION_LISTS if isinstance(row.get(name), list) and row[name]), None)
-    if name is None:
+    there = [name for name in CONVERSATION_LISTS if isinstance(row.get(name), list) and row[name]]
+    if not there:
         return row
+    if len(there) > 1:
+        raise ValueError(f"it has {' and '.join(there)}, and one of them is read; leave the other out")
+    name = there[0]
     _refuse_tools(row)
     own_names, turns = [], []
     for number, message in enumerate(row[name], 1):

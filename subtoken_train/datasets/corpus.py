@@ -68,7 +68,7 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     if source.documents == "conversations":
         return _conversation_rows(source)
     arguments: dict[str, Any] = {"split": source.split, "streaming": streaming}
-    builder = _BUILDERS.get(Path(source.name).suffix)
+    builder = _BUILDERS.get(Path(source.name).suffix.lower())
     if builder is None:
         arguments |= {"path": source.name, "name": source.config}
     else:
@@ -103,7 +103,7 @@ def _conversation_rows(source: CorpusSource) -> Dataset:
     from datasets import Dataset
 
     path = Path(source.name)
-    if path.suffix not in (".json", ".jsonl") or not path.is_file():
+    if path.suffix.lower() not in (".json", ".jsonl") or not path.is_file():
         raise ValueError(f"documents: conversations reads a .json or .jsonl file of records; {source.name} is none")
     if source.config is not None or source.split != "train":
         raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")

@@ -26,6 +26,7 @@ _FILES = Layout(
     re.compile("(?!)"),
     last=DATA_MARKER,
     kind="a folder of English text",
+    made_by="subtoken-train data english",
 )
 _HELD_OUT = {7: "dev", 9: "test"}  # last digit of a document's place; the rest is for training
 _SHORTEST = 6  # words of a paragraph that counts as prose
@@ -67,7 +68,7 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
             lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]
             (partial / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
             print(f"{split}: {len(lines)} documents")
-        mark_data(partial, "english")
+        mark_data(partial, _FILES)
 
 
 @lru_cache(maxsize=1)

@@ -17,6 +17,7 @@ from subtoken_train.documents import LENIENT_JSON, check_characters, check_regul
 from subtoken_train.typed import shown
 
 _BLOCK = 2**22  # bytes read at a time
+_BOM = codecs.BOM_UTF8  # some editors begin a file with it
 _TAIL = 16  # characters; an error in a block's last ones may mean that it was cut: "-Infinity", "\ud83d\u"
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -30,26 +31,28 @@ class Found(NamedTuple):
 
 
 def scan_records(path: Path) -> Iterator[Found]:
-    """All records of a file: ``.jsonl`` is one record a line, any other name one JSON list.
+    """All records of a file: ``.jsonl`` is one record a line, any other name one JSON list; a BOM is passed over.
 
     Raises:
         ValueError: the text is not UTF-8, not JSON, or not a list; the line is named.
     """
     check_regular(path)
-    return _scan_lines(path) if path.suffix == ".jsonl" else _ListScanner(path).scan()
+    return _scan_lines(path) if path.suffix.lower() == ".jsonl" else _ListScanner(path).scan()
 
 
 def _scan_lines(path: Path) -> Iterator[Found]:
     start = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            begin = start + (len(_BOM) if number == 1 and line.startswith(_BOM) else 0)
+            end = start + len(line)
             try:
-                text = line.decode("utf-8")
+                text = line[begin - start :].decode("utf-8")
                 if text.strip():
-                    yield Found(start, start + len(line), _parsed(text, f"{path}, line {number}"))
+                    yield Found(begin, end, _parsed(text, f"{path}, line {number}"))
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, start + error.start) from None
-            start += len(line)
+                raise _not_utf8(path, begin + error.start) from None
+            start = end
 
 
 def _parsed(text: str, place: str) -> Any:
@@ -70,6 +73,10 @@ class _ListScanner:
 
     def scan(self) -> Iterator[Found]:
         with self.path.open("rb") as self._file:
+            if self._file.read(len(_BOM)) == _BOM:
+                self.byte = self._bytes_read = len(_BOM)
+            else:
+                self._file.seek(0)
             if self._peek() != "[":
                 raise self._no_list()
             self._advance(self.place + 1)

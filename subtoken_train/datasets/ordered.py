@@ -120,12 +120,13 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         )
 
     def samples(self, family: Family, count: int, size: int = 1) -> Iterator[Batch]:
-        """The first ``count`` batches of ``size`` samples of a run on one device as the loss sees them."""
+        """The first ``count`` batches of ``size`` samples of a run on one device as the loss sees them; full ones."""
         self._rehearsed_family = family
         collate, records = self.collator(), iter(self.records_to_show())
         for _ in range(count):
-            if some := list(islice(records, size)):
-                yield collate(some)
+            if len(some := list(islice(records, size))) < size:
+                return
+            yield collate(some)
 
     def records_to_show(self) -> Iterator[T]:
         """The training records as a run on one device takes them."""

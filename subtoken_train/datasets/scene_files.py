@@ -21,6 +21,7 @@ _SCENES = Layout(
     re.compile("train|dev|test"),
     last=DATA_MARKER,
     kind="a folder of scenes",
+    made_by="subtoken-train data scenes",
 )
 
 
@@ -44,7 +45,7 @@ def write_scenes(
         for split, count in zip(SPLITS, (train, dev, test), strict=True):
             write_scene_split(partial, split, count, seed)
             print(f"{split}: {count} records")
-        mark_data(partial, "scenes")
+        mark_data(partial, _SCENES)
 
 
 def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:

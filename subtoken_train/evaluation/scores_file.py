@@ -176,7 +176,7 @@ def _arm(run: dict[str, Any]) -> CardColumn:
     }
     groups = grouped(run["kinds"], run["scores"])
     together = groups if len(groups) == 1 else {"all": run["scores"], **groups}
-    metrics = {kind: "f1" if kind in DESCRIPTION_KINDS else "exact_match" for kind in groups}
+    metrics = {kind: "f1" if _is_f1(kind, run) else "exact_match" for kind in groups}
     used = set(metrics.values())
     metrics["all"] = used.pop() if len(used) == 1 else "score"
     scores = [_score(kind, metrics[kind], values) for kind, values in together.items()]
@@ -186,6 +186,17 @@ def _arm(run: dict[str, Any]) -> CardColumn:
         of = "all" if len(having) == len(groups) > 1 else " and ".join(having)
         scores.append(_score(of, name, [figure for figure in figures if figure is not None]))
     return CardColumn(run["arm"], facts, tuple(scores))
+
+
+def _is_f1(kind: str, run: dict[str, Any]) -> bool:
+    """Whether a kind's scores are the F1 of scenes; records that keep no measures are older, and of scenes."""
+    having = {
+        own
+        for name, figures in run["measures"].items()
+        for own, figure in zip(run["kinds"], figures, strict=True)
+        if name.endswith("_f1") and figure is not None
+    }
+    return kind in DESCRIPTION_KINDS and (not run["measures"] or kind in having)
 
 
 def _score(kind: str, metric: str, values: list[float]) -> Score:

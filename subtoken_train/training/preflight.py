@@ -12,7 +12,7 @@ from torch import nn
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import spread
-from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
+from subtoken_train.datasets.video_sources import open_picture
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -115,11 +115,11 @@ def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
 
 
 def first_sample(
-    family: Family, records: InstructionRecords, max_length: int, max_frames: int = MAX_FRAMES
+    family: Family, records: InstructionRecords, max_length: int, max_pixels: int, max_frames: int
 ) -> EncodedSample:
-    """The first record as the loss sees it, by a family with its processor; ``max_frames`` of a video."""
+    """The first record as the loss sees it, by a family with its processor; its images as ``open_picture`` does."""
     record = records[0]
-    images = [open_picture(source, record.id, max_frames=max_frames) for source in record.images]
+    images = [open_picture(source, record.id, max_pixels, max_frames) for source in record.images]
     return encode(record, family, max_length, images)
 
 
@@ -129,7 +129,7 @@ class SampleLengths:
 
     Attributes:
         tokens: of each.
-        needed: those up to the end of the last question about an image, which no cut may reach.
+        needed: those that no cut may reach, see ``EncodedSample.needed``.
         broken: what is wrong with the others, an image that cannot be read for instance.
     """
 
@@ -138,19 +138,21 @@ class SampleLengths:
     broken: list[str]
 
 
-def sample_lengths(family: Family, records: InstructionRecords, most: int, max_frames: int) -> SampleLengths:
-    """Encode ``most`` records, spread over the file, whole; their images are opened."""
+def sample_lengths(
+    family: Family, records: InstructionRecords, most: int, max_pixels: int, max_frames: int
+) -> SampleLengths:
+    """Encode ``most`` records, spread over the file, whole; their images are opened, see ``open_picture``."""
     found = SampleLengths([], [], [])
     for place in spread(len(records), most):
         try:
             record = records[place]
-            images = [open_picture(source, record.id, max_frames=max_frames) for source in record.images]
+            images = [open_picture(source, record.id, max_pixels, max_frames) for source in record.images]
             sample = encode(record, family, MAX_TOKENS, images)
         except ValueError as error:
             found.broken.append(str(error))
             continue
         found.tokens.append(len(sample.input_ids))
-        found.needed.append(sample.rank_position + 1)
+        found.needed.append(sample.needed)
     return found
 
 

@@ -172,11 +172,11 @@ def test_decoder_stage_on_a_deep_model_has_a_nominal_anchor(capsys):
 
 @pytest.fixture
 def data_file(tmp_path):
-    """Five records with one image; only the first can be opened."""
-    Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
-    (tmp_path / "unread.png").touch()
+    """Five records with one image."""
+    for name in ("a.png", "other.png"):
+        Image.new("RGB", (96, 96)).save(tmp_path / name)
     turns = [{"from": "human", "value": "<image>\nhow many 3 ?"}, {"from": "gpt", "value": "2"}]
-    records = [{"id": f"r{i}", "image": "a.png" if i == 0 else "unread.png", "conversations": turns} for i in range(5)]
+    records = [{"id": f"r{i}", "image": "a.png" if i == 0 else "other.png", "conversations": turns} for i in range(5)]
     path = tmp_path / "train.json"
     path.write_text(json.dumps(records))
     return path
@@ -262,13 +262,13 @@ def test_wrong_data(capsys, tiny, tmp_path, content, words):
 
 
 def test_missing_images_are_counted_and_the_command_lists_them(capsys, tiny, data_file):
-    (data_file.parent / "unread.png").unlink()
+    (data_file.parent / "other.png").unlink()
     files = ["--data.train_file", str(data_file), "--data.batch_size", "1"]
     line = refused(capsys, [*tiny, *files])
-    assert f"1 of 2 images that {data_file} names are missing below {data_file.parent} (first: unread.png)" in line
+    assert f"1 of 2 images that {data_file} names are missing below {data_file.parent} (first: other.png)" in line
     command = line.strip().partition("list them: subtoken-train ")[2]
     assert main(command.split()) == 2
-    assert "unread.png" in capsys.readouterr().out
+    assert "other.png" in capsys.readouterr().out
 
 
 def test_a_decoder_cut_counts_the_routers_that_run(capsys):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.support.check_command import checked, refused
+from tests.support.check_command import checked, refused, stopped
 from tests.support.own_folders import inits, own_images
 from tests.support.places import recipe
 
@@ -44,14 +44,32 @@ def test_lengths_of_all_records(capsys, records):
     assert first == shortest
     cut = line_of(checked(capsys, of(records, "--data.max_length", str(longest - 1))), "tokens of all 10")
     assert f"max_length {longest - 1} cuts 1 (10 %)" in cut
-    inside = line_of(checked(capsys, of(records, "--data.max_length", str(shortest + 20))), "tokens of all 10")
-    assert re.search(r"cuts \d \(\d0 %\), [12] of them in a question, where fit stops", inside)
+    lines, message = stopped(capsys, of(records, "--data.max_length", str(shortest + 20)))
+    inside = re.search(
+        r"cuts \d \(\d0 %\), ([12]) of them in a question, where fit stops", line_of(lines, "tokens of all 10")
+    )
+    assert re.match(
+        rf"fit would stop: data.max_length {shortest + 20} cuts the questions of {inside[1]} of 10 records; raise",
+        message,
+    )
+
+
+def test_a_text_that_is_cut_before_its_answer(capsys, records):
+    turns = [{"from": "human", "value": "list . " * 90}, {"from": "gpt", "value": "none"}]
+    rows = [*json.loads(records.read_text()), {"conversations": turns}, {"conversations": turns}]
+    records.write_text(json.dumps(rows))
+    assert "cuts the questions of 2 of 12 records" in stopped(capsys, of(records))[1]
 
 
 def test_records_that_cannot_be_used_are_counted(capsys, records):
     (records.parent / "images/04.png").write_bytes(b"none")
-    lines = checked(capsys, of(records))
+    lines, message = stopped(capsys, of(records))
     assert line_of(lines, "1 of 10 cannot be used: record 'r4': image")
+    assert message.startswith("fit would stop: record 'r4': image")
+
+
+def test_a_cap_of_images_is_the_recipes_own(capsys, records):
+    assert "record 'r0'" in refused(capsys, of(records, "--data.max_image_pixels", "100"))
 
 
 def test_the_time_is_measured(capsys, records):

@@ -74,6 +74,7 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
     inits(capsys, "mine")
     out = tmp_path / "mine_subtoken"
     before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert json.loads(before[".subtoken-data.json"]) == {"made_by": "subtoken-train init"}
     assert refused_init(capsys, "mine", "--seed", 3) == (
         "mine_subtoken exists; choose another folder or pass --overwrite"
     )
@@ -83,6 +84,16 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
     (out / "variant.yaml").write_text("mine")
     assert "holds what a folder that init wrote has not (variant.yaml)" in refused_init(capsys, "mine", "--overwrite")
     assert (out / "variant.yaml").read_text() == "mine"
+
+
+def test_images_by_the_end_of_their_path(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    names = pictures(folder, 4, "data/images")
+    called = [f"images/{names[0][-6:]}", f"mine/{names[1]}", names[2][-6:], "images/03"]
+    table(folder, [(name, "list .", "none") for name in called])
+    inits(capsys, "mine")
+    rows = rows_of(tmp_path / "mine_subtoken")
+    assert {row["image"] for split in SPLITS for row in rows[split]} == {*names}
 
 
 @pytest.mark.parametrize(
@@ -105,14 +116,38 @@ def test_columns_by_their_usual_names_or_as_told(tmp_path, capsys, header, optio
     assert (folder / row["image"]).is_file()
 
 
-def test_objects_with_numbers_and_an_input(tmp_path, capsys):
-    rows = [{"instruction": "add", "input": f"{i} and 1", "output": i + 1} for i in range(300)]
+@pytest.mark.parametrize(
+    ("row", "asked", "unread"),
+    [
+        ({"instruction": "add", "input": "{i} and 1", "Id": 7}, "add\n{i} and 1", ""),
+        ({"Instruction": "add {i}", "Input": 5, "by": "me"}, "add {i}\n5", "by"),
+        ({"question": "{i} ?", "context": None, "input": " "}, "{i} ?", ""),
+        ({"prompt": "{i} ?", "Context": "so", "split": "x", "url": 1}, "{i} ?\nso", "split, url"),
+    ],
+)
+def test_objects_with_numbers_and_what_goes_with_a_question(tmp_path, capsys, row, asked, unread):
+    def at(i, value):
+        return value.format(i=i) if isinstance(value, str) else value
+
+    rows = [{**{name: at(i, value) for name, value in row.items()}, "output": i + 1} for i in range(300)]
+    rows[0] = {name: rows[0][name] for name in (next(iter(row)), "output")}  # what a column is, any record may say
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/alpaca.json").write_text(json.dumps(rows))
-    inits(capsys, "mine")
-    row = rows_of(tmp_path / "mine_subtoken", "jsonl")["train"][0]
-    question, answer = (turn["value"] for turn in row["conversations"])
-    assert (question.split("\n")[0], int(question.split()[1]) + 1) == ("add", int(answer))
+    lines = inits(capsys, "mine")
+    assert [line for line in lines if "not read" in line] == [f"mine: columns not read: {unread}"] * bool(unread)
+    held = rows_of(tmp_path / "mine_subtoken", "jsonl")["train"]
+    pairs = [[turn["value"] for turn in row["conversations"]] for row in held]
+    assert all(question == at(int(answer) - 1, asked) for question, answer in pairs if answer != "1")
+
+
+def test_what_is_called_like_a_licence_but_is_none(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    pictures(folder)
+    (folder / "images/00.png").rename(folder / "license.png")
+    names = ["license.png", *(f"images/{number:02d}.png" for number in range(1, 6))]
+    (folder / "a").mkdir()
+    table(folder, [(name, "list .", "none") for name in names], "a/readme.csv")
+    assert "6 images, all opened" in inits(capsys, "mine")[1]
 
 
 def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, capsys):
@@ -144,6 +179,59 @@ def test_a_chosen_backbone(tmp_path, capsys, given, path, reducer):
         assert main(["check", "--config", file, "--offline"]) == 0
 
 
+@pytest.mark.parametrize(("asked", "answered", "beyond"), [(60, 1, False), (2, 600, True)])
+def test_records_longer_than_the_shipped_recipe_takes(tmp_path, capsys, asked, answered, beyond):
+    folder = own_images(tmp_path / "mine")
+    with (folder / "questions.csv").open("a") as file:
+        file.write(f"images/00.png,{'list . ' * asked},{'none ' * answered}\n")
+    line = next(line for line in inits(capsys, "mine") if line.startswith("data.max_length"))
+    length = yaml.safe_load((tmp_path / "mine_subtoken/mine.yaml").read_text())["data"]["max_length"]
+    assert line.startswith(f"data.max_length {length} instead of 160: a record takes ")
+    assert (160 < length <= 512, line.endswith("and more than 512 are cut")) == (True, beyond)
+
+
+def test_fewer_passes_than_three_are_said(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    names = pictures(folder)
+    table(folder, [(name, f"list . {'2 ' * number}", "none") for name in names for number in range(60)] * 80)
+    lines = inits(capsys, "mine")
+    assert "600 steps of 32 records, the most that the shipped recipe takes; 3 passes are 1,800" in lines
+
+
+def test_turns_that_training_leaves_out_are_not_asked(tmp_path, capsys):
+    rows = []
+    for number in range(400):
+        used = [{"from": "human", "value": f"what comes after {number} ?"}, {"from": "gpt", "value": f"{number + 1}"}]
+        greeting, farewell = {"from": "gpt", "value": "hello"}, {"from": "human", "value": "thanks"}
+        rows.append({"conversations": [greeting, *used, farewell]})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
+    inits(capsys, "mine")
+    asked = json.loads((tmp_path / "mine_subtoken/local_text/test.jsonl").read_text().splitlines()[0])
+    number = int(asked["answers"][0])
+    assert asked["question"] == f"USER: what comes after {number - 1} ? ASSISTANT:"
+
+
+def test_a_picture_is_asked_what_training_asks(tmp_path, capsys):
+    said = [("gpt", "hello"), ("human", "<image>\nlist ."), ("gpt", "none")]
+    turns = [{"from": role, "value": value} for role, value in said]
+    rows = [{"image": name, "conversations": turns} for name in pictures(tmp_path / "mine")]
+    (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
+    assert inits(capsys, "mine")[-1].endswith("--prompt 'list .'")
+
+
+@pytest.mark.parametrize("there", [["mine"], ["mine_anchor"], ["mine", "mine_anchor"]])
+def test_runs_that_are_there_are_trained_anew(tmp_path, capsys, there):
+    own_images(tmp_path / "mine")
+    for name in there:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    lines = inits(capsys, "mine", "--seed", 3)
+    named = " and ".join(f"runs/{name}" for name in there)
+    assert f"{named} may have seen other data: train both anew, with --overwrite as below" in lines
+    commands = [line for line in lines if line.startswith("  ")]
+    assert [line.endswith(" --overwrite") for line in commands] == [True, True, True, False, False]
+
+
 def test_conversations_become_documents_and_questions(tmp_path, capsys):
     conversations(tmp_path / "mine/chat.jsonl")
     lines = inits(capsys, "mine")
@@ -158,12 +246,16 @@ def test_conversations_become_documents_and_questions(tmp_path, capsys):
     assert any("--tasks local_text --data-root mine_subtoken" in line for line in lines)
 
 
-def test_texts_are_cut_at_paragraphs(tmp_path, capsys):
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     (tmp_path / "mine").mkdir()
-    paragraphs = [f"Paragraph {number} says: {'word ' * 60}." for number in range(120)]
-    (tmp_path / "mine/book.txt").write_text("\n\n".join(paragraphs))
+    paragraphs = ["The first."]
+    paragraphs += [f"    Paragraph {number} says:\n{'word ' * 60}." for number in range(120)]
+    book = "\n \n\n".join(paragraphs).replace("\n", end)
+    (tmp_path / "mine/book.txt").write_bytes(book.encode())
     (tmp_path / "mine/README.md").write_text("about it")
-    inits(capsys, "mine")
+    lines = inits(capsys, "mine")
+    assert lines[1] == "mine: 1 file about the data left out (README.md)"
     rows = rows_of(tmp_path / "mine_subtoken", "jsonl")
     said = [text for split in SPLITS for row in rows[split] for text in row["text"].split("\n\n")]
     assert sorted(said) == sorted(paragraphs)

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from subtoken_train.datasets.english import write_english
 from subtoken_train.datasets.own import folder_scan, question_table, text_pieces
 from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
 
@@ -34,7 +35,9 @@ def test_no_folder(mine, capsys):
 def test_an_empty_folder(mine, capsys):
     (mine / "README.md").write_text("to come")
     (mine / ".hidden.csv").write_text("x")
-    assert "mine holds no data: no images, and no file that ends with one of .csv" in refused_init(capsys, "mine")
+    line = refused_init(capsys, "mine")
+    assert line.startswith("mine holds no data: no images, and no file that ends with one of .csv")
+    assert line.endswith("(but README.md, about the data)")
 
 
 def test_mixed_folders(mine, capsys):
@@ -53,6 +56,28 @@ def test_images_that_no_record_names(mine, capsys):
     assert "6 images and no table of questions and answers; add a CSV file" in refused_init(capsys, "mine")
     conversations(mine / "chat.jsonl")
     assert "6 images, and chat.jsonl names none of them" in refused_init(capsys, "mine")
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (
+            "file_name,text",
+            "a column 'text' and, as for questions, 'file_name' (image): say which is which with --",
+        ),
+        (
+            "text,Label",
+            "a column 'text' and, as for questions, 'Label' (answer): say which is which with --",
+        ),
+        (
+            "text,url",
+            "holds 6 images, and questions.csv texts alone; name its columns with --image-column",
+        ),
+    ],
+)
+def test_texts_beside_what_belongs_to_questions(mine, capsys, header, words):
+    table(mine, [(name, "a bus") for name in pictures(mine)], header=header)
+    assert words in refused_init(capsys, "mine")
 
 
 def test_huge_folders(mine, capsys, monkeypatch):
@@ -82,6 +107,7 @@ def test_huge_texts(mine, capsys, monkeypatch):
         ('image,question,answer\nimages/00.png,"b,c\n', "invalid CSV"),
         ("image,question,answer\nimages/00.png,b <image>,c\n", "a text holds <image>"),
         ("image,question,answer\nnone.png,b,c\n", "1 of 1 images are not in mine (first: 'none.png', mine/"),
+        ("image,question,answer\ntrain/00.png,b,c\n", "1 of 1 images are not in mine (first: 'train/00.png'"),
         ("image,question,answer\n../secret.png,b,c\n", "line 2: image '../secret.png' lies outside of mine"),
         ("image,question,answer\n/etc/passwd,b,c\n", "lies outside of mine"),
         ("image,question,answer\nimages/../../secret.png,b,c\n", "lies outside of mine"),
@@ -133,6 +159,8 @@ def test_one_answer_twice_is_no_mistake(mine, capsys, tmp_path):
         ("a.csv", "image,question,answer\nimages/00.png,b,\xe9\n".encode("latin-1"), "a.csv is not UTF-8 (byte 38)"),
         ("a.jsonl", b"\xff\xfe{", "a.jsonl is not UTF-8 text (byte 0)"),
         ("a.json", b'{"data": []}', "a.json holds {'data': []}; a list of records is needed"),
+        ("a.jsonl", b'{"question": "a", "answer": "b"}\n{"messages": []}', "record '0': it has no turns"),
+        ("a.JSONL", '\ufeff{"question": "a"}'.encode(), "no column for the answer"),
         ("a.json", b"[5]", "a.json, record '0' is 5; an object with names is needed"),
         ("a.json", b"[]", "holds no record"),
         ("a.json", b'[{"question": "a", "answer": ["b", "c"]}]', "column 'answer' is ['b', 'c'], which is no text"),
@@ -177,6 +205,23 @@ def test_a_folder_that_cannot_be_read(mine, capsys, monkeypatch):
 def test_a_target_that_lies_in_the_data_or_around_it(mine, capsys, out):
     own_images(mine)
     assert f"--out {out} and the data mine lie in each other" in refused_init(capsys, "mine", "--out", out)
+
+
+def test_a_target_that_another_command_wrote(mine, capsys, tmp_path):
+    own_images(mine)
+    write_english(tmp_path / "mine_out")
+    capsys.readouterr()
+    line = refused_init(capsys, "mine", "--out", "mine_out", "--overwrite")
+    assert "mine_out is not a folder that init wrote (.subtoken-data.json does not name 'subtoken-train init')" in line
+    assert len(list((tmp_path / "mine_out").iterdir())) == 4
+    shutil.rmtree(tmp_path / "mine_out")
+
+
+def test_a_record_that_the_embedded_model_cannot_hold(mine, capsys):
+    table(mine, [(name, "list . " * 300, "none") for name in pictures(mine)])
+    assert "tokens up to its answer, and checkpoints/tiny-llava has 512 positions; shorten" in refused_init(
+        capsys, "mine"
+    )
 
 
 @pytest.mark.parametrize(

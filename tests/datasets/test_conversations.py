@@ -106,6 +106,7 @@ def test_what_cannot_be_trained_on_is_named(tmp_path, words, key):
         ({"image": "a.jpg", "images": ["a.jpg"], "messages": ASKED}, "images are named in several places"),
         ({"image": "a.jpg", "messages": said(("user", PARTS), ("assistant", "a"))}, "named in several places"),
         ({"messages": ASKED}, "1 <image> but no image"),
+        ({**LLAVA, "messages": ASKED}, "it has conversations and messages, and one of them is read; leave the other"),
     ],
 )
 def test_what_is_wrong_beside_the_messages(tmp_path, row, words):

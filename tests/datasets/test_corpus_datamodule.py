@@ -74,6 +74,12 @@ def data(source, **options):
     return CorpusDataModule(source, **{**LENGTHS, "batch_size": BATCH, **options})
 
 
+def test_full_batches_are_shown_alone(source, byte_tokenizer):
+    family = SimpleNamespace(tokenizer=byte_tokenizer())
+    batches = list(data(source).samples(family, BLOCKS, BATCH))
+    assert [len(batch.record_ids) for batch in batches] == [BATCH] * (BLOCKS // BATCH)
+
+
 def collated(source, tokenizer, **options):
     module = data(source, **options)
     module.trainer = SimpleNamespace(lightning_module=SimpleNamespace(family=SimpleNamespace(tokenizer=tokenizer)))

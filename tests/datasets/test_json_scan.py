@@ -23,10 +23,11 @@ VALUES = st.recursive(
     st.sampled_from([None, 1]),
     st.integers(1, 40),
     st.sampled_from(["", " \n"]),
+    st.sampled_from(["", "\ufeff"]),
 )
-def test_a_list_is_found_record_by_record(tmp_path_factory, rows, ascii_only, indent, block, around):
+def test_a_list_is_found_record_by_record(tmp_path_factory, rows, ascii_only, indent, block, around, mark):
     path = tmp_path_factory.getbasetemp() / "list.json"
-    text = around + json.dumps(rows, ensure_ascii=ascii_only, indent=indent) + around
+    text = mark + around + json.dumps(rows, ensure_ascii=ascii_only, indent=indent) + around
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     before, json_scan._BLOCK = json_scan._BLOCK, block
     try:
@@ -39,11 +40,16 @@ def test_a_list_is_found_record_by_record(tmp_path_factory, rows, ascii_only, in
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.dictionaries(st.text(max_size=4), VALUES, max_size=2), max_size=5), st.booleans())
-def test_lines_are_found_with_their_places(tmp_path_factory, rows, ascii_only):
-    path = tmp_path_factory.getbasetemp() / "lines.jsonl"
+@given(
+    st.lists(st.dictionaries(st.text(max_size=4), VALUES, max_size=2), max_size=5),
+    st.booleans(),
+    st.sampled_from(["lines.jsonl", "Lines.JSONL"]),
+    st.sampled_from(["", "\ufeff"]),
+)
+def test_lines_are_found_with_their_places(tmp_path_factory, rows, ascii_only, name, mark):
+    path = tmp_path_factory.getbasetemp() / name
     lines = [json.dumps(row, ensure_ascii=ascii_only) for row in rows]
-    path.write_bytes("\n\n".join(lines).encode("utf-8", "surrogatepass"))
+    path.write_bytes((mark + "\n\n".join(lines)).encode("utf-8", "surrogatepass"))
     data = path.read_bytes()
     assert [json.loads(data[start:stop]) for start, stop, _ in scan_records(path)] == rows
 
@@ -71,7 +77,8 @@ def test_what_is_no_list_is_refused(tmp_path, monkeypatch, block, text, message)
 
 @pytest.mark.parametrize("block", [1, 2, 2**22])
 @pytest.mark.parametrize(
-    ("data", "byte"), [(b'["ab\xff"]', 4), ('["é'.encode() + b'\xe2\x82"]', 4), (b'["\xe2\x82', 2)]
+    ("data", "byte"),
+    [(b'["ab\xff"]', 4), ('["é'.encode() + b'\xe2\x82"]', 4), (b'["\xe2\x82', 2), (b'\xef\xbb\xbf["\xff"]', 5)],
 )
 def test_the_first_byte_that_is_not_utf8_is_named(tmp_path, monkeypatch, block, data, byte):
     monkeypatch.setattr(json_scan, "_BLOCK", block)

@@ -47,6 +47,12 @@ def test_scores_by_kind(tmp_path):
     assert evaluation.own.facts["KV bytes, text and index included"] == "25.000%"
 
 
+def test_the_kind_of_a_scene_on_other_answers_is_an_exact_match(tmp_path):
+    measures = {"log_likelihood": [-0.5, -1.5, -0.25, -0.75]}  # no F1 of an attribute: no reference describes a scene
+    scores = read_scores(written(tmp_path, run("mine", measures=measures)), "mine").own.scores
+    assert [score.metric for score in scores[:3]] == ["exact_match"] * 3
+
+
 def test_one_kind_is_not_said_twice(tmp_path):
     path = written(tmp_path, run("mine", kinds=["color"] * 4))
     assert [score.kind for score in read_scores(path, "mine").own.scores] == ["color"]

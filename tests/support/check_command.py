@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from subtoken_train.cli.main import main
 
 
@@ -9,6 +11,16 @@ def checked(capsys, argv: list[str]) -> list[str]:
     """Run a check that must succeed; its lines, blanks joined."""
     assert main(["check", *argv]) == 0
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def stopped(capsys, argv: list[str]) -> tuple[list[str], str]:
+    """Run a check that reports and then says what would stop fit; its lines, blanks joined, and that."""
+    assert main(["check", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert not re.search("^(ready|valid):", out, re.MULTILINE)
+    start, errors = "subtoken-train: error: ", err.splitlines()
+    assert [line.startswith(start) for line in errors] == [False] * (len(errors) - 1) + [True], errors
+    return [" ".join(line.split()) for line in out.splitlines()], errors[-1].removeprefix(start)
 
 
 def refused(capsys, argv: list[str]) -> str:

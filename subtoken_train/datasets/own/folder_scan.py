@@ -12,7 +12,7 @@ TABLES = (".csv", ".tsv", ".json", ".jsonl")
 TEXTS = (".txt", ".md")
 MAX_FILES = 2_000_000
 _ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
-"""Files about a data set, which are none of it."""
+"""Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,18 @@ class OwnFolder:
         images: by their suffix; none is opened.
         tables: CSV, TSV, JSON and JSON lines.
         texts: plain text.
+        left_out: texts and tables that tell about the data.
     """
 
     path: Path
     images: tuple[str, ...]
     tables: tuple[str, ...]
     texts: tuple[str, ...]
+    left_out: tuple[str, ...]
 
 
 def look_into(folder: Path) -> OwnFolder:
-    """List a folder; hidden files and those that tell about the data (README, LICENSE) are left out.
+    """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out.
 
     Raises:
         ValueError: it is no folder, holds nothing that could be data, or too much.
@@ -44,17 +46,23 @@ def look_into(folder: Path) -> OwnFolder:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
     found: dict[str, list[str]] = {}
+    left_out = []
     for number, name in enumerate(_names(folder)):
         if number >= MAX_FILES:
             raise ValueError(f"{folder} holds more than {MAX_FILES:,} files; name a folder that holds the data alone")
-        found.setdefault(os.path.splitext(name)[1].lower(), []).append(name)
+        stem, suffix = map(str.lower, os.path.splitext(name))
+        if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
+            left_out.append(name)
+        else:
+            found.setdefault(suffix, []).append(name)
     images, tables, texts = (
         tuple(sorted(name for suffix in kinds for name in found.get(suffix, ()))) for kinds in (IMAGES, TABLES, TEXTS)
     )
     if not (images or tables or texts):
         kinds = ", ".join((*TABLES, *TEXTS))
-        raise ValueError(f"{folder} holds no data: no images, and no file that ends with one of {kinds}")
-    return OwnFolder(folder, images, tables, texts)
+        beside = f" (but {', '.join(sorted(left_out))}, about the data)" if left_out else ""
+        raise ValueError(f"{folder} holds no data: no images, and no file that ends with one of {kinds}{beside}")
+    return OwnFolder(folder, images, tables, texts, tuple(sorted(left_out)))
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -62,7 +70,7 @@ def _names(folder: Path) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         below = os.path.relpath(place, folder)
         for name in names:
-            if not name.startswith(".") and os.path.splitext(name)[0].lower() not in _ABOUT_IT:
+            if not name.startswith("."):
                 yield Path(below, name).as_posix()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from subtoken_train.datasets.own.data_split import check_answers, group_records, split_by
 from subtoken_train.datasets.own.folder_scan import OwnFolder, look_into
 from subtoken_train.datasets.own.picture_names import PictureNames, check_pictures, same_pictures
-from subtoken_train.datasets.own.question_table import OwnRecord, OwnTable, read_own_table
+from subtoken_train.datasets.own.question_table import OwnRecord, OwnTable, read_own_table, unread_words
 from subtoken_train.datasets.own.text_pieces import documents_of, read_texts
 from subtoken_train.datasets.record_format import image_names, video_names
 
@@ -53,14 +53,29 @@ def read_own(
         OSError: something cannot be read.
     """
     own = look_into(folder)
-    name = _table(own, table)
+    data = _read(own, _table(own, table), columns, seed, show)
+    if not (names := own.left_out):
+        return data
+    left_out = f"{len(names):,} file{'s' if len(names) > 1 else ''} about the data left out ({', '.join(names)})"
+    return replace(data, found=(*data.found, left_out))
+
+
+def _read(
+    own: OwnFolder, name: str | None, columns: dict[str, str | None], seed: int, show: Callable[[int, int], None]
+) -> OwnData:
+    """What the table holds, or the texts where it is None."""
     if name is None:
         if named := [kind for kind, column in columns.items() if column is not None]:
-            raise ValueError(f"--{named[0]}-column names a column, but {folder} holds no table")
+            raise ValueError(f"--{named[0]}-column names a column, but {own.path} holds no table")
         return _text_data(own, read_texts(own), seed, f"{len(own.texts):,} text files")
-    read = read_own_table(folder / name, columns)
+    read = read_own_table(own.path / name, columns)
+    if read.texts and own.images:
+        raise ValueError(
+            f"{own.path} holds {len(own.images):,} images, and {name} texts alone; name its columns with "
+            "--image-column, --question-column and --answer-column, or move the images away"
+        )
     if read.texts:
-        return _text_data(own, read.texts, seed, f"{name}: {len(read.texts):,} texts")
+        return _text_data(own, read.texts, seed, f"{name}: {len(read.texts):,} texts", unread_words(read))
     return _record_data(own, name, read, seed, show)
 
 
@@ -89,21 +104,22 @@ def _table(own: OwnFolder, chosen: str | None) -> str | None:
     return own.tables[0] if own.tables else None
 
 
-def _text_data(own: OwnFolder, texts: list[str], seed: int, what: str) -> OwnData:
+def _text_data(own: OwnFolder, texts: list[str], seed: int, what: str, unread: str = "") -> OwnData:
     documents = documents_of(texts)
     groups: dict[str, list[dict[str, Any]]] = {}
     for document in documents:
         groups.setdefault(document, []).append({"text": document})
     cut = "" if len(documents) == len(texts) else f", {len(documents):,} documents"
-    return OwnData(
-        "texts", split_by(groups, seed, "documents"), (f"{what} ({sum(map(len, texts)):,} characters){cut}",)
-    )
+    found = (f"{what} ({sum(map(len, texts)):,} characters){cut}", unread)
+    return OwnData("texts", split_by(groups, seed, "documents"), tuple(filter(None, found)))
 
 
 def _record_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
     records = _placed(own, name, read)
     names = list(dict.fromkeys(each for record in records for each in image_names(record.row)))
     found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})"]
+    if unread := unread_words(read):
+        found.append(unread)
     same: dict[str, str] = {}
     if names:
         opened = check_pictures(own.path, names, show)

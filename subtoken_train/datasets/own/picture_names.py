@@ -21,7 +21,7 @@ class PictureNames:
     """Finds the images of a folder by what a table calls them.
 
     A name is a path from the folder or from the table, or the one image that has this file name, with its suffix or
-    without.
+    without, in folders that do not contradict those of the name.
 
     Args:
         own: the folder.
@@ -62,10 +62,16 @@ class PictureNames:
             if path in self._there:
                 return _within(folder, path, place)
         _within(folder, os.path.normpath(beside / name), place)
-        called = self._by_name.get(PurePosixPath(name).name, [])
+        called = [path for path in self._by_name.get(PurePosixPath(name).name, []) if _may_be(name, path)]
         if len(called) > 1:
             raise ValueError(f"{place}: image {name[:80]!r} could be {called[0]} or {called[1]}; write its path")
         return _within(folder, called[0], place) if called else name
+
+
+def _may_be(name: str, path: str) -> bool:
+    """Whether the folders of a name are the last ones of a path, or the other way round: ``train/`` is not ``val/``."""
+    given, there = (PurePosixPath(os.path.normpath(each)).parts[-2::-1] for each in (name, path))
+    return all(one == other for one, other in zip(given, there, strict=False))
 
 
 def _within(folder: Path, name: str, place: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ NAMES = {
     "answer": ("answer", "response", "output", "label", "completion", "target", "caption"),
 }  # fmt: skip
 """Usual names of the columns, those before which go first."""
-_FURTHER = "input"
-"""What belongs to an ``instruction`` (Alpaca's records)."""
+_FURTHER = ("input", "context")
+"""What belongs to a question, below it, where there is any (Alpaca's records, Dolly's)."""
+_LISTED = 160  # characters of columns in a message
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,13 @@ class OwnTable:
         records: conversations; empty where there are texts.
         texts: of a table whose one column of use is ``text``.
         columns: what was read as what, in words; empty where the records came as conversations.
+        unread: the other columns.
     """
 
     records: list[OwnRecord] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     columns: str = ""
+    unread: tuple[str, ...] = ()
 
 
 def read_own_table(path: Path, chosen: dict[str, str | None]) -> OwnTable:
@@ -77,22 +80,45 @@ def read_own_table(path: Path, chosen: dict[str, str | None]) -> OwnTable:
             f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads conversations of any size itself "
             "(data.train_file), and texts (data.train)"
         )
-    rows = _delimited(path) if path.suffix.lower() in (".csv", ".tsv") else _objects(path)
-    place, first = next(rows, ("", None))
-    if first is None:
+    everything = list(_delimited(path) if path.suffix.lower() in (".csv", ".tsv") else _objects(path))
+    if not everything:
         raise ValueError(f"{path} holds no record; at least one is needed")
-    everything = [(place, first), *rows]
-    if any(isinstance(first.get(name), list) for name in CONVERSATION_LISTS):
+    if any(isinstance(row.get(name), list) for _, row in everything for name in CONVERSATION_LISTS):
         if named := [kind for kind, name in chosen.items() if name is not None]:
             raise ValueError(f"{path} holds conversations, which have no columns; leave --{named[0]}-column out")
         return OwnTable([OwnRecord(checked_record(row, place), place) for place, row in everything])
-    names = [str(name) for name in first]
-    if not any(chosen.values()) and "text" in names and _found("question", names) is None:
-        return OwnTable(texts=[_cell(row, "text", place) for place, row in everything], columns="text")
+    names = list(dict.fromkeys(name for _, row in everything for name in row))
+    text = _found(("text",), names)
+    if text and all(name is None for name in chosen.values()) and _found(NAMES["question"], names) is None:
+        return _text_table(path, everything, names, text)
     columns = {kind: _column(path, kind, chosen[kind], names) for kind in NAMES}
-    records = [OwnRecord(_record(row, columns, place, number), place) for number, (place, row) in enumerate(everything)]
-    words = ", ".join(f"{kind} in {name!r}" for kind, name in columns.items() if name is not None)
-    return OwnTable(records, columns=words)
+    further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
+    beside = {key: _found((key,), names) for key in ("id", "kind")}
+    records = [
+        OwnRecord(_record(row, columns, further, beside, place, number), place)
+        for number, (place, row) in enumerate(everything)
+    ]
+    read = [(kind, name) for kind, name in columns.items() if name] + [("with each question", name) for name in further]
+    unread = {*names} - {*columns.values(), *further, *beside.values()}
+    words = ", ".join(f"{kind} in {name!r}" for kind, name in read)
+    return OwnTable(records, columns=words, unread=tuple(name for name in names if name in unread))
+
+
+def unread_words(table: OwnTable) -> str:
+    """The columns that were not read; empty where there are none."""
+    return f"columns not read: {clipped(', '.join(table.unread), _LISTED)}" if table.unread else ""
+
+
+def _text_table(path: Path, rows: list[tuple[str, dict[str, Any]]], names: list[str], text: str) -> OwnTable:
+    """A table of plain texts, which has no column that could belong to a question."""
+    for kind in ("image", "answer"):
+        if (other := _found(NAMES[kind], names)) is not None:
+            raise ValueError(
+                f"{path} has a column {text!r} and, as for questions, {clipped(repr(other), 60)} ({kind}): say which "
+                f"is which with --question-column and --answer-column, or take {clipped(repr(other), 60)} out"
+            )
+    unread = tuple(name for name in names if name != text)
+    return OwnTable(texts=[_cell(row, text, place) for place, row in rows], columns=text, unread=unread)
 
 
 def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -127,17 +153,17 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, found.row
 
 
-def _found(kind: str, names: list[str]) -> str | None:
-    """The column of a kind, by its usual names, whatever their case."""
-    usual = {name.strip().lower().replace(" ", "_").replace("-", "_"): name for name in names}
-    return next((usual[name] for name in NAMES[kind] if name in usual), None)
+def _found(usual: Sequence[str], names: Sequence[str]) -> str | None:
+    """The column that has one of some usual names, whatever its case."""
+    there = {name.strip().lower().replace(" ", "_").replace("-", "_"): name for name in names}
+    return next((there[name] for name in usual if name in there), None)
 
 
 def _column(path: Path, kind: str, chosen: str | None, names: list[str]) -> str | None:
-    found = _found(kind, names) if chosen is None else chosen
+    found = _found(NAMES[kind], names) if chosen is None else chosen
     if found in names or (found is None and kind == "image"):
         return found
-    listed = clipped(", ".join(names), 160)
+    listed = clipped(", ".join(names), _LISTED)
     if chosen is not None:
         raise ValueError(f"{path} has no column {clipped(repr(chosen), 60)}; its columns are {listed}")
     raise ValueError(
@@ -146,34 +172,41 @@ def _column(path: Path, kind: str, chosen: str | None, names: list[str]) -> str 
     )
 
 
-def _record(row: dict[str, Any], columns: dict[str, str | None], place: str, number: int) -> dict[str, Any]:
+def _record(
+    row: dict[str, Any],
+    columns: dict[str, str | None],
+    further: list[str],
+    beside: dict[str, str | None],
+    place: str,
+    number: int,
+) -> dict[str, Any]:
     question_column, answer_column, image_column = (columns[kind] for kind in ("question", "answer", "image"))
     assert question_column is not None
     assert answer_column is not None
-    question, answer = _cell(row, question_column, place), _cell(row, answer_column, place)
-    further = row.get(_FURTHER)
-    if question_column.lower() == "instruction" and isinstance(further, str) and further.strip():
-        question = f"{question}\n{further.strip()}"
+    asked = [_cell(row, question_column, place), *(_cell(row, name, place, empty=True) for name in further)]
+    question, answer = "\n".join(filter(None, asked)), _cell(row, answer_column, place)
     if IMAGE_PLACEHOLDER in question + answer:
         raise ValueError(f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are")
-    made: dict[str, Any] = {"id": str(row.get("id", number))}
+    own_id, kind = (None if name is None else row.get(name) for name in (beside["id"], beside["kind"]))
+    made: dict[str, Any] = {"id": str(number if own_id is None else own_id)}
     if image_column is not None:
         made["image"] = _cell(row, image_column, place)
         question = f"{IMAGE_PLACEHOLDER}\n{question}"
-    if isinstance(row.get("kind"), str) and row["kind"].strip():
-        made["kind"] = row["kind"].strip()
+    if isinstance(kind, str) and kind.strip():
+        made["kind"] = kind.strip()
     turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
     return checked_record({**made, "conversations": turns}, place)
 
 
-def _cell(row: dict[str, Any], column: str, place: str) -> str:
-    """A text of one cell; numbers are written out, and a list of one is that one."""
+def _cell(row: dict[str, Any], column: str, place: str, empty: bool = False) -> str:
+    """A text of one cell, which may be ``empty``; numbers are written out, and a list of one is that one."""
     value = row.get(column)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         value = shown(value)
-    if not isinstance(value, str) or not value.strip():
-        got = "empty" if value is None or isinstance(value, str) else f"{shown(value)}, which is no text"
+    value = "" if value is None else value
+    if not isinstance(value, str) or not (value.strip() or empty):
+        got = "empty" if isinstance(value, str) else f"{shown(value)}, which is no text"
         raise ValueError(f"{place}: column {clipped(repr(column), 60)} is {got}; fill it, or drop the line")
     return value.strip()

@@ -12,7 +12,7 @@ MAX_TOTAL = 2**30
 """Bytes of all texts together; more is a corpus, which recipes read as it lies."""
 ENOUGH = 30
 """Documents; fewer are cut."""
-_PARAGRAPHS = re.compile(r"\n[ \t]*\n\s*")
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
 
 def read_texts(own: OwnFolder) -> list[str]:
@@ -40,7 +40,7 @@ def read_texts(own: OwnFolder) -> list[str]:
 
 def documents_of(texts: Sequence[str]) -> list[str]:
     """Documents: the texts themselves where there are many, else runs of their paragraphs of about equal length."""
-    whole = [text.strip() for text in texts if text.strip()]
+    whole = [text.replace("\r\n", "\n").strip() for text in texts if text.strip()]
     if len(whole) >= ENOUGH:
         return whole
     length = max(1, sum(map(len, whole)) // ENOUGH)
@@ -49,8 +49,8 @@ def documents_of(texts: Sequence[str]) -> list[str]:
 
 def _pieces(text: str, length: int) -> Iterator[str]:
     """Whole paragraphs, each piece of ``length`` characters or more but the last; lines of a single paragraph."""
-    parts = _PARAGRAPHS.split(text)
-    parts, joint = (parts, "\n\n") if len(parts) > 1 else (text.splitlines(), "\n")
+    parts = _BLANK_LINES.split(text)
+    parts, joint = (parts, "\n\n") if len(parts) > 1 else (text.split("\n"), "\n")
     piece: list[str] = []
     gathered = 0
     for part in parts:

@@ -36,9 +36,14 @@ def scene_f1(prediction: str, answer: str) -> float:
     return 2 * len(found & wanted) / (len(found) + len(wanted))
 
 
+def is_description(kind: str | None, answer: str) -> bool:
+    """Whether a reference describes a scene: by its kind, and by objects in it, for other data has such kinds, too."""
+    return kind in DESCRIPTION_KINDS and bool(scene_objects(answer))
+
+
 def scene_score(kind: str | None, prediction: str, answer: str) -> float:
     """``scene_f1`` for scene descriptions; for everything else 1 where the texts are equal but for space and case."""
-    if kind in DESCRIPTION_KINDS:
+    if is_description(kind, answer):
         return scene_f1(prediction, answer)
     return float(prediction.strip().lower() == answer.strip().lower())
 
@@ -90,6 +95,6 @@ class SceneScore(MeanScores):
         """The answer's exact match or F1, and a description's F1 by attribute."""
         kind, answer = reference["kind"], reference["answer"]
         figures = {"score": scene_score(kind, prediction, answer)}
-        if kind in DESCRIPTION_KINDS:
+        if is_description(kind, answer):
             figures |= {f"{name}_f1": f1 for name, f1 in attribute_f1(prediction, answer).items()}
         return figures

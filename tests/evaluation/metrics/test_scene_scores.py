@@ -62,6 +62,12 @@ def test_kind_chooses_the_score():
     assert scene_score(None, "yes", "yes") == 1
 
 
+@pytest.mark.parametrize("kind", DESCRIPTION_KINDS)
+@pytest.mark.parametrize(("prediction", "score"), [("a cat", 0), ("", 0), ("A Dog ", 1)])
+def test_a_description_of_something_else_is_an_exact_match(kind, prediction, score):
+    assert SceneScore.figures(prediction, {"kind": kind, "answer": "a dog"}) == {"score": score}
+
+
 def described(objects, style):
     """Objects in the words of a style: ``describe`` in the order given, ``list`` with digits that are not there."""
     if style == "describe":
