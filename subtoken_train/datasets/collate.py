@@ -16,6 +16,7 @@ import torch
 
 from subtoken_train.datasets.image_sources import MAX_PIXELS
 from subtoken_train.datasets.records import Record
+from subtoken_train.datasets.sample_checks import all_masked, check_image_tokens, check_length
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
 from subtoken_train.families.family import Family
@@ -76,14 +77,14 @@ def encode(
         encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
         ids, starts = encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
         visual = family.is_visual(torch.tensor(ids)).tolist() if images else [False] * len(ids)
-        _check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
+        check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
         answer = [any(begin <= start < end for begin, end in rendered.answer_spans) for start in starts]
         if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
             raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
         rank_position = _rank_position(answer, visual)
-        _check_length(len(ids), max_length, rank_position, generation)
+        check_length(len(ids), max_length, rank_position, generation)
         if not generation and not any(answer[:max_length]):
-            raise _all_masked(len(ids), max_length)
+            raise all_masked(len(ids), max_length)
     ids, visual, answer = ids[:max_length], visual[:max_length], answer[:max_length]
     return EncodedSample(
         input_ids=ids,
@@ -156,41 +157,6 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
         if is_image or is_answer:
             regions[i] = Region.VISUAL if is_image else Region.ANSWER
     return [int(region) for region in regions]
-
-
-def _check_image_tokens(found: int, texts: list[str], whole: str, placeholders: tuple[str, ...]) -> None:
-    """The tokenizer must keep every placeholder as one token of its own, and none stands outside of the pictures."""
-    written = sum(whole.count(placeholder) for placeholder in placeholders)
-    if found != written:
-        raise ValueError(
-            f"{written} visual tokens were written but the tokenizer made {found} image tokens of them; make "
-            f"{' and '.join(map(repr, placeholders))} special tokens of the tokenizer"
-        )
-    expected = sum(text.count(placeholder) for text in texts for placeholder in placeholders)
-    if written != expected:
-        raise ValueError(
-            f"its text holds {' or '.join(map(repr, placeholders))}, which stands for visual tokens; write <image> "
-            "where a picture stands"
-        )
-
-
-def _check_length(length: int, max_length: int, rank_position: int, generation: bool) -> None:
-    """The cut must leave the images and the question about them whole; a generation prompt is never cut."""
-    needed = length if generation else rank_position + 1
-    if length > max_length and needed > max_length:
-        what = "its prompt" if generation else "its images and their question"
-        raise ValueError(
-            f"{length} tokens, and {what} end at token {needed}, past max_length {max_length}; raise max_length to "
-            f"{length} or drop the record"
-        )
-
-
-def _all_masked(length: int, max_length: int) -> ValueError:
-    if length > max_length:
-        cause = f"its {length} tokens were cut to max_length {max_length} before the first answer; raise max_length"
-    else:
-        cause = "no token starts inside an answer; the chat format and the tokenizer disagree"
-    return ValueError(f"all labels masked, {cause}")
 
 
 class Collator:
