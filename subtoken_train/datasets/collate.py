@@ -16,7 +16,7 @@ import torch
 
 from subtoken_train.datasets.image_sources import MAX_PIXELS
 from subtoken_train.datasets.records import Record
-from subtoken_train.datasets.sample_checks import all_masked, check_image_tokens, check_length
+from subtoken_train.datasets.sample_checks import all_masked, check_cut, check_image_tokens
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
 from subtoken_train.families.family import Family
@@ -82,7 +82,7 @@ def encode(
         if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
             raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
         rank_position = _rank_position(answer, visual)
-        check_length(len(ids), max_length, rank_position, generation)
+        check_cut(len(ids), max_length, rank_position, generation)
         if not generation and not any(answer[:max_length]):
             raise all_masked(len(ids), max_length)
     ids, visual, answer = ids[:max_length], visual[:max_length], answer[:max_length]

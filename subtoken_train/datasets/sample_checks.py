@@ -19,7 +19,7 @@ def check_image_tokens(found: int, texts: list[str], whole: str, placeholders: t
         )
 
 
-def check_length(length: int, max_length: int, rank_position: int, generation: bool) -> None:
+def check_cut(length: int, max_length: int, rank_position: int, generation: bool) -> None:
     """The cut must leave the images and the question about them whole; a generation prompt is never cut."""
     needed = length if generation else rank_position + 1
     if length > max_length and needed > max_length:
