@@ -207,6 +207,7 @@ def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
         RECIPE,
         "--model.backbone.path=lab/tiny",
         "--trainer.max_steps=1",
+        "--trainer.log_every_n_steps=1",
         "--data.batch_size=4",
     ]
     quiet = ["--trainer.enable_progress_bar=false", f"--data.train_file={tmp_path / 'scenes' / 'train.json'}"]
