@@ -64,7 +64,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
             positions, or with what a second pass runs after it.
     """
     family = backbone.family
-    check_prefill(backbone, prompts, compression)
+    check_fit(backbone, prompts, compression)
     use_packed_attention(family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
@@ -85,12 +85,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
 
 
-def check_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
-    """All that ``prefill`` refuses, before anything runs.
-
-    Raises:
-        ValueError: see ``prefill``.
-    """
+def check_fit(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
+    """Raise a worded ``ValueError`` where ``prefill`` refuses, but for the rows of a second pass (``check_tasks``)."""
     family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
         raise ValueError("the prompts have visual tokens and no pixels; a cache's batch lets them go, build it anew")
@@ -99,8 +95,6 @@ def check_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Com
     check_length(prompts, family)
     choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run
     check_reading(backbone, compression)
-    if compression.eviction is not None and compression.prefill_chunk is None:
-        check_tasks(prompts, EvictionPass(compression, family, prompts), family)
 
 
 def _whole(
@@ -108,6 +102,8 @@ def _whole(
 ) -> tuple[PromptPass, Plan]:
     """All rows of all layers, then the plan, then each layer packed."""
     family, dense = backbone.family, packer.dense
+    if eviction is not None:
+        check_tasks(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer))
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
