@@ -22,7 +22,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.opening import contexts_of, reader_of_question
-from subtoken_train.inference.prefill import check_fit, check_tasks
+from subtoken_train.inference.prefill import check_before_prefill, check_tasks
 from subtoken_train.inference.prompt_batch import batch_from_inputs, joined_batches
 from subtoken_train.inference.question_frames import QuestionFrame, picture_frame, text_frame
 from subtoken_train.inference.text_prompts import EncodedText, text_batch, text_ids
@@ -53,7 +53,7 @@ def context_batches(
     made = [_context_batch(family, context) for context in contexts]
     batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
     check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
-    check_fit(backbone, batch, compression)
+    check_before_prefill(backbone, batch, compression)
     if compression.eviction is not None and compression.prefill_chunk is None:
         check_tasks(batch, EvictionPass(compression, family, batch), family)
     return batch, [frame for _, frame in made]

@@ -64,7 +64,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
             positions, or with what a second pass runs after it.
     """
     family = backbone.family
-    check_fit(backbone, prompts, compression)
+    check_before_prefill(backbone, prompts, compression)
     use_packed_attention(family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
@@ -85,7 +85,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
 
 
-def check_fit(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
+def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
     """Raise a worded ``ValueError`` where ``prefill`` refuses, but for the rows of a second pass (``check_tasks``)."""
     family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
