@@ -146,7 +146,7 @@ def test_bits_after_the_last_entry_are_not_set():
 
 
 @pytest.mark.parametrize(
-    ("size", "count", "forced"), [(0, 1, 0), (-1, 1, 0), (9, 1, 0), (2, 0, 0), (2, 2, 0), (2, 1, 2)]
+    ("size", "count", "forced"), [(0, 1, 0), (-1, 1, 0), (9, 1, 0), (2, -1, 0), (2, 2, 0), (2, 1, 2)]
 )
 def test_pages_are_those_of_the_entries(size, count, forced):
     low, marks = torch.zeros(2, 2, 2, 4), torch.zeros(2, 2, dtype=torch.bool)
