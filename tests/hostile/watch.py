@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SECONDS = 15.0
-"""Of processor time; ten times what the slowest valid original takes on a slow machine whose coverage is measured."""
+SECONDS = 5.0
+"""Of processor time; ten times what the slowest valid original takes."""
 STUCK = 6.0
 """Wall seconds with next to no processor time: it waits for a pipe or a lock."""
 WALL_FACTOR = 12
