@@ -2,6 +2,7 @@
 
     python benchmarks/version_bounds.py                                   # every quick test, some 20 minutes each
     python benchmarks/version_bounds.py tests/artifact tests/families     # a part: printed, and kept where --out says
+    python benchmarks/version_bounds.py --failed                          # after a mend: what failed in the record
 
 uv makes the environments, below ``.venv-bounds``: *lowest* with the lower bound of each direct dependency (and of what
 they need, the newest), *highest* with the newest of everything. The tests of each run in one process after the other.
@@ -90,17 +91,33 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
     return {"exit_code": code, "counts": counts(lines[-1] if lines else ""), "failed": failed, "seconds": seconds}
 
 
+def run_failed(names: list[str], out: Path) -> int:
+    """Run again what failed in a record, which keeps both outcomes: the second one as ``again``."""
+    record = json.loads(out.read_text(encoding="utf-8"))
+    failed = False
+    for name in names:
+        if tests := record[name]["failed"]:
+            record[name]["again"] = {"tests": tests, **run_tests(make(name), tests)}
+            failed = failed or bool(record[name]["again"]["exit_code"])
+            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return int(failed)
+
+
 def main() -> int:
     """Both environments, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", default=WHOLE, help="files and folders (default: tests)")
     parser.add_argument("--only", choices=BOUNDS, help="one environment alone; the other one's record stays")
     parser.add_argument("--out", type=Path, help=f"default: {OUT.relative_to(ROOT)}; of a part of the tests: none")
+    parser.add_argument("--failed", action="store_true", help="only what failed in the record")
     args = parser.parse_args()
+    names = [args.only] if args.only else list(BOUNDS)
+    if args.failed:
+        return run_failed(names, args.out or OUT)
     out = args.out or (OUT if args.tests == WHOLE else None)  # a part does not take the whole's place
     record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if args.only and out and out.is_file() else {}
     failed = False
-    for name in [args.only] if args.only else BOUNDS:
+    for name in names:
         python = make(name)
         found = run_tests(python, args.tests)
         print(f"{name}: {found['counts']}", flush=True)

@@ -209,3 +209,24 @@ def test_a_record_of_bounds_is_of_what_ran(tmp_path, monkeypatch, words, kept, j
     assert {name: each["exit_code"] for name, each in json.loads(record.read_text()).items()} == kept
     if "--out" in words:
         assert set(json.loads(Path("mine.json").read_text())) == {"lowest", "highest"}
+
+
+def test_what_failed_at_a_bound_runs_again(tmp_path, monkeypatch):
+    record = tmp_path / "whole.json"
+    before = {"lowest": {"failed": ["tests/a.py::b"], "exit_code": 1}, "highest": {"failed": [], "exit_code": 0}}
+    record.write_text(json.dumps(before))
+    ran = []
+
+    def run_tests(name, tests):
+        ran.append((name, tests))
+        return {"exit_code": 0, "failed": []}
+
+    monkeypatch.setattr(version_bounds, "ROOT", tmp_path)
+    monkeypatch.setattr(version_bounds, "OUT", record)
+    monkeypatch.setattr(version_bounds, "make", lambda name: name)
+    monkeypatch.setattr(version_bounds, "run_tests", run_tests)
+    monkeypatch.setattr(sys, "argv", ["version_bounds.py", "--failed"])
+    assert version_bounds.main() == 0
+    assert ran == [("lowest", ["tests/a.py::b"])]
+    again = {"tests": ["tests/a.py::b"], "exit_code": 0, "failed": []}
+    assert json.loads(record.read_text()) == {**before, "lowest": {**before["lowest"], "again": again}}

@@ -73,7 +73,8 @@ def _by_block(
     """
     by_row = [x.reshape(rows, len(x) // rows, *x.shape[1:]) for x in states]
     each = [x.unbind(0) for x in by_row]
-    weights, sums = [each[2][0]] * rows, [each[0][0]] * rows
+    weights: dict[int, Tensor] = {}
+    sums: dict[int, Tensor] = {}
     for block in blocks:
         assert block.rows is not None
         assert block.numbers is not None
@@ -88,9 +89,8 @@ def _by_block(
             sums_xGd = torch.zeros_like(of_block[0])
         for taken, found in ((weights, weight_xTG), (sums, sums_xGd)):
             parts = [found] if len(block.numbers) == 1 else found.chunk(len(block.numbers))
-            for row, part in zip(block.numbers, parts, strict=True):
-                taken[row] = part
-    return torch.cat(weights), torch.cat(sums)
+            taken.update(zip(block.numbers, parts, strict=True))
+    return torch.cat([weights[row] for row in range(rows)]), torch.cat([sums[row] for row in range(rows)])
 
 
 def _attend(
@@ -120,13 +120,14 @@ def _attend(
         assert own_q is not None
         hidden = reach.hidden(block, last_xTG.shape[1], own_q, scores.shape[2])
         scores = scores.masked_fill(hidden.expand(-1, block.heads, -1, -1).flatten(0, 1), -torch.inf)
-    weights = _softmax(scores).split_with_sizes([*(part.entries for part in block.parts), last_xTG.shape[1]], 1)
-    held = [(part, weight) for part, weight in zip(block.parts, weights, strict=False) if part.entries]
+    sizes = [*(part.entries for part in block.parts), last_xTG.shape[1]]
+    *weights, tail_xTG = _softmax(scores).split_with_sizes(sizes, 1)
+    held = [(part, weight) for part, weight in zip(block.parts, weights, strict=True) if part.entries]
     sums = [weighted_sums(weight, part.values) for part, weight in held]
     if fill_x1d is not None:
         masses = [weight.sum(1)[..., None] for part, weight in held if isinstance(part.values, RoutedValues)]
         sums += [sum(masses[1:], masses[0]) * fill_x1d] if masses else []
-    return weights[-1], sum(sums[1:], sums[0]) if sums else None
+    return tail_xTG, sum(sums[1:], sums[0]) if sums else None
 
 
 def _softmax(scores_xNG: Tensor) -> Tensor:
