@@ -97,7 +97,8 @@ def run_failed(names: list[str], out: Path) -> int:
     failed = False
     for name in names:
         if tests := record[name]["failed"]:
-            record[name]["again"] = {"tests": tests, **run_tests(make(name), tests)}
+            python = make(name)
+            record[name]["again"] = {"tests": tests, **run_tests(python, tests), "versions": installed(python)}
             failed = failed or bool(record[name]["again"]["exit_code"])
             out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return int(failed)

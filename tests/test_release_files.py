@@ -225,8 +225,9 @@ def test_what_failed_at_a_bound_runs_again(tmp_path, monkeypatch):
     monkeypatch.setattr(version_bounds, "OUT", record)
     monkeypatch.setattr(version_bounds, "make", lambda name: name)
     monkeypatch.setattr(version_bounds, "run_tests", run_tests)
+    monkeypatch.setattr(version_bounds, "installed", lambda name: {"torch": name})
     monkeypatch.setattr(sys, "argv", ["version_bounds.py", "--failed"])
     assert version_bounds.main() == 0
     assert ran == [("lowest", ["tests/a.py::b"])]
-    again = {"tests": ["tests/a.py::b"], "exit_code": 0, "failed": []}
+    again = {"tests": ["tests/a.py::b"], "exit_code": 0, "failed": [], "versions": {"torch": "lowest"}}
     assert json.loads(record.read_text()) == {**before, "lowest": {**before["lowest"], "again": again}}

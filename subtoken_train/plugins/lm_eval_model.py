@@ -1,4 +1,4 @@
-"""The model ``subtoken`` of lm-evaluation-harness (0.4.10 or newer): importing this module registers it.
+"""The model ``subtoken`` of lm-evaluation-harness (0.4.12 or newer): importing this module registers it.
 
 Tokenisation, truncation from the left and the windows of rolling log-likelihoods are those of the harness's own ``hf``
 model, so that an uncompressed run gives its scores. Answers are greedy; there is one process.
