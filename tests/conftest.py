@@ -11,6 +11,26 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hypothesis_has_drawn(request):
+    """Hypothesis has made what its first draws need: a table of characters, and constants out of all sources.
+
+    In a fresh clone both take seconds, which it would hold against the test that draws first ("generation is slow").
+    """
+    if not any(getattr(getattr(item, "obj", None), "is_hypothesis_test", False) for item in request.session.items):
+        return
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    # one draw in twenty asks for a constant, and the first example asks for none
+    @settings(max_examples=3, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.text(), st.lists(st.integers(), min_size=200, max_size=200))
+    def draw(text: str, numbers: list[int]) -> None:
+        """Nothing is asked of them."""
+
+    draw()
+
+
 @pytest.fixture
 def shared() -> Path:
     """Reference material of the original implementations; not part of the project."""

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.documents import MAX_DEPTH, parse_json, parse_yaml, read_json, read_text, read_yaml
-from tests.support.any_text import any_text
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | any_text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text(), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
 
 
@@ -85,7 +84,7 @@ def test_what_yaml_writes_is_read_back(value):
     assert parse_yaml(text, "p") == yaml.safe_load(text)
 
 
-@given(any_text())
+@given(st.text())
 def test_any_text_is_a_value_or_a_worded_error(text):
     for parse in (parse_yaml, parse_json):
         said = "place"

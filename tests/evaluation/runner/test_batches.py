@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from subtoken_train.evaluation.runner.batches import plan_batches
 from subtoken_train.evaluation.tasks.task import Sample
-from tests.support.any_text import any_text
 
 samples = st.lists(
     st.builds(
         Sample,
         id=st.uuids().map(str),
-        prompt=any_text(min_size=1, max_size=30),
+        prompt=st.text(min_size=1, max_size=30),
         reference=st.just({}),
         choices=st.sampled_from([(), (" A", " B")]),
         max_new_tokens=st.sampled_from([8, 32]),
