@@ -113,6 +113,8 @@ def main() -> int:
     parser.add_argument("--failed", action="store_true", help="only what failed in the record")
     args = parser.parse_args()
     names = [args.only] if args.only else list(BOUNDS)
+    if args.failed and args.tests != WHOLE:
+        parser.error("--failed runs what the record names; leave the tests out")
     if args.failed:
         return run_failed(names, args.out or OUT)
     out = args.out or (OUT if args.tests == WHOLE else None)  # a part does not take the whole's place

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
-import matplotlib
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from subtoken_train.evaluation.charts import image_of
-
-DRAWN_BY = "3.11."
-"""The matplotlib of the committed drawings."""
-
-
-def check_drawn(committed: str, drawn: str) -> None:
-    """A committed drawing is the one that is drawn now: to the byte, or in words where another matplotlib lays out."""
-    if matplotlib.__version__.startswith(DRAWN_BY):
-        assert committed == drawn
-    assert _words(committed) == _words(drawn)
-
-
-def _words(svg: str) -> list[str]:
-    return [words for text in ElementTree.fromstring(svg).itertext() if (words := text.strip())]
 
 
 def clipped_texts(figure: Figure) -> list[str]:
