@@ -5,13 +5,15 @@ Legend: s seeds, n questions, u different columns, p resamples drawn together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 2000
 CHUNKS = 20  # parts in which resamples are drawn, so that a task of many different scores fits into memory
+KEPT_QUESTIONS = 8192  # up to here draws are kept: 32 MiB at most
 
 
 def bootstrap_interval(
@@ -33,13 +35,32 @@ def bootstrap_interval(
     if not values_sn.size:
         raise ValueError("no scores to resample")
     num_seeds, num_questions = values_sn.shape
+    if num_questions <= KEPT_QUESTIONS:
+        counts_ps, counts_pn = _kept_draws(num_seeds, num_questions, seed)
+        totals_p = (counts_pn @ values_sn.T * counts_ps).sum(1)
+    else:
+        draws = _draws(num_seeds, num_questions, seed)
+        totals_p = np.array([counts_s @ values_sn @ counts_n for counts_s, counts_n in draws])
+    return quantile_interval(totals_p / values_sn.size, level)
+
+
+def _draws(
+    num_seeds: int, num_questions: int, seed: int
+) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+    """How often each resample draws each seed, [s], and each question, [n]."""
     rng = np.random.default_rng(seed)
-    means = np.empty(RESAMPLES)
-    for i in range(RESAMPLES):
-        weight_s = np.bincount(rng.integers(0, num_seeds, num_seeds), minlength=num_seeds) / num_seeds
-        weight_n = np.bincount(rng.integers(0, num_questions, num_questions), minlength=num_questions) / num_questions
-        means[i] = weight_s @ values_sn @ weight_n
-    return quantile_interval(means, level)
+    for _ in range(RESAMPLES):
+        counts_s = np.bincount(rng.integers(0, num_seeds, num_seeds), minlength=num_seeds)
+        yield counts_s, np.bincount(rng.integers(0, num_questions, num_questions), minlength=num_questions)
+
+
+@lru_cache(maxsize=16)
+def _kept_draws(num_seeds: int, num_questions: int, seed: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+    """All of them, [p, s] and [p, n]: a table asks for hundreds of intervals of few shapes, and drawing is what costs."""
+    counts_ps, counts_pn = (np.empty((RESAMPLES, size), np.uint16) for size in (num_seeds, num_questions))
+    for row, (counts_s, counts_n) in enumerate(_draws(num_seeds, num_questions, seed)):
+        counts_ps[row], counts_pn[row] = counts_s, counts_n
+    return counts_ps, counts_pn
 
 
 def resampled_means(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from subtoken_train.evaluation import intervals
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 
@@ -59,3 +60,11 @@ def test_several_seeds_cover_the_truth_less_than_one_would_wish():
         low, high = bootstrap_interval(scores, seed=trial)
         hits += low <= 0.5 <= high
     assert 75 <= hits <= 97
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (3, 40)])
+def test_kept_draws_are_the_draws(shape, monkeypatch):
+    scores = np.random.default_rng(5).random(shape)
+    kept = bootstrap_interval(scores)
+    monkeypatch.setattr(intervals, "KEPT_QUESTIONS", 0)
+    assert bootstrap_interval(scores) == kept

@@ -26,9 +26,9 @@ def slow_balance(logits_NS, hard_NS, routed_N):
     """One sample's loss, token by token."""
     num_groups = len(logits_NS[0])
     tokens = [n for n in range(len(logits_NS)) if routed_N[n]]
-    if not tokens:
-        return 0.0
     selections = sum(int(hard_NS[n].sum()) for n in tokens)
+    if not selections:
+        return 0.0
     loss = 0.0
     for group in range(num_groups):
         share = sum(bool(hard_NS[n, group]) for n in tokens) / selections
@@ -70,7 +70,10 @@ def state_of(*layers):
 @settings(max_examples=50, deadline=None)
 @given(first=batches(), cut=st.integers(0, 4))
 def test_a_batch_is_one_long_sample(first, cut):
-    """The scope ``batch`` against loops; a layer above a cut has fewer rows."""
+    """The scope ``batch`` against loops; a layer above a cut has fewer rows.
+
+    A cut may leave tokens of which a global budget chose no group: a share of nothing is 0.
+    """
     second = tuple(part[:, cut:] if cut < part.shape[1] else part for part in first)
     state = state_of(first, second)
     expected = [slow_balance(*(part.flatten(0, 1) for part in layer)) for layer in (first, second)]
