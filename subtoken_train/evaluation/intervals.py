@@ -56,7 +56,7 @@ def _draws(
 
 @lru_cache(maxsize=16)
 def _kept_draws(num_seeds: int, num_questions: int, seed: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-    """All of them, [p, s] and [p, n]: a table asks for hundreds of intervals of few shapes, and drawing is what costs."""
+    """All of them, [p, s] and [p, n]: a table asks for hundreds of intervals of few shapes, drawing costs."""
     counts_ps, counts_pn = (np.empty((RESAMPLES, size), np.uint16) for size in (num_seeds, num_questions))
     for row, (counts_s, counts_n) in enumerate(_draws(num_seeds, num_questions, seed)):
         counts_ps[row], counts_pn[row] = counts_s, counts_n
