@@ -38,7 +38,7 @@ def _matched(words: str, stem: str, share: str, end: str) -> Regime:
         names,
         dict.fromkeys(names, f"{stem}_anchor{end}"),
         dict.fromkeys(names, f"{stem}_vn{end}"),
-        None if end else f"{stem}_u25",
+        f"{stem}_u12" if end else f"{stem}_u25",
     )
 
 
