@@ -287,10 +287,12 @@ def reducer_arms() -> Iterator[Arm]:
 
 
 def best_arms() -> Iterator[Arm]:
-    """What ``docs/choosing.md`` advises at the bytes of the paper's S16K4 under FastV; S16K4's anchors are theirs."""
+    """Where ``docs/choosing.md`` advises a router: at the bytes of the paper's S16K4, whose anchors are theirs."""
     for model in ("llava7b", "llava13b", "qwenvl3b", "qwenvl7b"):
         for keep in ("25", "12.5"):
             yield Arm(model, "fastv", keep, 64, 16, "_best")
+    for model in ("llava7b", "llava13b"):
+        yield Arm(model, "visionzip", "12.5", 64, 16, "_best")
 
 
 def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
@@ -396,7 +398,8 @@ def _model_band(arm: Arm) -> str:
         if arm.anchor:
             text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
     if arm.variant == "_best":
-        text += BEST_RANKING + BEST_ROUTING.format(S=arm.num_groups, K=arm.kept_groups)
+        text += BEST_RANKING if arm.reducer == "fastv" else ""
+        text += BEST_ROUTING.format(S=arm.num_groups, K=arm.kept_groups)
     elif arm.routed:
         text += ROUTING.format(selector=arm.selector, S=arm.num_groups, K=arm.kept_groups)
         text += "" if arm.fill == "zero" else FILL.format(fill=arm.fill)
