@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 RESAMPLES = 2000
 CHUNKS = 20  # parts in which resamples are drawn, so that a task of many different scores fits into memory
-KEPT_QUESTIONS = 8192  # up to here draws are kept: 32 MiB at most
+KEPT_QUESTIONS = 8192  # up to here draws are kept: 32 MiB a shape at most
 
 
 def bootstrap_interval(
