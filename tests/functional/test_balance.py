@@ -100,6 +100,14 @@ def test_a_batch_without_routed_tokens_gives_zero_still_connected():
     assert not logits.grad.any()
 
 
+def test_routed_tokens_of_which_no_group_is_chosen_give_zero():
+    """A global budget may leave a token without a group; where a cut leaves only such tokens, no share is left."""
+    logits, hard = random_scores(0, 2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.bool)
+    routed = torch.ones(2, 3, dtype=torch.bool)
+    assert balance_loss(logits, hard, routed).tolist() == [0.0, 0.0]
+    assert state_of((logits, hard, routed)).mean_balance("batch").item() == 0.0
+
+
 def test_padding_does_not_count():
     logits, routed = random_scores(0, 2, 6, 4), torch.ones(2, 6, dtype=torch.bool)
     routed[:, 4:] = False

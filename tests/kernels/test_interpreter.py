@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARES, DRAWN = 3, 110
+SHARES, DRAWN = 4, 80
 
 
 def interpreted(file: str, **variables: str) -> None:
@@ -33,7 +33,7 @@ def interpreted(file: str, **variables: str) -> None:
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, SHARES))])
+@pytest.mark.parametrize("share", range(SHARES))
 def test_drawn_layers(share):
     interpreted("test_drawn_layers.py", DRAWN_FIRST=str(share * DRAWN), DRAWN_COUNT=str(DRAWN))
 
