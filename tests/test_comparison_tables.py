@@ -25,10 +25,13 @@ RUNS = [
 
 
 README = RECIPES / "README.md"
-PAGES = {"screens": ROOT / "docs" / "trials.md"}
+PAGES = dict.fromkeys(("screens", "fill"), ROOT / "docs" / "trials.md")
 
 
-@pytest.mark.parametrize("name", ["comparison", "visionzip", "two_stage", "recall", "beyond", "screens", "matched"])
+TABLES = ("comparison", "visionzip", "two_stage", "recall", "routed_recall", "beyond", "screens", "matched", "fill")
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_tables_are_regenerated_from_the_records(name):
     text = PAGES.get(name, README).read_text()
     printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
