@@ -156,6 +156,10 @@ def _mean_cell(scores: Scores) -> str:
 
 
 def _difference_cell(first: Arm, second: Arm, group: str) -> str:
-    difference = first.scores_of(group) - second.scores_of(group)
-    low, high = bootstrap_interval(difference)
-    return f"{100 * difference.mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return signed_cell(100 * (first.scores_of(group) - second.scores_of(group)))
+
+
+def signed_cell(apart: Scores, digits: int = 1) -> str:
+    """Mean and 95 % interval of paired differences, [n] or [s, n]: ``+5.9 [+3.7, +8.3]``."""
+    low, high = bootstrap_interval(np.atleast_2d(apart))
+    return f"{apart.mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from benchmarks.arm_training import Trainer, commit
 from benchmarks.comparison_lists import read_comparison
+from benchmarks.comparison_tables import signed_cell
 from benchmarks.tiny_comparison import ROOT, scene_questions
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.data_file import answer_records
-from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
@@ -170,7 +170,7 @@ def table(record: dict[str, Any]) -> str:
         arm, seed = name.rsplit("-seed", 1)
         described = np.array(found["described"], dtype=bool)
         cells = [
-            _cell(np.array(found[measure]), part, scale, digits)
+            signed_cell(scale * np.diff(np.array(found[measure])[:, part], axis=0), digits)
             for part in (~described, described)
             for measure, scale, digits in (("score", 100, 1), ("log_likelihood", 1, 3))
         ]
@@ -178,12 +178,6 @@ def table(record: dict[str, Any]) -> str:
         words = comparison.arms[arm].words
         lines.append(f"| {words}, {seed} | {split} | {-found['solved']:+.3f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _cell(pair_2n: Figures, part: npt.NDArray[np.bool_], scale: float, digits: int) -> str:
-    apart = scale * (pair_2n[1] - pair_2n[0])[part]
-    low, high = bootstrap_interval(apart[None])
-    return f"{apart.mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def main() -> None:

@@ -27,12 +27,12 @@ import numpy.typing as npt
 
 from benchmarks.arm_training import Trainer, commit
 from benchmarks.comparison_lists import plain_arm
+from benchmarks.comparison_tables import signed_cell
 from benchmarks.recall_trials import FINAL, ROOT, SCREEN, Asked, Trial
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import Outcome, generate_batch
 from subtoken_train.inference.compression import Compression
@@ -123,9 +123,7 @@ def table(records: Records, references: dict[str, str]) -> str:
 def _gain(records: Records, name: str, reference: str) -> str:
     if name == reference:
         return ""
-    apart = 100 * (_scores(records[name]) - _scores(records[reference]))
-    low, high = bootstrap_interval(apart)
-    return f"{apart.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+    return signed_cell(100 * (_scores(records[name]) - _scores(records[reference])))
 
 
 def _scores(runs: list[dict[str, Any]]) -> npt.NDArray[np.float64]:

@@ -22,13 +22,12 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.comparison_lists import read_comparison
-from benchmarks.comparison_tables import Arm, read_records
+from benchmarks.comparison_tables import Arm, read_records, signed_cell
 from benchmarks.tiny_comparison import ROOT, scene_questions
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.engine.attention_rows import attention_row
-from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.batched import in_batches
@@ -90,7 +89,7 @@ def _cells(arms: dict[str, Arm], first: str, second: str, group: str, sharp: Fig
     inside = np.isin(one.kinds, DESCRIPTION_KINDS) == (group == "descriptions")
     apart, sharp = 100 * (one.scores_sn[0] - two.scores_sn[0])[inside], sharp[inside]
     duller = sharp < np.median(sharp)
-    return " | ".join(_cell(part) for part in (apart[duller], apart[~duller], by_threshold(apart, sharp)))
+    return " | ".join(signed_cell(part) for part in (apart[duller], apart[~duller], by_threshold(apart, sharp)))
 
 
 def by_threshold(apart: Figures, sharp: Figures) -> Figures:
@@ -108,11 +107,6 @@ def by_threshold(apart: Figures, sharp: Figures) -> Figures:
         always = apart[solve].sum() > 0
         won[score] = np.where(side * (sharp[score] - cut) > 0, apart[score], 0) - (apart[score] if always else 0)
     return won
-
-
-def _cell(apart: Figures) -> str:
-    low, high = bootstrap_interval(apart[None])
-    return f"{apart.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from benchmarks.arm_training import Trainer, commit, sha256
 from benchmarks.comparison_lists import plain_arm
+from benchmarks.comparison_tables import signed_cell
 from benchmarks.recall_screen import KEY_WINDOW, backbone_of
 from benchmarks.recall_trials import RESULTS, ROOT, TWINS, Trial, finalists
-from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.runner.batches import model_inputs
 from subtoken_train.evaluation.runner.cell import answer_batch
 from subtoken_train.evaluation.tasks.task import Sample
@@ -93,9 +93,7 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
 def _apart(runs: dict[str, list[dict[str, Any]]], name: str, other: str) -> str:
     if name == other:
         return ""
-    apart = bits_a_byte(runs[name]) - bits_a_byte(runs[other])
-    low, high = bootstrap_interval(apart)
-    return f"{apart.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
+    return signed_cell(bits_a_byte(runs[name]) - bits_a_byte(runs[other]), 4)
 
 
 def main() -> None:

@@ -132,3 +132,10 @@ def test_wrong_lists(tmp_path, content, words):
     path.write_text(content)
     with pytest.raises(ValueError, match=words):
         read_comparison(path)
+
+
+def test_the_routed_recall_asks_the_adapters_that_its_screen_trained():
+    final, screen = (read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml") for name in ("routed_recall", "fill"))
+    for name, arm in final.arms.items():
+        assert (arm.recipe, arm.settings) == (screen.arms[name].recipe, screen.arms[name].settings)
+    assert final.questions != screen.questions
