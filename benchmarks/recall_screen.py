@@ -43,6 +43,8 @@ from subtoken_train.routing.bank import RouterBank
 BATCH = 25
 BY_NORM = RoutingConfig("value_norm", 16, 16, budget="global")
 """Of an adapter without routers, where groups are cut."""
+PAGES = {"quest": {"page_size": 4, "window": 16}}
+"""Settings of a reducer that an adapter was not trained under: those of the recipes for these contexts."""
 KEY_WINDOW = 4
 """Last entries whose keys stay whole: those that Compactor keeps in any case."""
 
@@ -63,7 +65,9 @@ def backbone_of(trial: Trial, work: Path, seed: int = 0) -> CompressedBackbone |
     elif trial.kept_groups is not None and bank is not None:
         bank.config = replace(bank.config, kept_groups=trial.kept_groups)
     backbone.detach()
-    reducer = backbone.reducer if trial.reducer is None else build_reducer(trial.reducer)
+    reducer = backbone.reducer
+    if trial.reducer is not None:
+        reducer = build_reducer(trial.reducer, **PAGES.get(trial.reducer, {}))
     reducer = replace(reducer, keep_ratio=trial.keep_ratio)
     return CompressedBackbone(family, reducer, bank).eval()
 

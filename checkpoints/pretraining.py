@@ -39,11 +39,16 @@ def save_atomically(state: dict[str, object], path: Path) -> None:
 
 
 def parse_arguments(
-    description: str, *, out: str, steps: int, batch_size: int, learning_rate: float
+    description: str, *, out: str, steps: int, batch_size: int, learning_rate: float, reads: str | None = None
 ) -> argparse.Namespace:
-    """The options of a pre-training program; makes the work folder and registers the ``fp32`` attention."""
+    """The options of a pre-training program; makes the work folder and registers the ``fp32`` attention.
+
+    ``reads``: what ``--source`` holds, for a program that reads files; None: there is no such option.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(out))
+    if reads is not None:
+        parser.add_argument("--source", type=Path, required=True, help=reads)
     parser.add_argument("--work", type=Path, required=True, help="state and log of this run; a second call resumes")
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--batch-size", type=int, default=batch_size)
