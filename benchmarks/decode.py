@@ -26,6 +26,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.families.cache_argument import CACHE
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, VOCABULARY = 8, 4096
@@ -75,7 +76,7 @@ class Decoder:
     def step(self, cache: Any) -> Tensor:
         """Logits of one more token; the token is removed from the cache again."""
         position = torch.tensor([[cache.get_seq_length()]], device=self.device)
-        out = self.model(input_ids=self.token, past_key_values=cache, position_ids=position, use_cache=True).logits
+        out = self.model(input_ids=self.token, **{CACHE: cache}, position_ids=position, use_cache=True).logits
         cache.crop(-1)
         return out
 

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 from subtoken_train.benchmarking.sides import HeldBytes, Side
 from subtoken_train.benchmarking.synthetic_prompts import plain_inputs
 from subtoken_train.families.attention_kinds import PREFIX
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch
 
@@ -74,7 +75,7 @@ class DenseSide(Side):
         else:
             self.cache.reset()
         logits: Tensor = self.family.model(
-            **self._inputs, past_key_values=self.cache, use_cache=True, logits_to_keep=1
+            **self._inputs, **{CACHE: self.cache}, use_cache=True, logits_to_keep=1
         ).logits
         return logits[:, -1]
 
@@ -83,7 +84,7 @@ class DenseSide(Side):
         """A step of transformers' own forward pass."""
         if self._keeps_cache:
             torch.compiler.cudagraph_mark_step_begin()
-        logits: Tensor = self._forward(input_ids=token_ids_B1, past_key_values=self.cache, use_cache=True).logits
+        logits: Tensor = self._forward(input_ids=token_ids_B1, **{CACHE: self.cache}, use_cache=True).logits
         return logits[:, -1]
 
     def held(self) -> HeldBytes:

@@ -15,6 +15,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.attention_kinds import PREFIX
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.functional.causal_attention import Seen
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.functional.rotary import Rotation
@@ -135,9 +136,9 @@ class DecoderStack:
             config=decoder.config,
             inputs_embeds=hidden_BND,
             attention_mask=attention_mask_BN,
-            past_key_values=cache,
             position_ids=_text_positions(position_ids),
             layer_idx=start,
+            **{CACHE: cache},
         )
         mask: Any = full
         if any(sizes := set(self.windows[start:stop])):
@@ -180,9 +181,9 @@ class DecoderStack:
                 hidden,
                 attention_mask=None if seen else own,
                 position_ids=_text_positions(position_ids),
-                past_key_values=cache,
                 use_cache=cache is not None,
                 position_embeddings=position_embeddings,
+                **{CACHE: cache},
                 **seen,
                 **options,
             )

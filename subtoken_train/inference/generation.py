@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
@@ -84,10 +85,8 @@ def compressed(
     if cache.is_filled and room is not None:
         cache.reserve(room)
 
-    def forward(
-        input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **further: Any
-    ) -> CausalLMOutputWithPast:
-        if past_key_values is not cache:
+    def forward(input_ids: Tensor, attention_mask: Tensor | None = None, **further: Any) -> CausalLMOutputWithPast:
+        if further.get(CACHE) is not cache:
             raise ValueError(
                 "the model was called with another cache while it generated; a logits processor or criterion that runs "
                 "the model itself does not go with a compressed cache"
@@ -105,7 +104,7 @@ def compressed(
                 cache.batch_repeat_interleave(copies)
             if room is not None:
                 cache.reserve(room)
-        return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=cache)
+        return CausalLMOutputWithPast(logits=logits[:, None], **{CACHE: cache})
 
     # transformers checks generate's arguments against the signature
     forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]

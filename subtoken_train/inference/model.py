@@ -16,6 +16,7 @@ from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.images import Picture
 from subtoken_train.families.in_memory import family_in_memory
 from subtoken_train.inference.asking import ANSWER_TOKENS, Asking
@@ -116,13 +117,19 @@ class SubTokenModel(Asking):
         return self.backbone.family.tokenizer
 
     def generate(
-        self, *, past_key_values: PackedCache | None = None, context_length: int | None = None, **inputs: Any
+        self,
+        *,
+        past_key_values: PackedCache | None = None,
+        cache: PackedCache | None = None,
+        context_length: int | None = None,
+        **inputs: Any,
     ) -> Any:
         """``generate`` of transformers: the same arguments and results.
 
         Args:
             past_key_values: the cache of an earlier call (``last.cache``), to go on with a longer prompt: what follows
                 the cached tokens is appended in full.
+            cache: the same under the name that transformers has for it from 5.24 on.
             context_length: a language model's tokens that are compressed; default: up to the last blank line of a
                 few-shot prompt, else all but the last 64.
             inputs: the processor's output, and generation settings (``max_new_tokens``, ``num_beams``, ``streamer``,
@@ -131,8 +138,10 @@ class SubTokenModel(Asking):
         Raises:
             ValueError: what the prompt or the settings do not fit; the object serves the next call.
         """
+        if cache is not None and past_key_values is not None:
+            raise ValueError("cache and past_key_values are two names of one argument; give one of them")
         with serving(self.backbone.family):
-            return self._generate(past_key_values, context_length, inputs)
+            return self._generate(past_key_values if cache is None else cache, context_length, inputs)
 
     def _generate(self, past: PackedCache | None, context_length: int | None, inputs: dict[str, Any]) -> Any:
         family, clock = self.backbone.family, time.perf_counter()
@@ -165,7 +174,7 @@ class SubTokenModel(Asking):
 
         room = tokens_appended(inputs, model.generation_config, ids.shape[1], held)
         with compressed(self.backbone, self.compression, batch, cache, filled, room):
-            out = model.generate(**inputs, past_key_values=cache)
+            out = model.generate(**inputs, **{CACHE: cache})
         assert self.last is not None
         self.last.decode_seconds = time.perf_counter() - clock - self.last.prefill_seconds
         return out

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import CELL, PLAIN, inputs_of
@@ -49,7 +50,7 @@ def test_heads_before_their_rotation_are_the_models(kind):
         lambda _, __, given: seen.append(given["hidden_states"]), with_kwargs=True
     )
     cache, mask = family.dense_cache(), (batch.regions_BN != 0).long()
-    family.model(batch.input_ids_BN, attention_mask=mask, position_ids=position, past_key_values=cache)
+    family.model(batch.input_ids_BN, attention_mask=mask, position_ids=position, **{CACHE: cache})
     handle.remove()
     key_BhNd = cache.layers[1].keys
     before = family.key_heads(1, seen[0])

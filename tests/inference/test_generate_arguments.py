@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from checkpoints.tiny_llama import build_tokenizer
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.inference.generate_arguments import (
     INPUTS,
     REFUSED,
@@ -62,7 +63,7 @@ def test_every_argument_of_transformers_is_served_or_refused():
     names |= set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}
     names |= {"trust_remote_code", "tokenizer", "assistant_tokenizer"}  # which it takes out of its kwargs
     for model in (LlavaForConditionalGeneration, Qwen2_5_VLForConditionalGeneration, LlamaForCausalLM):
-        names |= set(inspect.signature(model.forward).parameters) - {"self", "kwargs", "past_key_values"}
+        names |= set(inspect.signature(model.forward).parameters) - {"self", "kwargs", CACHE}
     known = INPUTS | SERVED | set(REFUSED) | set(REFUSED_IF_GIVEN)
     assert names - known == set()
     assert not (INPUTS | SERVED) & (set(REFUSED) | set(REFUSED_IF_GIVEN))
@@ -154,7 +155,7 @@ def test_what_is_served_does_what_it_does_in_transformers(name):
         for kind in ("scores", "logits"):
             for ours, theirs in zip(got[kind], expected[kind], strict=True):
                 assert (ours - theirs).abs().max() < 1e-4
-        assert got.past_key_values is model.last.cache
+        assert got[CACHE] is model.last.cache
         expected, got = expected.sequences, got.sequences
     assert torch.equal(got, expected)
 

@@ -194,6 +194,7 @@ MISTAKES = {
     "too long": (lambda m: m.chat("a " * 520), "tokens and the model 512 positions; shorten the prompt"),
     "context": (lambda m: tokens(m, context_length=3), "context_length is for language models"),
     "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
+    "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names of one argument; give one of"),
     "report": (lambda m: SubTokenModel.around(m.backbone).cache_report(), "nothing was generated yet"),
 }
 

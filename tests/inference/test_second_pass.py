@@ -14,6 +14,7 @@ from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_acc
 from subtoken_train.datasets.text_batches import collate_text
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.evictions import build_eviction
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.inference import prefill
 from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch
@@ -62,7 +63,7 @@ def release_scores(family, ids, value_norm=False):
     model.load_state_dict(family.model.state_dict())
     length, kv_heads = len(ids), config.num_key_value_heads
     cache = DynamicCache(config=config)
-    out = model(torch.tensor([[*ids, *ids]]), past_key_values=cache, output_attentions=True)
+    out = model(torch.tensor([[*ids, *ids]]), **{CACHE: cache}, output_attentions=True)
     scores = []
     for layer, attention in enumerate(out.attentions):
         task = attention[0, :, length:, :length]  # rows of the repetition, columns of the context

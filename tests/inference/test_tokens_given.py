@@ -168,7 +168,7 @@ def test_new_tokens_alone_need_the_mask_of_all():
     expected = model.generate(input_ids=ids, attention_mask=mask, past_key_values=model.last.cache, **GREEDY)
     turn_of(model, inputs_of(model))
     seen = model.last.cache.get_seq_length()
-    got = model.generate(input_ids=ids[:, seen:], attention_mask=mask, past_key_values=model.last.cache, **GREEDY)
+    got = model.generate(input_ids=ids[:, seen:], attention_mask=mask, cache=model.last.cache, **GREEDY)  # its new name
     assert torch.equal(got[:, ids.shape[1] - seen :], expected[:, ids.shape[1] :])
 
 

@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import ranked_counts
@@ -156,7 +157,7 @@ def test_hooks_are_inactive_outside_the_block(tiny_family):
     cache = DynamicCache(config=tiny_family.decoder.config)
     backbone.run(batch, cache=cache)
     assert calls == [0, 1, 2, 3]
-    tiny_family.model(input_ids=torch.tensor([[11]]), past_key_values=cache)
+    tiny_family.model(input_ids=torch.tensor([[11]]), **{CACHE: cache})
     assert calls == [0, 1, 2, 3]
 
 

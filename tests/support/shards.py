@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._device import _device_constructors
 
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.family import Family
 
 NAME = "shard"
@@ -141,6 +142,6 @@ def spread(family: Family, first: int = 1) -> Family:
         holds = any(other.startswith(f"{name}.") or not name for other in late)
         if not inside and not holds:
             places[name] = far if name in late else near
-    dispatch_model(model, places, main_device=near, skip_keys="past_key_values")
+    dispatch_model(model, places, main_device=near, skip_keys=CACHE)
     model.hf_device_map = places
     return family
