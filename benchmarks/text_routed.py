@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -61,27 +63,36 @@ def arms() -> dict[str, ArmPlan]:
     return found
 
 
+def recipe_of(arm: ArmPlan, seed: int, work: Path) -> dict[str, Any]:
+    """What the arm is trained by: its recipe with its settings, on the backbone of ``work`` and on text."""
+    recipe: dict[str, Any] = yaml.safe_load(recipe_bytes(arm.recipe))
+    recipe["seed_everything"] = seed
+    recipe["model"]["backbone"]["path"] = str(work / "backbone")
+    recipe["trainer"]["enable_progress_bar"] = False
+    recipe["data"] = {
+        "train": {"name": str(work / "adapters.txt")},
+        "block_length": BLOCK,
+        "context_length": CONTEXT,
+        "prefix_tokens": BLOCK - CONTEXT - SCORED,
+        "batch_size": 8,
+        "seed": seed,
+    }
+    for key, value in arm.settings.items():
+        *path, name = key.split(".")
+        reduce(dict.__getitem__, path, recipe)[name] = value
+    return recipe
+
+
 def train(arm: ArmPlan, seed: int, source: Path, work: Path) -> Path:
-    """The arm's adapter, trained unless it is there: its recipe on the backbone of ``work`` and on text."""
+    """The arm's adapter, trained unless it is there and of this very recipe."""
     folder = work / f"{arm.name}-seed{seed}"
-    if not (folder / "adapter").exists():
-        text = work / "adapters.txt"
-        text.write_text(part_of(source, "adapters"), encoding="utf-8")
-        recipe = yaml.safe_load(recipe_bytes(arm.recipe))
-        recipe["model"]["backbone"]["path"] = str(work / "backbone")
-        recipe["data"] = {
-            "train": {"name": str(text)},
-            "block_length": BLOCK,
-            "context_length": CONTEXT,
-            "prefix_tokens": BLOCK - CONTEXT - SCORED,
-            "batch_size": 8,
-            "seed": seed,
-        }
-        config = work / f"{folder.name}.yaml"
-        config.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
-        argv = ["fit", "--config", str(config), "--output_dir", str(folder), "--overwrite", *arm.flags()]
-        argv += ["--seed_everything", str(seed), "--trainer.enable_progress_bar", "false"]
-        if subtoken(argv) != 0:
+    config, wanted = folder.with_suffix(".yaml"), yaml.safe_dump(recipe_of(arm, seed, work), sort_keys=False)
+    if not ((folder / "adapter").exists() and config.exists() and config.read_text() == wanted):
+        if folder.exists():
+            shutil.rmtree(folder)  # before the recipe, which would speak for it
+        (work / "adapters.txt").write_text(part_of(source, "adapters"), encoding="utf-8")
+        config.write_text(wanted, encoding="utf-8")
+        if subtoken(["fit", "--config", str(config), "--output_dir", str(folder)]) != 0:
             raise SystemExit(f"{arm.name} seed {seed} did not train")
     return folder / "adapter"
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.text_backbone import BLOCK, PARTS, START, blocks_of, part_of
-from benchmarks.text_routed import CONTEXT, SCORERS, arms, read_runs, table
+from benchmarks.text_routed import CONTEXT, FINE, SCORERS, arms, read_runs, recipe_of, table
 from benchmarks.text_screen import SEEDS, WINDOWS
 from subtoken_train.resources import shipped_recipe
 from tests.support import places
@@ -38,6 +38,15 @@ def test_routed_arms_hold_what_the_anchor_holds():
 
 def test_every_arm_is_a_shipped_recipe():
     assert all(shipped_recipe(plan.recipe) is not None for plan in arms().values())
+
+
+def test_a_recipe_holds_the_arms_settings_and_text(tmp_path: Path):
+    recipe = recipe_of(arms()["quest_fine"], 2, tmp_path)
+    routing = {f"model.routing.{name}": value for name, value in recipe["model"]["routing"].items()}
+    assert routing.items() >= FINE.items()
+    assert (recipe["seed_everything"], recipe["data"]["seed"], recipe["data"]["context_length"]) == (2, 2, CONTEXT)
+    assert "num_facts" not in recipe["data"]
+    assert recipe["model"]["reducer"]["name"] == "quest"
 
 
 def test_parts_share_no_text_and_leave_none_out(tmp_path: Path):

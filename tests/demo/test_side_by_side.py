@@ -55,7 +55,7 @@ def test_each_side_answers_as_it_does_alone(models, asked):
 def test_answers_grow_as_they_are_made(models, asked):
     texts = [each.text for each in models.ask(*asked, None, "0.5") if each.place == 2]
     assert texts[-1] == "white 4"
-    assert len(set(texts)) > 2
+    assert {"white", "white 4"} <= {text.strip() for text in texts}  # transformers before 5.24 has '' before them
     assert all(texts[-1].startswith(text.strip()) for text in texts)
 
 
