@@ -23,11 +23,11 @@ import yaml
 
 from benchmarks.arm_training import recipe_bytes, sha256
 from benchmarks.comparison_lists import ArmPlan, Settings
-from benchmarks.comparison_tables import signed_cell
 from benchmarks.recall_trials import RESULTS, ROOT
 from benchmarks.recall_trials import SCORERS as ANCHORS
 from benchmarks.text_backbone import BLOCK, SCORED, part_of
-from benchmarks.text_screen import SEEDS, ask_windows, asked_windows, bits_a_byte
+from benchmarks.text_screen import SEEDS, Runs, apart, ask_windows, asked_windows, bits_a_byte
+from benchmarks.text_screen import read_runs as text_runs
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.inference.compression import Compression
@@ -105,14 +105,9 @@ def ask(arm: ArmPlan, seed: int, source: Path, work: Path) -> dict[str, Any]:
     return own | ask_windows(backbone, asked_windows(source), Compression(), "query_aware")
 
 
-Runs = dict[str, list[dict[str, Any]]]
-
-
 def read_runs() -> Runs:
-    """Runs by the arm's name, in the order of the arms; those that have one for every training seed."""
-    files = {name: [OUT / f"{name}-seed{seed}.json" for seed in SEEDS] for name in arms()}
-    whole = {name: paths for name, paths in files.items() if all(path.exists() for path in paths)}
-    return {name: [json.loads(path.read_text()) for path in paths] for name, paths in whole.items()}
+    """Runs by the arm's name, in the order of the arms."""
+    return text_runs(OUT, arms())
 
 
 def table(runs: Runs) -> str:
@@ -121,17 +116,14 @@ def table(runs: Runs) -> str:
     lines = [f"| arm | KV | with index | bits a byte |{beside}", "|---|---|---|---|" + "---|" * len(COLUMNS)]
     for name, own in runs.items():
         shares = " | ".join(f"{np.mean([run[key] for run in own]):.3%}" for key in ("kv", "kv_index"))
-        cells = "".join(f" {_apart(runs, name, role)} |" for role in COLUMNS)
+        cells = "".join(f" {_beside(runs, name, role)} |" for role in COLUMNS)
         lines.append(f"| {arms()[name].words} | {shares} | {bits_a_byte(own).mean():.4f} |{cells}")
     return "\n".join(lines)
 
 
-def _apart(runs: Runs, name: str, role: str) -> str:
+def _beside(runs: Runs, name: str, role: str) -> str:
     scorer = next((scorer for scorer in SCORERS if name.startswith(scorer)), None)
-    other = f"{scorer}_{role}"
-    if scorer is None or name == other or other not in runs:
-        return ""
-    return signed_cell(bits_a_byte(runs[name]) - bits_a_byte(runs[other]), 4)
+    return "" if scorer is None else apart(runs, name, f"{scorer}_{role}")
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,32 +95,36 @@ def asked_windows(source: Path) -> list[Sample]:
     return WikiText(source=str(source), **WORDS).samples()[:WINDOWS]
 
 
+Runs = dict[str, list[dict[str, Any]]]
+
+
 def bits_a_byte(runs: list[dict[str, Any]]) -> npt.NDArray[np.float64]:
     """Of every run and window."""
     return -np.array([run["nats"] for run in runs]) / np.array(runs[0]["text_bytes"]) / math.log(2)
 
 
-def read_runs() -> dict[str, list[dict[str, Any]]]:
-    """Runs by the arm's name, in the order of the arms; those that have one for every training seed."""
-    files = {trial.name: [OUT / f"{trial.name}-seed{seed}.json" for seed in SEEDS] for trial in ARMS}
+def read_runs(folder: Path = OUT, names: Iterable[str] = tuple(trial.name for trial in ARMS)) -> Runs:
+    """Runs by the arm's name, in the order of ``names``; of the arms that have one for every training seed."""
+    files = {name: [folder / f"{name}-seed{seed}.json" for seed in SEEDS] for name in names}
     whole = {name: paths for name, paths in files.items() if all(path.exists() for path in paths)}
     return {name: [json.loads(path.read_text()) for path in paths] for name, paths in whole.items()}
 
 
-def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+def table(runs: Runs) -> str:
     """Mean bits a byte of the windows, and the paired difference from the peer and the token-only arms."""
     beside = {name: words for name, words in BESIDE.items() if name in runs}
     heads = "".join(f" less {words} |" for words in beside.values())
     lines = [f"| arm | seeds | KV | with index | bits a byte |{heads}", "|---|---|---|---|---|" + "---|" * len(beside)]
     for name, own in runs.items():
         shares = " | ".join(f"{np.mean([run[key] for run in own]):.3%}" for key in ("kv", "kv_index"))
-        cells = "".join(f" {_apart(runs, name, other)} |" for other in beside)
+        cells = "".join(f" {apart(runs, name, other)} |" for other in beside)
         lines.append(f"| {name} | {len(own)} | {shares} | {bits_a_byte(own).mean():.4f} |{cells}")
     return "\n".join(lines)
 
 
-def _apart(runs: dict[str, list[dict[str, Any]]], name: str, other: str) -> str:
-    if name == other:
+def apart(runs: Runs, name: str, other: str) -> str:
+    """The paired difference of two arms, over seeds and windows; empty for one and the same, or where one is absent."""
+    if name == other or not {name, other} <= runs.keys():
         return ""
     return signed_cell(bits_a_byte(runs[name]) - bits_a_byte(runs[other]), 4)
 
