@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.choosing import Regime, choice_words, choose, seeds_of
 from benchmarks.comparison_lists import read_comparison
-from benchmarks.comparison_tables import Arm, read_records
+from benchmarks.comparison_tables import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "choosing.md"
@@ -90,8 +90,9 @@ def table(regimes: tuple[tuple[Regime, str, tuple[str, ...]], ...]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     listed = read_comparison(ROOT / "recipes/ablations/matched_tiny.yaml").arms
+    records = {folder: read_records(RESULTS / folder) for folder in {folder for _, folder, _ in regimes}}
     for regime, folder, groups in regimes:
-        arms: dict[str, Arm] = read_records(RESULTS / folder)
+        arms = records[folder]
         words = {
             name: listed[name].words.split(", ", 1)[1].split(" %, ")[-1] if name in listed else f"`{name}`"
             for name in regime.candidates

@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from benchmarks.comparison_lists import EMBEDDED, Comparison
 from benchmarks.measure_tables import measure_markdown
+from benchmarks.run_records import read_runs
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
-from subtoken_train.documents import read_json
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.typed import checked
 
 Scores = npt.NDArray[np.float64]
 
@@ -61,8 +60,8 @@ def read_records(folder: Path) -> dict[str, Arm]:
         ValueError: no records, or an arm's runs answered different questions.
     """
     runs: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*-seed*.json")):
-        record = _record(read_json(path), str(path))
+    for run in read_runs(folder, (*_READ, *_OLDER)):
+        record = _record(run, folder)
         runs.setdefault(record["arm"], []).append(record)
     if not runs:
         raise ValueError(f"{folder} holds no run records; benchmarks/tiny_comparison.py makes them")
@@ -71,24 +70,21 @@ def read_records(folder: Path) -> dict[str, Arm]:
     return {name: _arm(name, records) for name, records in runs.items()}
 
 
-_RUN: dict[str, Any] = {
-    **dict.fromkeys(("arm", "data_sha256", "visual_tokens"), str),
-    **dict.fromkeys(("nominal_kv", "realised_kv"), float),
-    "seed": int,
-    "kv_bytes": int | None,
-    "kinds": list[str],
-    "scores": list[float],
-    "measures": dict[str, list[float | None]],
-}
+_READ = ("arm", "seed", "data_sha256", "visual_tokens", "nominal_kv", "realised_kv", "kinds", "scores")
+_OLDER = {"measures": {}, "kv_bytes": None}
+"""What older records do not have."""
 
 
-def _record(content: Any, place: str) -> dict[str, Any]:
-    """What is read of a run's record, each of its type."""
-    content = {"measures": {}, "kv_bytes": None, **checked(dict[str, Any], content, place)}  # older records have none
-    missing = [key for key in _RUN if key not in content]
+def _record(run: dict[str, Any], place: Path) -> dict[str, Any]:
+    """Return a run with what its record lacks for its age.
+
+    Raises:
+        ValueError: it lacks more.
+    """
+    missing = [name for name in _READ if name not in run]
     if missing:
         raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    return {key: checked(kind, content[key], f"{place}: {key}") for key, kind in _RUN.items()}
+    return {**_OLDER, **run}
 
 
 def _arm(name: str, records: list[dict[str, Any]]) -> Arm:

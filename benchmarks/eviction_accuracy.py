@@ -1,8 +1,8 @@
 """Accuracy of every eviction method on the embedded VLM at 50, 20, 10 and 5 % of the visual KV, routed and unrouted.
 
     subtoken-train data scenes
-    python benchmarks/eviction_accuracy.py              # records in benchmarks/results/eviction, one file per method
-    python benchmarks/eviction_accuracy.py --table      # the table of benchmarks/README.md from the records
+    python -m benchmarks.eviction_accuracy              # records in benchmarks/results/eviction
+    python -m benchmarks.eviction_accuracy --table      # the table of benchmarks/README.md from the records
 
 Both adapters were trained with every visual token; nothing was trained for eviction. *Unrouted* keeps 64 * f visual
 tokens per layer on average, *routed* (S16K4, 62.5 % of a token's bytes) 64 * f / 0.625 of them, rounded down: at most
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.run_records import add_run, read_runs
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
@@ -37,54 +38,54 @@ UNMEASURED = (
 
 
 def run_method(method: str, data: Path, limit: int, out: Path) -> None:
-    """Answer with one method at every fraction, routed and unrouted; writes ``<out>/<method>.json``."""
+    """Answer with one method at every fraction, routed and unrouted; adds a run for each to the records in ``out``."""
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.data_file import answer_records
     from subtoken_train.evictions import build_eviction
     from subtoken_train.inference.compression import Compression
 
-    target, rows = out / f"{method}.json", []
-    if target.exists():
-        return
-    records = InstructionRecords(data)
+    records, there = InstructionRecords(data), {run["arm"] for run in read_runs(out)}
     for base, (name, share) in ADAPTERS.items():
         _, backbone, _ = read_adapter(ROOT / "checkpoints/adapters" / name)
         for fraction in FRACTIONS if method != NONE else (share,):
+            if (arm := f"{method} {base} {fraction:g}") in there:
+                continue
             compression = None
             if method != NONE:
                 tokens = int(VISUAL_TOKENS * fraction / share + 1e-9)
                 eviction = build_eviction(method, **SETTINGS.get(method, {}))
                 compression = Compression(eviction, tokens, "tokens", "visual")
             answers = answer_records(backbone, records, batch_size=128, limit=limit, compression=compression)
-            rows.append(
-                {
-                    "base": base,
-                    "fraction": fraction,
-                    "measured": round(answers.realised, 5),
-                    "seconds": round(answers.seconds, 1),
-                    "kinds": [record.kind for record in answers.records],
-                    "scores": [round(score, 3) for score in answers.scores],
-                }
-            )
-            print(method, base, fraction, f"{np.mean(rows[-1]['scores']):.3f}", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    record = {"method": method, "settings": SETTINGS.get(method, {}), "questions": limit, "rows": rows}
-    target.write_text(json.dumps(record, separators=(",", ":")) + "\n")
+            record = {
+                "arm": arm,
+                "seed": 0,
+                "method": method,
+                "base": base,
+                "fraction": fraction,
+                "settings": json.dumps(SETTINGS.get(method, {})),
+                "measured": round(answers.realised, 5),
+                "seconds": round(answers.seconds, 1),
+                "kinds": [record.kind for record in answers.records],
+                "scores": [round(score, 3) for score in answers.scores],
+            }
+            add_run(out, record)
+            print(arm, f"{np.mean(record['scores']):.3f}", flush=True)
 
 
 def table(folder: Path) -> str:
     """Markdown: questions / descriptions in %, with the 95 % interval of the questions and the measured fraction."""
     lines = ["| method | base | " + " | ".join(f"{100 * f:g} %" for f in FRACTIONS) + " |"]
     lines.append("|---|---|" + "---|" * len(FRACTIONS))
-    for path in sorted(folder.glob("*.json"), key=lambda path: (path.stem != NONE, path.stem)):
-        record = json.loads(path.read_text())
+    runs = read_runs(folder)
+    for method in sorted({run["method"] for run in runs}, key=lambda method: (method != NONE, method)):
         for base in ADAPTERS:
-            rows = [row for row in record["rows"] if row["base"] == base]
+            own = [run for run in runs if (run["method"], run["base"]) == (method, base)]
+            rows = sorted(own, key=lambda run: -run["fraction"])
             cells = [_cell(row) for row in rows]
-            if record["method"] == NONE:
+            if method == NONE:
                 cells = [f"{100 * rows[0]['fraction']:g} %: {cells[0]}"] + [""] * (len(FRACTIONS) - 1)
-            lines.append(f"| {record['method']} | {base} | " + " | ".join(cells) + " |")
+            lines.append(f"| {method} | {base} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

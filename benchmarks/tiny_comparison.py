@@ -21,12 +21,13 @@ from benchmarks.arm_training import Trainer, digest, recipe_bytes, recipe_path, 
 from benchmarks.comparison_lists import EMBEDDED, ArmPlan, Questions, read_comparison
 from benchmarks.comparison_tables import comparison_markdown, read_records
 from benchmarks.recall_questions import recall_questions, recall_reference
+from benchmarks.run_records import add_run, has_run
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.data_file import Answers, answer_records, answer_samples
 from subtoken_train.evaluation.metrics.string_match import RecallScore
-from subtoken_train.evaluation.scores_file import RunRecord, write_record
+from subtoken_train.evaluation.scores_file import RunRecord
 from subtoken_train.inference.batched import in_batches
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +37,7 @@ FIRST_CONTEXTS = Questions("test", 0, 400)
 
 
 def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, out: Path) -> None:
-    """Train one arm with one seed and ask it; writes ``<out>/<arm>-seed<seed>.json`` unless it is there.
+    """Train one arm with one seed and ask it; adds the run to the records in ``out`` unless it is there.
 
     Recipes on scenes answer questions on scenes; recipes on key-value recall answer held-out contexts. ``asked`` None:
     the questions of the first comparisons.
@@ -44,8 +45,7 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.datasets.records import InstructionRecords
 
-    target = out / f"{arm.name}-seed{seed}.json"
-    if target.exists():
+    if has_run(out, arm.name, seed):
         return
     adapter, trained = trainer.adapter(arm, seed)
     _, backbone, _ = read_adapter(adapter)
@@ -68,7 +68,7 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
         }
         content = json.dumps(drawn, sort_keys=True).encode()
         record = RunRecord.of(arm.name, backbone, answers, content, recall["context_length"])
-    write_record(record.content(**extra), target)
+    add_run(out, record.content(**extra))
 
 
 def reduced_at_evaluation(backbone: CompressedBackbone, arm: ArmPlan) -> CompressedBackbone:

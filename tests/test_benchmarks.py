@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from benchmarks import pairs
+from benchmarks.run_records import read_runs
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 RESULTS = FOLDER / "results"
@@ -78,20 +80,16 @@ def test_every_registered_method_was_measured_or_is_named_and_kept_its_budget():
     from subtoken_train.evictions import EVICTIONS
 
     eviction = importlib.import_module("benchmarks.eviction_accuracy")
-    records = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "eviction").glob("*.json")}
-    assert set(records) | set(eviction.UNMEASURED) == {*EVICTIONS, eviction.NONE}
-    assert not set(records) & set(eviction.UNMEASURED)
+    runs = read_runs(RESULTS / "eviction")
+    measured = {run["method"] for run in runs}
+    assert measured | set(eviction.UNMEASURED) == {*EVICTIONS, eviction.NONE}
+    assert not measured & set(eviction.UNMEASURED)
     page = (FOLDER / "README.md").read_text()
     assert ", ".join(f"`{name}`" for name in eviction.UNMEASURED) in " ".join(page.split())
-    for method, record in records.items():
-        rows = record["rows"]
-        assert {(row["base"], row["fraction"]) for row in rows if method != eviction.NONE} == (
-            {(base, fraction) for base in eviction.ADAPTERS for fraction in eviction.FRACTIONS}
-            if method != eviction.NONE
-            else set()
-        )
-        assert all(row["measured"] <= row["fraction"] + 1e-9 for row in rows)
-        assert all(len(row["scores"]) == len(row["kinds"]) == record["questions"] for row in rows)
+    asked = {(run["method"], run["base"], run["fraction"]) for run in runs if run["method"] != eviction.NONE}
+    assert asked == set(product(measured - {eviction.NONE}, eviction.ADAPTERS, eviction.FRACTIONS))
+    assert all(run["measured"] <= run["fraction"] + 1e-9 for run in runs)
+    assert {len(run[name]) for run in runs for name in ("scores", "kinds")} == {1200}
 
 
 def test_kvcompose_recalls_what_the_release_recalls():

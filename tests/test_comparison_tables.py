@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from benchmarks.arm_training import digest
 from benchmarks.comparison_lists import EMBEDDED, read_comparison
 from benchmarks.comparison_tables import comparison_markdown, read_records
+from benchmarks.run_records import add_run, read_runs
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 LISTS = [EMBEDDED, *map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml")))]
-RUNS = [
-    (path, comparison.arms[name])
-    for comparison in LISTS
-    for name in comparison.arms
-    for path in sorted((RESULTS / comparison.folder).glob(f"{name}-seed*.json"))
-]
-
-
 README = RECIPES / "README.md"
 PAGES = dict.fromkeys(("screens", "fill"), ROOT / "docs" / "trials.md")
 
@@ -56,19 +47,13 @@ def test_dropping_tokens_costs_enough_to_show_anything():
     assert unrouted - arms["tiny_fastv12p5_s16k4_anchor"].scores_of("questions").mean() > 0.08
 
 
-def test_every_record_belongs_to_a_table():
-    folders = {comparison.folder for comparison in LISTS}
-    found = {path for folder in folders for path in (RESULTS / folder).glob("*-seed*.json")}
-    assert found == {path for path, _ in RUNS}
-
-
-@pytest.mark.parametrize(("path", "arm"), RUNS, ids=lambda part: part.stem if hasattr(part, "stem") else "")
-def test_records_belong_to_the_recipes_as_they_are(path, arm):
-    record = json.loads(path.read_text())
-    assert record["recipe_sha256"] == digest(arm)
-    assert record["realised_kv"] == pytest.approx(record["nominal_kv"])
-    assert len(record["predictions"]) == len(record["scores"]) == len(record["kinds"])
-    assert path.name == f"{arm.name}-seed{record['seed']}.json"
+@pytest.mark.parametrize("folder", sorted({comparison.folder for comparison in LISTS}))
+def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
+    arms = {name: arm for listed in LISTS if listed.folder == folder for name, arm in listed.arms.items()}
+    for run in read_runs(RESULTS / folder):
+        assert run["recipe_sha256"] == digest(arms[run["arm"]]), run["arm"]
+        assert run["realised_kv"] == pytest.approx(run["nominal_kv"])
+        assert len(run["predictions"]) == len(run["scores"]) == len(run["kinds"])
 
 
 def test_compared_arms_hold_equal_bytes():
@@ -91,6 +76,6 @@ def test_mixed_question_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no run records"):
         read_records(tmp_path)
     for seed, asked in enumerate(("x", "y")):
-        (tmp_path / f"a-seed{seed}.json").write_text(json.dumps({**record, "data_sha256": asked}))
+        add_run(tmp_path, {**record, "seed": seed, "data_sha256": asked})
     with pytest.raises(ValueError, match="different question files"):
         read_records(tmp_path)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from benchmarks.comparison_lists import Comparison, plain_arm
 from benchmarks.comparison_tables import comparison_markdown, read_records
+from benchmarks.run_records import add_run
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 KINDS = ["read", "describe", "color", "list", "read", "describe"]
@@ -30,7 +29,7 @@ def written(folder, arm, seed, measured=True):
     if measured:
         digits = [drawn.random() if described else None for described in DESCRIBED]
         content["measures"] = {"digit_f1": digits, "log_likelihood": (-drawn.random(6)).tolist()}
-    (folder / f"{arm}-seed{seed}.json").write_text(json.dumps(content))
+    add_run(folder, content)
     return content
 
 
@@ -66,7 +65,7 @@ def test_a_verdict_follows_all_measures(tmp_path):
         for arm, score in (("ours", 1.0), ("theirs", 0.0)):
             record = written(tmp_path, arm, seed)
             record |= {"scores": [score] * 6, "measures": {"log_likelihood": [-2.0 - score] * 6}}
-            (tmp_path / f"{arm}-seed{seed}.json").write_text(json.dumps(record))
+            add_run(tmp_path, record)
     table = comparison_markdown(read_records(tmp_path), comparison("ours", "theirs"))
     for group in ("questions", "descriptions"):
         cells = "+100.0 [+100.0, +100.0] | -1.000 [-1.000, -1.000] | mixed (ahead: score; behind: log-likelihood)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from benchmarks import arm_training
 from benchmarks.arm_training import Trainer
 from benchmarks.comparison_lists import ArmPlan, plain_arm
+from benchmarks.run_records import add_run
 from benchmarks.tiny_comparison import run_arm
 
 FIRST, SECOND = plain_arm("first", "one"), plain_arm("second", "two")
@@ -102,6 +102,6 @@ def test_a_training_that_fails_stops_the_program_and_is_tried_again(trainer, mon
 
 
 def test_a_run_with_a_record_is_skipped(trainer, tmp_path):
-    (tmp_path / "second-seed0.json").write_text(json.dumps({}))
+    add_run(tmp_path, {"arm": "second", "seed": 0})
     run_arm(SECOND, 0, trainer, None, tmp_path)
     assert trainer.calls == []
